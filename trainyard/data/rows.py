@@ -1,0 +1,137 @@
+"""The rows that travel between nodes: five shapes, one Arrow file a set.
+
+Every data set becomes one of these shapes when it is read, whatever its spelling was. On disk a set is a folder with
+`rows.arrow` (Arrow IPC file, schema below) and whatever its maker adds (report, quarantine, held-out sets).
+
+`doc_id` is the SHA-256 (first 16 hex digits) of the source document's bytes, or of the row itself where there is no
+document; held-out documents are chosen by it. `source` says where a person finds the row: `file.jsonl:17`.
+`split` is `train`, `unseen_documents` or `unseen_wording`. `pair` joins the wordings of one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyarrow import ipc
+
+from trainyard.spec.axes import Port
+
+ROWS_FILE = "rows.arrow"
+BATCH_ROWS = 10_000
+
+TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING = "train", "unseen_documents", "unseen_wording"
+
+
+class Message(msgspec.Struct, gc=False, omit_defaults=True):
+    """One turn. `tool_calls` is the JSON text of OpenAI's list of calls, or None."""
+
+    role: str
+    content: str
+    tool_calls: str | None = None
+
+
+class DocumentRow(msgspec.Struct, gc=False):
+    doc_id: str
+    source: str
+    kind: str
+    """markdown, text, rst, html, pdf, docx, code or commit."""
+    title: str
+    text: str
+
+
+class SftRow(msgspec.Struct, gc=False):
+    """`messages` ends with the assistant turn that is learned; earlier assistant turns are context and learned too."""
+
+    messages: list[Message]
+    doc_id: str = ""
+    source: str = ""
+    split: str = TRAIN
+    pair: str = ""
+    tools: str | None = None
+    """JSON text of the list of tool schemas."""
+
+
+class PreferenceRow(msgspec.Struct, gc=False):
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    doc_id: str = ""
+    source: str = ""
+    split: str = TRAIN
+    tools: str | None = None
+
+
+class LabelledRow(msgspec.Struct, gc=False):
+    """Unpaired preference (KTO): a completion and whether it is desirable."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    label: bool
+    doc_id: str = ""
+    source: str = ""
+    split: str = TRAIN
+    tools: str | None = None
+
+
+class TextRow(msgspec.Struct, gc=False):
+    text: str
+    doc_id: str = ""
+    source: str = ""
+    split: str = TRAIN
+
+
+Row = DocumentRow | SftRow | PreferenceRow | LabelledRow | TextRow
+
+MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+MESSAGES = pa.list_(MESSAGE)
+_ORIGIN = [("doc_id", pa.string()), ("source", pa.string()), ("split", pa.string())]
+SCHEMAS: dict[Port, pa.Schema] = {
+    Port.DOCUMENTS: pa.schema([(name, pa.string()) for name in ("doc_id", "source", "kind", "title", "text")]),
+    Port.SFT: pa.schema([("messages", MESSAGES), *_ORIGIN, ("pair", pa.string()), ("tools", pa.string())]),
+    Port.PREFERENCE: pa.schema(
+        [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *_ORIGIN, ("tools", pa.string())]
+    ),
+    Port.LABELLED: pa.schema(
+        [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *_ORIGIN, ("tools", pa.string())]
+    ),
+    Port.TEXT: pa.schema([("text", pa.string()), *_ORIGIN]),
+}
+ROW_TYPES: dict[Port, type[Row]] = {
+    Port.DOCUMENTS: DocumentRow,
+    Port.SFT: SftRow,
+    Port.PREFERENCE: PreferenceRow,
+    Port.LABELLED: LabelledRow,
+    Port.TEXT: TextRow,
+}
+
+
+def to_batch(rows: list[Row], port: Port) -> pa.RecordBatch:
+    """One Arrow batch of rows that all have the port's shape."""
+    return pa.RecordBatch.from_pylist([msgspec.to_builtins(row) for row in rows], schema=SCHEMAS[port])
+
+
+def write_rows(path: Path, port: Port, rows: Iterable[Row]) -> int:
+    """Write rows to an Arrow IPC file in batches of 10,000, so that memory stays flat. Returns how many."""
+    count, pending = 0, []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ipc.new_file(path, SCHEMAS[port]) as writer:
+        for row in rows:
+            pending.append(row)
+            if len(pending) == BATCH_ROWS:
+                writer.write_batch(to_batch(pending, port))
+                count, pending = count + len(pending), []
+        if pending:
+            writer.write_batch(to_batch(pending, port))
+            count += len(pending)
+    return count
+
+
+def read_rows(path: Path, port: Port) -> Iterator[Row]:
+    """The rows of an Arrow IPC file, batch by batch, memory-mapped."""
+    with pa.memory_map(str(path)) as source, ipc.open_file(source) as reader:
+        for index in range(reader.num_record_batches):
+            for value in reader.get_batch(index).to_pylist():
+                yield msgspec.convert(value, ROW_TYPES[port])

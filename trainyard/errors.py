@@ -1,0 +1,138 @@
+"""The one error tree. Every error a user can meet says what was given, what is allowed and what to do.
+
+    TrainyardError                 exit 1   something a run did failed
+    ├── InvalidInput  (ValueError)      5   a value, a file or a spec is not valid           E-…
+    │   └── Refused                     5   one or more combinations are refused             R-…
+    ├── Corrupt       (ValueError)      5   something we wrote no longer matches its digest  E-…
+    ├── NotFound      (LookupError)     3   a name that does not exist                       E-…
+    ├── Conflict      (RuntimeError)    4   locked, already taken, changed meanwhile         E-…
+    ├── LimitExceeded (RuntimeError)    6   a cap or quota is reached                        E-…
+    └── Unavailable   (RuntimeError)    7   a backend, server or package is not here         E-… R-…
+
+Errors are picklable, because they cross process borders (Prefect, supervised children), and carry `code`, `what`,
+`why` and `do`, which the command line, REST and `error.json` of a child print the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason why a spec is not accepted: the row that the CLI, the REST 422 and the editor all print."""
+
+    code: str
+    """`R-…` for a refused combination, `E-…` for an invalid input."""
+    node: str | None
+    """Id of the node it concerns; None for the chain itself."""
+    field: str
+    """Dotted path of the field, such as `config.lora.rank`; empty when the whole node is meant."""
+    because: str
+    """What was given and why it cannot work."""
+    instead: str
+    """What to write instead."""
+
+    def line(self) -> str:
+        where = ".".join(part for part in (self.node, self.field) if part) or "chain"
+        return f"{self.code} {where}: {self.because} Instead: {self.instead}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TrainyardError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    exit_code = 1
+    default_code = "E-FAILED"
+
+    def __init__(self, what: str, *, why: str = "", do: str = "", code: str | None = None) -> None:
+        super().__init__(what, why, do, code)
+        self.code = code or self.default_code
+        self.what, self.why, self.do = what, why, do
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.what}"
+        if self.why:
+            text += f" Why: {self.why}"
+        if self.do:
+            text += f" Do: {self.do}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.why, self.do, self.code)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "what": self.what, "why": self.why, "do": self.do}
+
+
+def _rebuild(kind: type[TrainyardError], what: str, why: str, do: str, code: str) -> TrainyardError:
+    return kind(what, why=why, do=do, code=code)
+
+
+class InvalidInput(TrainyardError, ValueError):
+    """A value, a file or a spec is not valid; nothing was started."""
+
+    exit_code = 5
+    default_code = "E-INVALID"
+
+
+class Refused(InvalidInput):
+    """A spec was refused; `reasons` lists all of them, not only the first."""
+
+    default_code = "R-REFUSED"
+
+    def __init__(self, reasons: Sequence[Reason], what: str = "") -> None:
+        self.reasons = tuple(reasons)
+        first = self.reasons[0]
+        count = f"{len(self.reasons)} reason{'s' if len(self.reasons) > 1 else ''}"
+        super().__init__(
+            what or f"The spec was refused for {count}.",
+            why="\n".join(reason.line() for reason in self.reasons),
+            do=first.instead,
+            code=first.code,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Refused, (self.reasons, self.what)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "reasons": [reason.as_dict() for reason in self.reasons]}
+
+
+class Corrupt(TrainyardError, ValueError):
+    """Stored bytes no longer match their recorded digest."""
+
+    exit_code = 5
+    default_code = "E-CORRUPT"
+
+
+class NotFound(TrainyardError, LookupError):
+    """A name that was asked for does not exist."""
+
+    exit_code = 3
+    default_code = "E-NOT-FOUND"
+
+
+class Conflict(TrainyardError, RuntimeError):
+    """Locked by somebody else, already taken, or changed in the meantime."""
+
+    exit_code = 4
+    default_code = "E-CONFLICT"
+
+
+class LimitExceeded(TrainyardError, RuntimeError):
+    """A cap (size, depth, count, quota) was reached."""
+
+    exit_code = 6
+    default_code = "E-LIMIT"
+
+
+class Unavailable(TrainyardError, RuntimeError):
+    """A backend, a server, a device or an optional package is not here."""
+
+    exit_code = 7
+    default_code = "E-UNAVAILABLE"

@@ -1,0 +1,123 @@
+"""The one settings object: environment first (`TRAINYARD_…`), then `TRAINYARD_HOME/trainyard.toml`, then defaults.
+
+Example file:
+
+    data_roots = ["/data"]
+    [endpoints."llama3.2"]
+    base_url = "http://127.0.0.1:8000/v1"
+    api_key_env = "LLAMA_KEY"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from trainyard.errors import InvalidInput
+
+
+def default_home() -> Path:
+    """`$XDG_DATA_HOME/trainyard`, by default `~/.local/share/trainyard` (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "trainyard"
+
+
+def home_from_environment() -> Path:
+    return Path(os.environ.get("TRAINYARD_HOME") or default_home()).expanduser().absolute()
+
+
+class Endpoint(BaseModel):
+    """Where a model named in a chain answers: any OpenAI-compatible base URL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str
+    api_key_env: str | None = Field(None, description="Name of the environment variable that holds the key.")
+    model: str | None = Field(None, description="The server's own name for the model, when it differs.")
+
+
+class Settings(BaseSettings):
+    """What an operator sets once; nothing here is part of a chain."""
+
+    model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    home: Path = Field(default_factory=home_from_environment)
+    default_base_model: str = Field("starter", description="Base model of a trainer that names none.")
+    data_roots: tuple[Path, ...] = Field((), description="Folders beside the working folder that chains may read.")
+    endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Model name -> where it answers.")
+    tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
+    prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
+    work_pool: str = "trainyard"
+    threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
+    allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
+    lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=home_from_environment() / "trainyard.toml")
+        return init_settings, env_settings, toml
+
+    @property
+    def prefect_home(self) -> Path:
+        return self.home / "prefect"
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "runs"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.home / "artifacts"
+
+    @property
+    def models(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def adapters(self) -> Path:
+        return self.home / "adapters"
+
+    @property
+    def services(self) -> Path:
+        """Pid files, ports and logs of the processes that `trainyard up` starts."""
+        return self.home / "services"
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process, read once. Tests that change the environment call `settings.cache_clear()`."""
+    return load_settings()
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the settings anew.
+
+    Raises `InvalidInput` (`E-SETTINGS`) naming the variable or the key of the file that is wrong.
+    """
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        lines = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidInput(
+            f"The settings are not valid: {lines}.",
+            do="Correct the TRAINYARD_… variable or the key in TRAINYARD_HOME/trainyard.toml.",
+            code="E-SETTINGS",
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(
+            f"TRAINYARD_HOME/trainyard.toml cannot be read: {error}.", do="Correct the TOML.", code="E-SETTINGS"
+        ) from error

@@ -1,0 +1,224 @@
+"""The six words a chain author may use, as configs. What each does is told in its docstring and in docs/nodes.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port, TargetType
+from trainyard.spec.training import Strict, TrainerConfig
+
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+Url = Annotated[str, Field(min_length=1, max_length=2048)]
+
+
+class SourceSet(Strict):
+    """One named set of a data source. Exactly one of path, url, repository and data_worker says where it is."""
+
+    path: Path | None = Field(None, description="File or folder inside a data root.")
+    url: Url | None = Field(None, description="http(s) address of a file.")
+    repository: Path | None = Field(None, description="Git repository: each commit gives message and diff.")
+    data_worker: Url | None = Field(None, description="Base address of a data worker; `path` is then its own path.")
+    tenant_id: Name | None = Field(None, description="Tenant at the data worker.")
+    format: DataFormat = DataFormat.AUTO
+    include: tuple[str, ...] = Field((), description="Globs of the files of a folder; empty takes every known type.")
+    exclude: tuple[str, ...] = ()
+    max_rows: int | None = Field(None, ge=1, le=10**12)
+
+    @model_validator(mode="after")
+    def one_place(self) -> SourceSet:
+        places = [name for name in ("path", "url", "repository") if getattr(self, name)]
+        if self.data_worker and places != ["path"]:
+            raise ValueError("a data_worker needs exactly a path beside it")
+        if not self.data_worker and len(places) != 1:
+            given = ", ".join(places) or "none"
+            raise ValueError(f"exactly one of path, url and repository is needed; given: {given}")
+        return self
+
+
+class DataSourceConfig(Strict):
+    """Reads documents or rows. One set by its own fields, or several under `sets`, named by the port they fill."""
+
+    path: Path | None = None
+    url: Url | None = None
+    repository: Path | None = None
+    data_worker: Url | None = None
+    tenant_id: Name | None = None
+    format: DataFormat = DataFormat.AUTO
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_rows: int | None = Field(None, ge=1, le=10**12)
+    sets: dict[Port, SourceSet] = Field(default_factory=dict)
+    max_bad_fraction: float = Field(
+        0.05, ge=0, le=1, description="Share of rows that may go to quarantine before the run fails."
+    )
+
+    @field_validator("sets")
+    @classmethod
+    def only_data(cls, sets: dict[Port, SourceSet]) -> dict[Port, SourceSet]:
+        wrong = [port.value for port in sets if port in (Port.ADAPTER, Port.MODEL, Port.REPORT)]
+        if wrong:
+            raise ValueError(f"a data source cannot name the set {wrong[0]!r}; allowed: documents, sft, preference, "
+                             "labelled, text")
+        return sets
+
+    @model_validator(mode="after")
+    def single_or_sets(self) -> DataSourceConfig:
+        own = any((self.path, self.url, self.repository, self.data_worker))
+        if own and self.sets:
+            raise ValueError("give either path, url or repository, or sets; not both")
+        if not self.sets:
+            self.single()
+        return self
+
+    def single(self) -> SourceSet:
+        """The one set described by the config's own fields."""
+        names = ("path", "url", "repository", "data_worker", "tenant_id", "format", "include", "exclude", "max_rows")
+        return SourceSet(**{name: getattr(self, name) for name in names})
+
+
+class AiGeneratorConfig(Strict):
+    """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
+
+    model: str | None = Field(None, min_length=1, max_length=256)
+    engine: Engine | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
+    base_url: Url | None = Field(None, description="OpenAI-compatible address; default: the settings' endpoint.")
+    api_key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$", description="Variable that holds the key.")
+    count: int = Field(200, ge=1, le=10_000_000, description="Rows wanted over all documents.")
+    template: GenerationTemplate = GenerationTemplate.QA
+    prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
+    wordings: int = Field(3, ge=1, le=8, description="Wordings of each question; the last is kept from training.")
+    temperature: float = Field(0.7, ge=0, le=2)
+    max_tokens: int = Field(1024, ge=16, le=131_072)
+    concurrency: int = Field(8, ge=1, le=1024)
+    retries: int = Field(4, ge=0, le=20)
+    timeout_s: float = Field(120, gt=0, le=86_400)
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    max_chars: int = Field(8000, ge=200, le=10_000_000, description="Characters of a document that one prompt shows.")
+
+
+class QualityRules(Strict):
+    """Rules by which a row is dropped; each drop is counted under its rule's name."""
+
+    min_answer_chars: int = Field(2, ge=0)
+    max_answer_chars: int = Field(20_000, ge=1)
+    max_repeated_line_fraction: float = Field(0.5, ge=0, le=1)
+    max_symbol_fraction: float = Field(0.5, ge=0, le=1)
+    refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer holds one of these is dropped.")
+
+
+class HoldoutRules(Strict):
+    """What is set aside before training, for the evaluator."""
+
+    documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
+    min_rows: int = Field(20, ge=0, le=100_000)
+    wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
+
+
+class ValidatorConfig(Strict):
+    """Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside."""
+
+    max_tokens: int = Field(512, ge=8, le=1_048_576)
+    min_tokens: int = Field(1, ge=0)
+    too_long: Literal["drop", "truncate", "raise"] = "drop"
+    tokenizer: str | None = Field(None, min_length=1, max_length=512, description="Default: the base model's.")
+    quality: QualityRules = Field(default_factory=QualityRules)
+    exact_duplicates: bool = True
+    near_duplicates: float | None = Field(0.9, gt=0, le=1, description="Jaccard similarity; None switches it off.")
+    grounding: float | None = Field(
+        None, ge=0, le=1, description="Least share of the answer's words found in its source document; None: off."
+    )
+    decontaminate: int = Field(13, ge=0, le=100, description="Words of an n-gram shared with a held-out row; 0: off.")
+    evaluation_sets: tuple[Path, ...] = Field((), description="Task files that training must not contain either.")
+    holdout: HoldoutRules = Field(default_factory=HoldoutRules)
+    row_schema: dict[str, Any] | None = Field(None, description="JSON Schema that every row has to meet.")
+
+
+class BenchmarkSpec(Strict):
+    """One line of the evaluator's table. `name` is a row of `evals/benchmarks`."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_:-]{0,63}$")]
+    set: Literal["unseen_wording", "unseen_documents", "heldout"] | None = None
+    path: Path | None = Field(None, description="JSONL task file.")
+    margin: float = Field(0.0, ge=0, description="How much worse the candidate may be without failing the gate.")
+    max_rows: int = Field(200, ge=1, le=1_000_000)
+
+
+class EvaluatorConfig(Strict):
+    """Compares the candidate with its baseline, row by row, on data that training did not see."""
+
+    benchmarks: tuple[BenchmarkSpec, ...] = Field((), description="Default: loss and token accuracy on all held-out sets.")
+    primary: str | None = Field(None, description="`benchmark/set` that decides the gate; default: the chain's kind.")
+    baseline: Literal["base", "live"] = Field("base", description="The base model, or the adapter now deployed.")
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    resamples: int = Field(2000, ge=100, le=100_000)
+    samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+
+
+class Target(Strict):
+    """One place where the adapter has to answer."""
+
+    type: TargetType = TargetType.REGISTRY
+    url: Url | None = Field(None, description="Server's address; default for `embedded`: the one that is up.")
+    base_model: str | None = Field(None, description="Base that the server holds; must be the trainer's.")
+    max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
+    api_key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
+    path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
+
+
+class DeployerConfig(Strict):
+    """Registers `<tenant>/<role>/v<N>` and switches the targets, all or none, if the gate says better."""
+
+    tenant: Name | None = Field(None, description="Default: the chain's tenant.")
+    role: Name = "assistant"
+    targets: tuple[Target, ...] = Field(default_factory=lambda: (Target(),))
+    unevaluated: bool = Field(False, description="Deploy without an evaluator upstream.")
+    canary: str = Field("What is this about?", min_length=1, max_length=4000)
+    canary_max_tokens: int = Field(32, ge=1, le=4096)
+
+
+class NodeBase(Strict):
+    """What every node has beside its config."""
+
+    id: Name | None = Field(None, description="Default: the type, with a number when it repeats.")
+    needs: tuple[Name, ...] | None = Field(None, description="Ids of the nodes before it; default: the one above.")
+
+
+class DataSourceNode(NodeBase):
+    type: Literal["data_source"]
+    config: DataSourceConfig
+
+
+class AiGeneratorNode(NodeBase):
+    type: Literal["ai_generator"]
+    config: AiGeneratorConfig = Field(default_factory=AiGeneratorConfig)
+
+
+class ValidatorNode(NodeBase):
+    type: Literal["validator"]
+    config: ValidatorConfig = Field(default_factory=ValidatorConfig)
+
+
+class TrainerNode(NodeBase):
+    type: Literal["trainer"]
+    config: TrainerConfig = Field(default_factory=TrainerConfig)
+
+
+class EvaluatorNode(NodeBase):
+    type: Literal["evaluator"]
+    config: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
+
+
+class DeployerNode(NodeBase):
+    type: Literal["deployer"]
+    config: DeployerConfig = Field(default_factory=DeployerConfig)
+
+
+Node = Annotated[
+    DataSourceNode | AiGeneratorNode | ValidatorNode | TrainerNode | EvaluatorNode | DeployerNode,
+    Field(discriminator="type"),
+]
+NODE_TYPES = ("data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer")

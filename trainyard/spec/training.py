@@ -1,0 +1,149 @@
+"""What a trainer node or a training job asks for: stage, method, backend and their settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainyard.spec.axes import (
+    BackendName,
+    Device,
+    Method,
+    Optimizer,
+    Precision,
+    PreferenceLoss,
+    Quantization,
+    Schedule,
+    Stage,
+)
+
+
+class Strict(BaseModel):
+    """A misspelt key is an error here, never a silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_enum_values=False)
+
+
+class Hyperparameters(Strict):
+    """How the optimisation runs. A field that is None takes the vetted value of its stage and method."""
+
+    epochs: float | None = Field(None, gt=0, le=10_000, description="Passes over the rows; default 3.")
+    max_steps: int | None = Field(None, ge=1, le=10_000_000, description="Optimizer steps; wins over epochs.")
+    batch_size: int = Field(4, ge=1, le=4096, description="Rows per micro-batch and device.")
+    gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
+    learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
+    schedule: Schedule = Schedule.LINEAR
+    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    optimizer: Optimizer = Optimizer.ADAMW
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6)
+    max_length: int = Field(512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated.")
+    precision: Precision = Precision.AUTO
+    gradient_checkpointing: bool = False
+    seed: int = Field(42, ge=0, le=2**31 - 1)
+    save_steps: int | None = Field(None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length.")
+
+
+class LoraSettings(Strict):
+    """Shape of an adapter. `profile` fills what is left None.
+
+    `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
+    projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
+    """
+
+    profile: Literal["platform", "classic", "nightly"] = "platform"
+    rank: int | None = Field(None, ge=1, le=256)
+    alpha: float | None = Field(None, gt=0, le=4096)
+    dropout: float | None = Field(None, ge=0, lt=1)
+    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = None
+    modules_to_save: tuple[str, ...] = ()
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="Only these block indices.")
+    rslora: bool = False
+    lora_plus_ratio: float = Field(16.0, ge=1, le=1024, description="Learning rate of B over that of A (lora_plus).")
+
+
+class PreferenceSettings(Strict):
+    """Settings of the dpo and kto stages."""
+
+    loss: PreferenceLoss = PreferenceLoss.SIGMOID
+    beta: float = Field(0.1, gt=0, le=100)
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    desirable_weight: float = Field(1.0, gt=0, le=100)
+    undesirable_weight: float = Field(1.0, gt=0, le=100)
+
+
+class TrainerConfig(Strict):
+    """One training execution: a node of a chain, or the body of a job."""
+
+    stage: Stage = Stage.SFT
+    method: Method = Method.LORA
+    backend: BackendName = BackendName.TRL
+    base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
+    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    quantization: Quantization | None = None
+    device: Device = Device.AUTO
+    adapter: Literal["continue", "stack", "merge"] = Field(
+        "continue", description="What a trainer does with the adapter of an earlier trainer."
+    )
+    control: Literal["shuffled_answers"] | None = Field(
+        None, description="Train on permuted answers: an adapter that can learn the format but no facts."
+    )
+    budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")
+    reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
+
+
+LORA_PROFILES: dict[str, dict[str, object]] = {
+    "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
+    "classic": {"rank": 8, "alpha": 16.0, "dropout": 0.05, "target_modules": ("q_proj", "v_proj")},
+    "nightly": {
+        "rank": 16,
+        "alpha": 32.0,
+        "dropout": 0.0,
+        "target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    },
+}
+
+LEARNING_RATES: dict[tuple[Stage, bool], float] = {
+    (Stage.CPT, False): 2e-5,
+    (Stage.CPT, True): 1e-4,
+    (Stage.SFT, False): 2e-5,
+    (Stage.SFT, True): 2e-4,
+    (Stage.REWARD, False): 1e-5,
+    (Stage.REWARD, True): 1e-4,
+    (Stage.DPO, False): 1e-6,
+    (Stage.DPO, True): 1e-5,
+    (Stage.KTO, False): 1e-6,
+    (Stage.KTO, True): 1e-5,
+    (Stage.PPO, False): 3e-6,
+    (Stage.PPO, True): 1e-5,
+}
+"""(stage, trains an adapter) -> peak learning rate. TRL's defaults for full weights; ten times that for adapters."""
+
+
+def resolve_lora(lora: LoraSettings) -> LoraSettings:
+    """The same settings with every None filled from the profile."""
+    filled = {key: value for key, value in LORA_PROFILES[lora.profile].items() if getattr(lora, key) is None}
+    if "alpha" in filled and lora.rank is not None:
+        filled["alpha"] = 2.0 * lora.rank
+    return lora.model_copy(update=filled)
+
+
+def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
+    """The trainer's config with every None that has a vetted value filled, as it is stored beside the result."""
+    from_adapter = config.method not in (Method.FULL, Method.FREEZE)
+    hyper = config.hyperparameters
+    updates: dict[str, object] = {}
+    if hyper.learning_rate is None:
+        updates["learning_rate"] = LEARNING_RATES[config.stage, from_adapter]
+    if hyper.epochs is None and hyper.max_steps is None:
+        updates["epochs"] = 3.0
+    return config.model_copy(
+        update={
+            "base_model": config.base_model or default_base_model,
+            "hyperparameters": hyper.model_copy(update=updates),
+            "lora": resolve_lora(config.lora),
+        }
+    )
