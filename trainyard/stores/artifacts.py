@@ -189,7 +189,9 @@ def reference(
     prefix = f"{part.folder}/" if part.folder else ""
     own = {name.removeprefix(prefix): entry for name, entry in files.items() if name.startswith(prefix)}
     if not own and part.folder and not (temporary / part.folder).is_dir():
-        raise NotFound(f"The node said it fills {port.value} but left no folder {part.folder!r}.", code="E-OUTPUT-MISSING")
+        raise NotFound(
+            f"The node said it fills {port.value} but left no folder {part.folder!r}.", code="E-OUTPUT-MISSING"
+        )
     return Reference(
         uri=f"file://{final / part.folder if part.folder else final}",
         sha256=digest({name: entry["sha256"] for name, entry in own.items()}),

@@ -1,0 +1,68 @@
+# Every target sets itself up: `make demo` and `make test` work on a fresh machine with Python 3.11+, pip and git.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+export TRAINYARD_HOME ?= $(CURDIR)/.trainyard
+export HF_HUB_OFFLINE ?= 1
+export DO_NOT_TRACK ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup check test test-all demo up down bench faults docs clean
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with the pinned dependencies
+
+# torch goes first and alone: a later resolution would otherwise pull another build of it.
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Trainyard needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11.") if sys.version_info < (3, 11) else 0'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned dependencies into $(VENV) (about 2 GB; a few minutes)" >&2
+	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" 2> >(grep -v '^WARNING: Location' >&2)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' 2> >(grep -v '^WARNING: Location' >&2)
+	@$(BIN)/python -m pip check
+	@touch $@
+
+check: setup ## Style, types, import arrows and budgets
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy trainyard flows nodes tasks
+	$(BIN)/lint-imports
+	$(PYTEST) -q tests/architecture
+
+test: setup ## The default tests (at most ten minutes, offline)
+	$(PYTEST) -q -n 2 --dist loadgroup -m 'not slow and not faults and not gpu and not network'
+
+test-all: setup ## Every test that can run here, with coverage and mutation bars
+	$(PYTEST) -q -n 2 --dist loadgroup -m 'not gpu and not network' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/python -m tests.mutation
+
+demo: setup ## Documents in, a served adapter out, through a real Prefect server and worker
+	@$(BIN)/trainyard demo
+
+up: setup ## Start the Prefect server, the worker and the model server
+	@$(BIN)/trainyard up
+
+down: setup ## End what `up` started
+	@$(BIN)/trainyard down
+
+bench: setup ## Side-by-side measurements (ONLY=name for one)
+	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
+	@$(BIN)/python -m benchmarks $(ONLY)
+
+faults: setup ## Kill real processes at named points
+	$(PYTEST) -q -m faults
+
+docs: setup ## Check that every page, command and code in docs/ is what the product does
+	$(PYTEST) -q tests/architecture/test_docs.py
+
+clean: ## Remove what the targets made, the downloaded dependencies excepted
+	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down
+	rm -rf .trainyard .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -1,0 +1,160 @@
+"""Side-by-side measurements: alternating runs, CPU seconds beside wall time, medians, machine facts, honest verdicts.
+
+A benchmark file asks one question, measures its variants with `alternate`, turns medians into `Row`s and ends with
+`finish`. The exit code is 0 when every bar holds, 1 when one is missed, 3 (`inconclusive`, never ok) when the machine
+was busy: load average above 1.5 x cores before or after, our own load excepted.
+
+    samples = alternate({"ours": run_ours, "datasets": run_datasets}, rounds=5)
+    rows = [Row.at_least("rows per CPU-second", rate("ours"), 100_000), …]
+    sys.exit(finish("jsonl_to_arrow", rows, samples))
+
+Each variant is a function without arguments that does the whole work once and returns how many units it did.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Variant = Callable[[], float]
+RESULTS = Path(__file__).parent / "results"
+OK, MISSED, INCONCLUSIVE = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of one variant."""
+
+    units: float
+    wall_s: float
+    cpu_s: float
+    """User and system seconds of this process and of its children that ended."""
+
+    @property
+    def per_cpu_second(self) -> float:
+        return self.units / max(self.cpu_s, 1e-9)
+
+    @property
+    def per_second(self) -> float:
+        return self.units / max(self.wall_s, 1e-9)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: our figure, the peer's, and the bar it has to meet."""
+
+    metric: str
+    ours: float
+    peer: float | None
+    peer_name: str
+    value: float
+    """What the bar is about: the ratio where there is a peer, else our figure."""
+    bar: float
+    direction: str
+    ok: bool
+
+    @staticmethod
+    def at_least(metric: str, ours: float, bar: float) -> Row:
+        return Row(metric, ours, None, "", ours, bar, ">=", ours >= bar)
+
+    @staticmethod
+    def at_most(metric: str, ours: float, bar: float) -> Row:
+        return Row(metric, ours, None, "", ours, bar, "<=", ours <= bar)
+
+    @staticmethod
+    def ratio_at_least(metric: str, ours: float, peer: float, peer_name: str, bar: float) -> Row:
+        value = ours / peer
+        return Row(metric, ours, peer, peer_name, value, bar, ">=", value >= bar)
+
+    @staticmethod
+    def ratio_at_most(metric: str, ours: float, peer: float, peer_name: str, bar: float) -> Row:
+        value = ours / peer
+        return Row(metric, ours, peer, peer_name, value, bar, "<=", value <= bar)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and its finished children so far."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def measure(variant: Variant) -> Sample:
+    """Run a variant once."""
+    gc.collect()
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    units = variant()
+    return Sample(float(units), time.perf_counter() - wall, cpu_seconds() - cpu)
+
+
+def alternate(variants: Mapping[str, Variant], *, rounds: int = 5, warm_up: bool = True) -> dict[str, list[Sample]]:
+    """Run the variants in turn, forwards and backwards (ABBA…), so that drift of the machine meets all of them."""
+    if rounds < 5:
+        raise ValueError(f"rounds={rounds}: a median needs at least 5")
+    names = list(variants)
+    if warm_up:
+        for name in names:
+            variants[name]()
+    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names if turn % 2 == 0 else reversed(names):
+            samples[name].append(measure(variants[name]))
+    return samples
+
+
+def median(samples: Sequence[Sample], figure: str) -> float:
+    """Median of one figure (`wall_s`, `cpu_s`, `per_second`, `per_cpu_second`) over the samples."""
+    return statistics.median(getattr(sample, figure) for sample in samples)
+
+
+def machine() -> dict[str, object]:
+    """What a reader has to know about the machine to read the figures."""
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sha_ni")
+    return {
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_flags": [name for name in wanted if f" {name}" in flags],
+        "load_average": os.getloadavg(),
+    }
+
+
+_load_at_start = os.getloadavg()[0]
+
+
+def busy() -> bool:
+    """Whether others used the machine: the one-minute load when this module was imported."""
+    return _load_at_start > 1.5 * (os.cpu_count() or 1)
+
+
+def finish(name: str, rows: Sequence[Row], samples: Mapping[str, Sequence[Sample]]) -> int:
+    """Print the table, write `results/<name>.json`, return the exit code."""
+    verdict = INCONCLUSIVE if busy() else OK if all(row.ok for row in rows) else MISSED
+    word = {OK: "ok", MISSED: "missed", INCONCLUSIVE: "inconclusive"}[verdict]
+    print(f"{name}: {word} (load at start {_load_at_start:.2f}, {os.cpu_count()} cores)")
+    print(f"  {'metric':<52} {'ours':>12} {'peer':>12} {'value':>9} {'bar':>10}  ok")
+    for row in rows:
+        peer = f"{row.peer:,.3f}" if row.peer is not None else "-"
+        label = f"{row.metric} / {row.peer_name}" if row.peer_name else row.metric
+        bar = f"{row.direction} {row.bar:g}"
+        print(f"  {label:<52} {row.ours:>12,.3f} {peer:>12} {row.value:>9.3f} {bar:>10}  {'yes' if row.ok else 'NO'}")
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "name": name,
+        "verdict": word,
+        "machine": machine(),
+        "load_at_start": _load_at_start,
+        "rows": [asdict(row) for row in rows],
+        "samples": {variant: [asdict(sample) for sample in taken] for variant, taken in samples.items()},
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1))
+    return verdict

@@ -1,0 +1,139 @@
+"""The budgets a person can hold in the head; the hard numbers fail the build."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+ROOMS = ("trainyard", "flows", "nodes", "tasks")
+MODULE_LINES, FUNCTION_LINES, PARAMETERS, CLASS_FIELDS, FOLDER_FILES, DEPTH = 600, 100, 8, 15, 12, 2
+WIDE_FOLDERS = {"benchmarks", "renderers", "cloud"}
+"""Folders of one file a row, which may be as wide as their table."""
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "core", "util", "helper"}
+COMPOSITION_SCHEMAS: set[str] = {"DataSourceConfig", "AiGeneratorConfig", "TrainerConfig", "Hyperparameters"}
+"""Configs whose fields are a user's own list of settings; each is still at most 16."""
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks or would track: the working tree without ignored files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    paths = [REPOSITORY / name for name in listed.stdout.splitlines()]
+    return [path for path in paths if path.is_file()]
+
+
+def sources(*rooms: str) -> list[Path]:
+    wanted = rooms or ROOMS
+    return [
+        path for path in tracked_files() if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in wanted
+    ]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def test_modules_are_short() -> None:
+    long = {name_of(path): count for path in sources() if (count := len(path.read_text().splitlines())) > MODULE_LINES}
+    assert not long
+
+
+def test_functions_are_short_and_take_few_parameters() -> None:
+    offenders = []
+    for path in sources(*ROOMS, "benchmarks", "examples"):
+        for node in functions(ast.parse(path.read_text())):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            arguments = node.args
+            names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            count = sum(argument.arg not in ("self", "cls") for argument in names)
+            if length > FUNCTION_LINES or count > PARAMETERS:
+                offenders.append(f"{name_of(path)}:{node.name} lines={length} parameters={count}")
+    assert not offenders
+
+
+def test_classes_have_few_fields() -> None:
+    offenders = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields = sum(isinstance(part, ast.AnnAssign) for part in node.body)
+                if fields > CLASS_FIELDS + (node.name in COMPOSITION_SCHEMAS):
+                    offenders.append(f"{name_of(path)}:{node.name} fields={fields}")
+    assert not offenders
+
+
+def test_folders_are_small_and_shallow() -> None:
+    files = Counter(path.parent for path in sources() if path.name != "__init__.py")
+    wide = {name_of(folder): n for folder, n in files.items() if n > FOLDER_FILES and folder.name not in WIDE_FOLDERS}
+    deep = [name_of(path) for path in sources("trainyard") if len(path.relative_to(REPOSITORY).parts) > 2 + DEPTH + 1]
+    assert not wide
+    assert not deep
+
+
+def test_no_shapeless_names() -> None:
+    assert not [name_of(path) for path in sources() if {path.stem, *path.parent.parts[-2:]} & FORBIDDEN_NAMES]
+
+
+def test_imports_inside_functions_only_in_load() -> None:
+    offenders = []
+    for path in sources():
+        for function in functions(ast.parse(path.read_text())):
+            inner = any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
+            if inner and function.name != "load":
+                offenders.append(f"{name_of(path)}:{function.name}")
+    assert not offenders
+
+
+def test_no_exception_is_swallowed() -> None:
+    offenders = []
+    for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and all(isinstance(part, ast.Pass) for part in node.body):
+                offenders.append(f"{name_of(path)}:{node.lineno}")
+    assert not offenders
+
+
+def test_every_function_says_what_it_returns() -> None:
+    offenders = []
+    for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
+        for node in functions(ast.parse(path.read_text())):
+            if node.returns is None:
+                offenders.append(f"{name_of(path)}:{node.name}")
+    assert not offenders
+
+
+def test_few_mocks() -> None:
+    tests = mocks = 0
+    for path in (path for path in tracked_files() if path.suffix == ".py" and "tests" in path.parts):
+        text = path.read_text()
+        if path == Path(__file__):
+            continue
+        tests += sum(node.name.startswith("test_") for node in functions(ast.parse(text)))
+        mocks += sum(text.count(word) for word in ("mock.patch", "MagicMock", "monkeypatch.setattr"))
+    assert tests > 0
+    assert mocks / tests <= 0.1
+
+
+@pytest.mark.parametrize("room", ["spec", "stores"])
+def test_light_rooms_stay_light(room: str) -> None:
+    """Importing the spec costs 0.4 s; importing torch or Prefect costs 4 s, which the command line would feel."""
+    modules = [
+        f"trainyard.{room}.{path.stem}" for path in sources() if path.parent.name == room and path.stem[0] != "_"
+    ]
+    heavy = "print(*[name for name in ('torch', 'prefect', 'transformers') if name in sys.modules])"
+    program = f"import sys, {', '.join(modules)}; {heavy}"
+    import_run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert import_run.stdout.strip() == ""
