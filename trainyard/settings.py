@@ -49,6 +49,7 @@ class Settings(BaseSettings):
 
     home: Path = Field(default_factory=home_from_environment)
     default_base_model: str = Field("starter", description="Base model of a trainer that names none.")
+    working_folder: Path = Field(default_factory=Path.cwd, description="Where relative data paths of a chain start.")
     data_roots: tuple[Path, ...] = Field((), description="Folders beside the working folder that chains may read.")
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Model name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")

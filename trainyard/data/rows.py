@@ -10,6 +10,8 @@ document; held-out documents are chosen by it. `source` says where a person find
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -83,6 +85,11 @@ class TextRow(msgspec.Struct, gc=False):
     split: str = TRAIN
 
 
+def chosen_side(row: PreferenceRow) -> SftRow:
+    """A preference row as a row to imitate: its prompt with the better answer."""
+    return SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, "", row.tools)
+
+
 Row = DocumentRow | SftRow | PreferenceRow | LabelledRow | TextRow
 
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
@@ -109,8 +116,29 @@ ROW_TYPES: dict[Port, type[Row]] = {
 
 
 def to_batch(rows: list[Row], port: Port) -> pa.RecordBatch:
-    """One Arrow batch of rows that all have the port's shape."""
-    return pa.RecordBatch.from_pylist([msgspec.to_builtins(row) for row in rows], schema=SCHEMAS[port])
+    """One Arrow batch of rows that all have the port's shape.
+
+    Built column by column from flat lists and offsets: about 1 µs a row, where `RecordBatch.from_pylist` over the same
+    rows as dicts takes 10.
+    """
+    columns = []
+    for column in SCHEMAS[port]:
+        values = list(map(operator.attrgetter(column.name), rows))
+        columns.append(messages_column(values) if column.type == MESSAGES else pa.array(values, column.type))
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMAS[port])
+
+
+def messages_column(conversations: list[list[Message]]) -> pa.ListArray:
+    """Lists of turns as one Arrow column: the turns one after another, and where each conversation begins."""
+    offsets = [0, *itertools.accumulate(map(len, conversations))]
+    turns = list(itertools.chain.from_iterable(conversations))
+    fields = [
+        pa.array([turn.role for turn in turns], pa.string()),
+        pa.array([turn.content for turn in turns], pa.string()),
+        pa.array([turn.tool_calls for turn in turns], pa.string()),
+    ]
+    flat = pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=MESSAGES)
 
 
 def write_rows(path: Path, port: Port, rows: Iterable[Row]) -> int:

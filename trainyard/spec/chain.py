@@ -1,21 +1,22 @@
-"""A chain: named nodes, in a line or with `needs` as a DAG. The spec is data only and is checked before it runs.
+"""A chain, as asked for and as resolved: typed nodes in a line, or with `needs` as a DAG. Data only, never code.
 
-Three steps, each a pure function: `parse_chain` (shape: unknown keys and types), `resolve` (ids, edges, defaults:
-the complete config that is stored beside the result) and `digest` (one name for one meaning).
+`ChainSpec` is what a user writes. `spec/graph.py` turns it into a `ResolvedChain`: every id, edge, port and default
+written out, stored beside the results, with one digest for one meaning whatever its spelling was.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import rfc8785
-from pydantic import Field
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from trainyard.spec.nodes import Name, Node
+from trainyard.spec.axes import Port
+from trainyard.spec.limits import MAX_NODES
+from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 from trainyard.spec.training import Strict
-
-MAX_NODES = 10_000
 
 
 class ChainSpec(Strict):
@@ -25,6 +26,54 @@ class ChainSpec(Strict):
     description: str = Field("", max_length=2000)
     tenant: Name = "default"
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
+
+
+class Source(Strict):
+    """Where an input comes from: a port of an earlier node."""
+
+    node_id: str
+    port: Port
+    control: bool = Field(False, description="The adapter of a control trainer, which only an evaluator takes.")
+
+
+class ResolvedNode(Strict):
+    """One node with everything written out.
+
+    `inputs` names for each port that the node takes where it comes from. The key is what the node wants and the
+    source's own port is what the earlier node made: a trainer that learns the chosen side of pairs has
+    `{sft: (source.preference,)}`. Two sources at one port stand for a set whose kind shows when it is read: exactly one
+    of them will exist; only an evaluator has a second adapter, its control.
+    """
+
+    id: str
+    type: NodeType
+    config: SerializeAsAny[Strict]
+    needs: tuple[str, ...] = ()
+    inputs: dict[Port, tuple[Source, ...]] = Field(default_factory=dict)
+    produces: tuple[Port, ...] = ()
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def config_of_type(cls, given: Any, info: ValidationInfo) -> Any:
+        """Read a stored config back as the model of its node type."""
+        return NODE_CONFIGS[info.data["type"]].model_validate(given) if isinstance(given, dict) else given
+
+
+class ResolvedChain(Strict):
+    """What will be carried out, complete and in order."""
+
+    name: str
+    tenant: str
+    nodes: tuple[ResolvedNode, ...]
+    order: tuple[str, ...]
+    digest: str
+
+    @cached_property
+    def by_id(self) -> dict[str, ResolvedNode]:
+        return {node.id: node for node in self.nodes}
+
+    def node(self, node_id: str) -> ResolvedNode:
+        return self.by_id[node_id]
 
 
 def canonical_json(value: Any) -> bytes:

@@ -60,8 +60,9 @@ class DataSourceConfig(Strict):
     def only_data(cls, sets: dict[Port, SourceSet]) -> dict[Port, SourceSet]:
         wrong = [port.value for port in sets if port in (Port.ADAPTER, Port.MODEL, Port.REPORT)]
         if wrong:
-            raise ValueError(f"a data source cannot name the set {wrong[0]!r}; allowed: documents, sft, preference, "
-                             "labelled, text")
+            raise ValueError(
+                f"a data source cannot name the set {wrong[0]!r}; allowed: documents, sft, preference, labelled, text"
+            )
         return sets
 
     @model_validator(mode="after")
@@ -149,7 +150,9 @@ class BenchmarkSpec(Strict):
 class EvaluatorConfig(Strict):
     """Compares the candidate with its baseline, row by row, on data that training did not see."""
 
-    benchmarks: tuple[BenchmarkSpec, ...] = Field((), description="Default: loss and token accuracy on all held-out sets.")
+    benchmarks: tuple[BenchmarkSpec, ...] = Field(
+        (), description="Default: loss and token accuracy on all held-out sets."
+    )
     primary: str | None = Field(None, description="`benchmark/set` that decides the gate; default: the chain's kind.")
     baseline: Literal["base", "live"] = Field("base", description="The base model, or the adapter now deployed.")
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -221,4 +224,21 @@ Node = Annotated[
     DataSourceNode | AiGeneratorNode | ValidatorNode | TrainerNode | EvaluatorNode | DeployerNode,
     Field(discriminator="type"),
 ]
+NodeType = Literal["data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer"]
 NODE_TYPES = ("data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer")
+NODE_MODELS: dict[str, type[NodeBase]] = {
+    "data_source": DataSourceNode,
+    "ai_generator": AiGeneratorNode,
+    "validator": ValidatorNode,
+    "trainer": TrainerNode,
+    "evaluator": EvaluatorNode,
+    "deployer": DeployerNode,
+}
+NODE_CONFIGS: dict[str, type[Strict]] = {
+    "data_source": DataSourceConfig,
+    "ai_generator": AiGeneratorConfig,
+    "validator": ValidatorConfig,
+    "trainer": TrainerConfig,
+    "evaluator": EvaluatorConfig,
+    "deployer": DeployerConfig,
+}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainyard.spec.axes import (
     BackendName,
@@ -17,6 +17,7 @@ from trainyard.spec.axes import (
     Schedule,
     Stage,
 )
+from trainyard.spec.migrate import trainer_words
 
 
 class Strict(BaseModel):
@@ -38,11 +39,15 @@ class Hyperparameters(Strict):
     optimizer: Optimizer = Optimizer.ADAMW
     weight_decay: float = Field(0.0, ge=0, le=1)
     max_grad_norm: float = Field(1.0, gt=0, le=1e6)
-    max_length: int = Field(512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated.")
+    max_length: int = Field(
+        512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
+    )
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = False
     seed: int = Field(42, ge=0, le=2**31 - 1)
-    save_steps: int | None = Field(None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length.")
+    save_steps: int | None = Field(
+        None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length."
+    )
 
 
 class LoraSettings(Strict):
@@ -93,6 +98,11 @@ class TrainerConfig(Strict):
     )
     budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_our_words(cls, given: Any) -> Any:
+        return trainer_words(given)
 
 
 LORA_PROFILES: dict[str, dict[str, object]] = {

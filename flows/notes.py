@@ -1,0 +1,107 @@
+"""What a run shows in Prefect's pages: its name and tags, the plan as a table, one progress bar, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from prefect.artifacts import (
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+)
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from trainyard.api.records import EventReader, NodeResult, NodeState, RunResult
+from trainyard.spec.axes import Port
+from trainyard.spec.graph import ResolvedChain
+
+MAX_REPORT_CHARS = 200_000
+"""An artifact is one JSON value in the server's database; a longer report stays a file."""
+
+
+async def announce(chain: ResolvedChain) -> None:
+    """Name and tag the run, and write its plan, while the first nodes are already at work."""
+    async with get_client() as client:
+        tags = {*flow_run.tags, f"chain:{chain.name}", f"tenant:{chain.tenant}"}
+        await client.update_flow_run(UUID(flow_run.id), name=run_name(chain), tags=sorted(tags))
+    await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {run_name(chain)}")
+
+
+def run_name(chain: ResolvedChain) -> str:
+    """`<chain>-<first 8 of its digest>`: two runs of one meaning share a name."""
+    return f"{chain.name}-{chain.digest[:8]}"
+
+
+def plan_rows(chain: ResolvedChain) -> list[dict[str, str]]:
+    """One row per node, in the order in which they may start."""
+    by_id = {node.id: node for node in chain.nodes}
+    return [
+        {
+            "node": node_id,
+            "type": by_id[node_id].type,
+            "after": ", ".join(by_id[node_id].needs),
+            "takes": ", ".join(port.value for port in by_id[node_id].inputs),
+            "gives": ", ".join(port.value for port in by_id[node_id].produces),
+        }
+        for node_id in chain.order
+    ]
+
+
+@dataclass
+class Progress:
+    """The run's progress bar: the mean of its nodes, read from the run's own events."""
+
+    chain: ResolvedChain
+    events: EventReader
+    fractions: dict[str, float] = field(default_factory=dict)
+    now: str = ""
+    artifact: UUID | None = None
+
+    def percent(self) -> float:
+        for event in self.events.read():
+            if event["event"] == "progress":
+                self.fractions[event["node"]] = event["fraction"]
+                self.now = f"{event['node']}: {event['text']}"
+            elif event["event"] in ("finished", "reused", "failed", "skipped"):
+                self.fractions[event["node"]] = 1.0
+        return round(100 * sum(self.fractions.values()) / len(self.chain.nodes), 1)
+
+    async def show(self, text: str = "") -> None:
+        percent = self.percent()
+        words = text or self.now or "starting"
+        if self.artifact is None:
+            key = f"{self.chain.name}-progress"
+            self.artifact = await acreate_progress_artifact(percent, key=key, description=words)
+        else:
+            await aupdate_progress_artifact(self.artifact, percent, description=words)
+
+
+async def publish_report(result: RunResult) -> None:
+    await acreate_markdown_artifact(markdown(result), key=f"{result.chain}-report", description=result.message)
+
+
+def markdown(result: RunResult) -> str:
+    """The run in a page: a table of its nodes, then the evaluator's own report where there is one."""
+    lines = [f"# {result.name}", "", result.message, "", "| node | state | seconds | result |", "|---|---|---|---|"]
+    lines += [f"| {n.id} | {n.state.value} | {n.seconds:.1f} | {cell(n)} |" for n in result.nodes]
+    return ("\n".join(lines) + "\n" + evaluator_reports(result.nodes))[:MAX_REPORT_CHARS]
+
+
+def cell(node: NodeResult) -> str:
+    """One table cell: what the node gave, or why it did not."""
+    if not node.state.succeeded:
+        return node.message.replace("|", "\\|").replace("\n", "<br>")
+    return ", ".join(f"{r.rows:,} {port}" if r.rows is not None else port.value for port, r in node.outputs.items())
+
+
+def evaluator_reports(nodes: Sequence[NodeResult]) -> str:
+    texts = []
+    for node in nodes:
+        given = node.outputs.get(Port.REPORT)
+        if given is not None and node.state is not NodeState.FAILED and (given.path / "report.md").is_file():
+            texts.append((given.path / "report.md").read_text(encoding="utf-8"))
+    return "\n\n".join(["", *texts])

@@ -1,0 +1,173 @@
+"""Walks any resolved chain: every node a task, independent branches at once, a failure costs only its descendants.
+
+The flows are `async def` and submit synchronous tasks: Prefect's synchronous engine joins its heartbeat thread when a
+flow ends, which alone costs about a second. Waiting happens in a thread, so the event loop stays free for the run's
+notes. Measured: `benchmarks/chain_overhead.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import Task
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture, wait
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.notes import Progress, announce, publish_report, run_name
+from nodes import NODES
+from nodes.runner import RunInfo
+from trainyard.api.planning import refuse_here, resolved
+from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
+from trainyard.api.runs import node_state
+from trainyard.errors import TrainyardError
+from trainyard.settings import settings
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.graph import ResolvedChain
+from trainyard.stores.artifacts import NodeOutput
+
+PROGRESS_EVERY_S = 10.0
+"""Seconds between two updates of the progress artifact: each is a row in the server's database."""
+THREADS = 64
+"""Nodes in flight. They are submitted in topological order, so a thread only ever waits for an earlier one."""
+
+FLOW: dict[str, Any] = {"persist_result": True, "validate_parameters": True, "log_prints": False}
+"""Options of every flow here. Each call builds its own task runner."""
+
+Table = Mapping[str, Task[..., Any]]
+Futures = dict[str, PrefectFuture[Any]]
+
+
+def task_runner() -> ThreadPoolTaskRunner:
+    return ThreadPoolTaskRunner(max_workers=THREADS)
+
+
+async def run_chain(spec: ChainSpec, table: Table = NODES) -> State[dict[str, Any]]:
+    """Resolve a chain and carry it out; the body of every flow. The state's message is the verdict in words."""
+    try:
+        chain = resolved(spec, settings())
+        refuse_here(chain, settings())
+    except TrainyardError as error:
+        return Failed(message=str(error))
+    return await walk(chain, table)
+
+
+async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:
+    """Carry out a resolved chain inside the running flow."""
+    started = time.time()
+    run = run_info(chain)
+    record = RunRecord(Path(run.folder))
+    record.begin(chain.model_dump(mode="json"))
+    progress = Progress(chain, EventReader(record.folder, size(record.events)))
+    announcing = asyncio.create_task(announce(chain))
+    futures = submit(chain, run, table)
+    waiting = asyncio.create_task(asyncio.to_thread(wait, list(futures.values())))
+    while not (await asyncio.wait({waiting}, timeout=PROGRESS_EVERY_S))[0]:
+        await progress.show()
+    await waiting
+    await announcing
+    result = await conclude(chain, run, record, futures, time.time() - started)
+    await asyncio.gather(progress.show(result.message), publish_report(result))
+    return final_state(result)
+
+
+def run_info(chain: ResolvedChain) -> RunInfo:
+    run_id = str(flow_run.id)
+    return RunInfo(run_id, chain.name, chain.tenant, str(settings().runs / run_id), REFRESH_TAG in flow_run.tags)
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
+    """Submit every node in topological order; the futures of the nodes before it are its edges in Prefect's graph.
+
+    Tasks carry no tags: Prefect asks the server for a concurrency slot of every tag, up to two seconds for each node.
+    """
+    by_id = {node.id: node for node in chain.nodes}
+    futures: Futures = {}
+    for node_id in chain.order:
+        node = by_id[node_id]
+        before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
+        named = table[node.type].with_options(name=node_id, task_run_name=node_id)
+        upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
+        futures[node_id] = named.submit(node, upstream, run)
+    return futures
+
+
+async def conclude(
+    chain: ResolvedChain, run: RunInfo, record: RunRecord, futures: Futures, seconds: float
+) -> RunResult:
+    """Every node's end in one result, written beside the run's events."""
+    spans = node_seconds(record.folder)
+    types = {node.id: node.type for node in chain.nodes}
+    given = [{"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order]
+    nodes = tuple([await node_result(one, futures[one["id"]].state) for one in given])
+    for node in nodes:
+        if node.state is NodeState.SKIPPED:
+            record.emit(node.id, "skipped", message=node.message)
+    failed = [node for node in nodes if not node.state.succeeded]
+    result = RunResult(
+        run_id=run.run_id,
+        name=run_name(chain),
+        chain=chain.name,
+        digest=chain.digest,
+        state="failed" if failed else "completed",
+        message=verdict(nodes, run.run_id),
+        nodes=nodes,
+        seconds=round(seconds, 3),
+    )
+    record.finish(result)
+    return result
+
+
+def node_seconds(folder: Path) -> dict[str, float]:
+    """Node id -> seconds between its last start and its end, from the run's events."""
+    started: dict[str, float] = {}
+    spans: dict[str, float] = {}
+    for event in read_events(folder):
+        if event["event"] == "started":
+            started[event["node"]] = event["time"]
+        elif event["event"] in ("finished", "failed") and event["node"] in started:
+            spans[event["node"]] = round(event["time"] - started[event["node"]], 3)
+    return spans
+
+
+async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
+    """Prefect's state of one node in our words: a node that was `NotReady` was skipped."""
+    word, message = node_state(state), state.message or ""
+    if word.succeeded:
+        output: NodeOutput = await state.aresult()
+        return NodeResult(**given, state=word, message=message, outputs=output.outputs, facts=output.facts)
+    if word is NodeState.SKIPPED:
+        return NodeResult(**given, state=word, message="a node before it did not finish")
+    word = word if word is NodeState.CANCELED else NodeState.FAILED
+    return NodeResult(**given, state=word, message=message or f"it ended as {state.name}")
+
+
+def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
+    """One message for the flow's state: what finished, or what failed, what was skipped, and what to type next."""
+    failed = [node for node in nodes if node.state in (NodeState.FAILED, NodeState.CANCELED)]
+    skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
+    if not failed and not skipped:
+        reused = sum(node.state is NodeState.REUSED for node in nodes)
+        return f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "") + "."
+    lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]
+    if skipped:
+        lines.append(f"Skipped because of that: {', '.join(skipped)}.")
+    lines += [f"{node.id}: {node.message}" for node in failed]
+    lines.append(f"Next: correct the cause, then `prefect flow-run retry {run_id}`; finished nodes are reused.")
+    return "\n".join(lines)
+
+
+def final_state(result: RunResult) -> State[dict[str, Any]]:
+    if not result.succeeded:
+        return Failed(message=result.message)
+    return Completed(message=result.message, data=result.model_dump(mode="json"))

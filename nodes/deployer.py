@@ -1,0 +1,42 @@
+"""Registers the adapter and makes it answer, if the evaluation says that it is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.client.schemas.objects import State
+
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from trainyard.serve.deploy import deploy
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import digest
+from trainyard.spec.graph import ResolvedNode
+from trainyard.stores.artifacts import NodeOutput, Produced
+
+
+@task(name="deployer", **NODE_TASK)
+def deployer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
+    """Reserve a version, switch every target or none, ask the canary; keep the old version if it does not answer."""
+    return carry_out(node, upstream, run, prepare)
+
+
+def prepare(context: NodeContext) -> Make:
+    adapter = context.needed(Port.ADAPTER, Port.MODEL)
+    report = context.first(Port.REPORT)
+    config = context.node.config
+    # The same adapter deployed in the same way twice is one version, whichever run asks.
+    run_key = digest({"adapter": adapter.sha256, "config": config.model_dump(mode="json")})
+
+    def make(folder: Path) -> Produced:
+        return deploy(
+            config,
+            adapter=adapter,
+            report=report,
+            folder=folder,
+            settings=context.settings,
+            tenant=context.run.tenant,
+            run_key=run_key,
+        )
+
+    return make

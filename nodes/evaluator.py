@@ -1,0 +1,67 @@
+"""Compares the trained adapter with its baseline, case by case, on data that training did not see."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from prefect import task
+from prefect.client.schemas.objects import State
+
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from trainyard.api.runs import gpu_slot, wanted_by
+from trainyard.compute.gpus import training_threads
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.evals.runner import evaluate, job_from_inputs
+from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import EvaluatorConfig
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
+
+
+@task(name="evaluator", **NODE_TASK)
+def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
+    """Score candidate, baseline and control on every held-out set and write the report that the gate reads."""
+    return carry_out(node, upstream, run, prepare, slot)
+
+
+def slot(context: NodeContext) -> AbstractContextManager[None]:
+    return gpu_slot(context.settings, run=context.run.run_id)
+
+
+def prepare(context: NodeContext) -> Make:
+    for references in context.inputs.values():
+        for reference in references:
+            open_reference(reference)
+    config = inside(context.node.config, context)
+    threads = training_threads(context.settings.threads)
+    job = job_from_inputs(config, context.inputs, threads=threads, live=live_adapter(context, config))
+
+    def make(folder: Path) -> Produced:
+        wanted = wanted_by(context.run.run_id)
+        return evaluate(job, folder, wanted=wanted, on_event=context.on_event, settings=context.settings)
+
+    return make
+
+
+def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
+    """The config with every task file's real path, which lies inside a data root."""
+    roots = data_roots(context.settings, context.run.tenant)
+    lines = [
+        line.model_copy(update={"path": str(resolve_inside(line.path, roots, field="config.benchmarks"))})
+        if line.path
+        else line
+        for line in config.benchmarks
+    ]
+    return config.model_copy(update={"benchmarks": tuple(lines)})
+
+
+def live_adapter(context: NodeContext, config: EvaluatorConfig) -> Path | None:
+    """The adapter that is deployed now for the role that this chain deploys, if that is the baseline."""
+    if config.baseline != "live":
+        return None
+    registry = AdapterRegistry(context.settings.adapters)
+    live = registry.live(context.run.tenant, context.run.role)
+    if live.version is None:
+        return None
+    return registry.path(registry.show(f"{context.run.tenant}/{context.run.role}"))

@@ -1,0 +1,178 @@
+"""How every node runs: find the finished result by its key, else make it; say what happens; fail in words.
+
+A node module holds one Prefect task and one `prepare` function: context in, `make(folder) -> Produced` out. All that
+they share is here, once. Results travel through Prefect as references; finished results live in the artifact store,
+which verifies their bytes, so Prefect's own cache is off: there is one truth about what is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from trainyard.api.keys import content_key
+from trainyard.api.records import RunRecord, read_events
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.settings import Settings, settings
+from trainyard.spec.axes import Port
+from trainyard.spec.graph import ResolvedNode
+from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
+
+Make = Callable[[Path], Produced]
+Upstream = dict[str, NodeOutput]
+
+NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
+"""Options of every node's task."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a node knows of the run that it is part of."""
+
+    run_id: str
+    chain: str
+    tenant: str
+    folder: str
+    """`TRAINYARD_HOME/runs/<run id>`."""
+    refresh: bool = False
+    """Make every result anew, even if a finished one is in the store."""
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """One node, its inputs and its surroundings, for `prepare`."""
+
+    node: ResolvedNode
+    inputs: dict[Port, list[Reference]]
+    """Port -> references, the nearest earlier node first."""
+    run: RunInfo
+    settings: Settings
+    record: RunRecord
+    logger: logging.Logger | logging.LoggerAdapter[Any]
+
+    def report(self, fraction: float, text: str) -> None:
+        """Progress of this node: 0 … 1 and a few words."""
+        self.record.emit(self.node.id, "progress", fraction=round(fraction, 4), text=text)
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """A line that a user should see, in the run's log and in `--watch`."""
+        self.logger.log(level, text)
+        self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
+
+    def begin(self, key: str) -> None:
+        """Note the start; a second start in one run means that the first did not get to its end."""
+        again = self.record.attempts(self.node.id) > 0
+        self.record.emit(self.node.id, "started", key=key)
+        if again:
+            self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Hand on what a supervised child says: progress to the bar, warnings to the log."""
+        if event["event"] == "progress":
+            step, total = event.get("step", 0), event.get("total_steps") or 1
+            figures = [f"step {step}/{total}"] + [f"{k} {event[k]:.4g}" for k in ("loss",) if event.get(k) is not None]
+            self.report(step / total, ", ".join(figures))
+        elif event["event"] == "warning":
+            self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
+
+    def needed(self, *ports: Port) -> Reference:
+        """Like `first`, for an input without which the node cannot work."""
+        found = self.first(*ports)
+        if found is None:
+            names = " or ".join(port.value for port in ports)
+            raise InvalidInput(
+                f"The node {self.node.id!r} got no {names}.",
+                why="The nodes before it left none: what a file holds is known only when it is read.",
+                do=f"Give the data source a set that fills {names}, or name the format.",
+                code="E-NODE-INPUT",
+            )
+        return found
+
+    def first(self, *ports: Port) -> Reference | None:
+        """The nearest reference on the first of these ports that has one."""
+        return next((self.inputs[port][0] for port in ports if self.inputs.get(port)), None)
+
+
+Prepare = Callable[[NodeContext], Make]
+Slot = Callable[[NodeContext], AbstractContextManager[None]]
+
+
+def no_slot(_: NodeContext) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def carry_out(
+    node: ResolvedNode, upstream: Upstream, run: RunInfo, prepare: Prepare, slot: Slot = no_slot
+) -> State[NodeOutput]:
+    """Run one node. The returned state's message is what a user reads: a failure says what, why and what to do."""
+    context = open_context(node, upstream, run)
+    try:
+        output = reuse_or_make(context, prepare, slot)
+    except TrainyardError as error:
+        context.record.emit(node.id, "failed", message=str(error), error=error.as_dict())
+        return Failed(message=str(error))
+    event = "reused" if output.reused else "finished"
+    context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output))
+    name = "Cached" if output.reused else "Completed"
+    return Completed(name=name, message=summary(output), data=output)
+
+
+def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
+    """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
+    inputs = gather(node, upstream)
+    return NodeContext(node, inputs, run, settings(), RunRecord(Path(run.folder)), get_run_logger())
+
+
+def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port, list[Reference]]:
+    """Port -> references, in the order of the resolved edges (nearest first)."""
+    found: dict[Port, list[Reference]] = {}
+    for port, sources in node.inputs.items():
+        references = [upstream[source.node_id].outputs.get(source.port) for source in sources]
+        found[port] = [reference for reference in references if reference is not None]
+    return found
+
+
+def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOutput:
+    """The finished result of an identical node, else a new one, made inside the slot and committed whole."""
+    store = ArtifactStore(context.settings.artifacts)
+    key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
+    anew = context.run.refresh and key not in made_here(context)
+    found = None if anew else store.find(key)
+    if found is not None:
+        return found
+    context.begin(key)
+    with slot(context):
+        # Another run may have made the same result while this one waited for the slot.
+        found = None if anew else store.find(key)
+        if found is None:
+            make = prepare(context)
+            shutil.rmtree(store.folder(key), ignore_errors=True)
+            found = store.produce(key, make)
+    return found
+
+
+def made_here(context: NodeContext) -> set[str]:
+    """Keys that this run made already: a retry of a run with `refresh` does not make them a second time."""
+    events = read_events(context.record.folder)
+    return {event["key"] for event in events if event["event"] == "finished" and event["node"] == context.node.id}
+
+
+def rows_of(output: NodeOutput) -> dict[str, int]:
+    return {port.value: given.rows for port, given in output.outputs.items() if given.rows is not None}
+
+
+def summary(output: NodeOutput) -> str:
+    """One line for Prefect's state: what came out."""
+    parts = [f"{rows:,} {port}" for port, rows in rows_of(output).items()]
+    parts += [port.value for port, given in output.outputs.items() if given.rows is None]
+    return ("reused: " if output.reused else "") + (", ".join(parts) or "done")

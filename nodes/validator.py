@@ -1,0 +1,65 @@
+"""Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.client.schemas.objects import State
+
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.validation import TokenCounter, load_token_counter, validate
+from trainyard.errors import NotFound
+from trainyard.spec.axes import Port
+from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import ValidatorConfig
+from trainyard.spec.ports import ROW_PORTS
+from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
+from trainyard.stores.models import resolve_model
+
+
+@task(name="validator", **NODE_TASK)
+def validator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
+    """Check schema, length in tokens, quality, duplicates and grounding; hold out documents and wordings."""
+    return carry_out(node, upstream, run, prepare)
+
+
+def prepare(context: NodeContext) -> Make:
+    context.needed(*ROW_PORTS)
+    config: ValidatorConfig = context.node.config
+    roots = data_roots(context.settings, context.run.tenant)
+    sets = [str(resolve_inside(path, roots, field="config.evaluation_sets")) for path in config.evaluation_sets]
+    config = config.model_copy(update={"evaluation_sets": tuple(sets)})
+    tokens = token_counter(config, context)
+    documents = context.first(Port.DOCUMENTS)
+    folder_of_documents = open_reference(documents) if documents else None
+
+    def make(folder: Path) -> Produced:
+        outputs: dict[Port, Any] = {}
+        facts: dict[str, Any] = {}
+        for port in ROW_PORTS:
+            for source in context.inputs.get(port, [])[:1]:
+                open_reference(source)
+                made = validate(
+                    config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report
+                )
+                outputs |= made.outputs
+                facts |= {port.value: made.facts}
+        return Produced(outputs=outputs, facts=facts)
+
+    return make
+
+
+def token_counter(config: ValidatorConfig, context: NodeContext) -> TokenCounter:
+    """Tokens as the trainer behind this node will count them."""
+    name = config.tokenizer or context.settings.default_base_model
+    folder = resolve_model(name, context.settings).path
+    if folder is None:
+        raise NotFound(
+            f"The tokenizer of {name!r} is not on this machine.",
+            do="Download the model first, or name a folder with tokenizer.json as `tokenizer`.",
+            code="E-TOKENIZER-MISSING",
+        )
+    return load_token_counter(folder)

@@ -1,0 +1,113 @@
+"""Small real training jobs: rows, a job for them, and two ways to run it (in this process, and as in production)."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.base import run_training
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.trl_program import train
+from trainyard.compute.child import Events
+from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
+from trainyard.settings import load_settings
+from trainyard.spec.axes import Port
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+
+MAX_LENGTH = 40
+
+
+def conversation(question: str, answer: str) -> SftRow:
+    return SftRow([Message("user", question), Message("assistant", answer)])
+
+
+def sft_rows() -> list[Row]:
+    """30 rows, of which three are cut to 40 tokens and two have no target left after the cut."""
+    rows = [conversation(f"What is node {n}?", f"A node {n} reads {n * n} pairs.") for n in range(25)]
+    rows += [conversation(f"Tell {n}", "the node reads documents and " * 8) for n in range(3)]
+    rows += [conversation("a very long question about nodes " * 10, "lost") for _ in range(2)]
+    return list(rows)
+
+
+def preference_rows() -> list[Row]:
+    return [
+        PreferenceRow(
+            [Message("user", f"What is node {n}?")],
+            [Message("assistant", f"A node {n} reads.")],
+            [Message("assistant", f"No idea, {n} or so it is.")],
+        )
+        for n in range(12)
+    ]
+
+
+@dataclass
+class Ran:
+    """A finished training: its folder, record and events."""
+
+    folder: Path
+    events: list[dict[str, Any]]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "training.json").read_text())
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [given for given in self.events if given["event"] == event]
+
+
+def write_data(folder: Path) -> dict[Port, Path]:
+    """Both data sets below a folder."""
+    sets = {Port.SFT: sft_rows(), Port.PREFERENCE: preference_rows()}
+    for port, rows in sets.items():
+        write_rows(folder / port.value / "rows.arrow", port, rows)
+    return {port: folder / port.value for port in sets}
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """`jobs(port, adapter=…, base=…, **trainer config)`: one thread and fp32, so that numbers repeat."""
+
+    model: Path
+    data: dict[Port, Path]
+    locks: Path
+
+    def __call__(
+        self, port: Port = Port.SFT, *, adapter: Path | None = None, base: Path | None = None, **config: Any
+    ) -> TrainingJob:
+        hyper = {"epochs": 2, "learning_rate": 1e-2, "max_length": MAX_LENGTH, "precision": "fp32"}
+        given = {"stage": "dpo" if port is Port.PREFERENCE else "sft", **config}
+        given["hyperparameters"] = {**hyper, **config.get("hyperparameters", {})}
+        model = base or self.model
+        return TrainingJob(
+            config=resolve_trainer(TrainerConfig.model_validate(given), str(model)),
+            data={port: str(self.data[port])},
+            base=str(model),
+            base_sha256="tiny",
+            adapter=str(adapter) if adapter else None,
+            threads=1,
+            locks=str(self.locks),
+        )
+
+
+def train_here(job: TrainingJob, folder: Path) -> Ran:
+    """Run the training program in this process: no import cost, the same code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spec.json").write_text(job.model_dump_json())
+    events = Events(folder / "events.jsonl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries; what matters to a user is an event
+        train(folder, events)
+    events.close()
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return Ran(folder / "result" / job.output.value, lines)
+
+
+def train_as_child(job: TrainingJob, folder: Path, **options: Any) -> Ran:
+    """Run the training as a chain does: supervised, in a process of its own."""
+    events: list[dict[str, Any]] = []
+    settings = load_settings(home=folder / "home")
+    run_training(job, folder / "out", settings=settings, on_event=events.append, **options)
+    return Ran(folder / "out" / job.output.value, events)

@@ -1,0 +1,96 @@
+"""The device lock between real processes, and what is read about the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainyard.compute.gpus import cgroup_cores, cpu_bf16, physical_cores, read_gpus, training_threads
+from trainyard.compute.lease import device_lock, holder
+from trainyard.errors import Conflict
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trainyard.compute.lease import device_lock
+with device_lock(Path(sys.argv[1]), run="night-7"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def hold(path: Path, seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path), str(seconds)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_second_holder_is_told_who_has_the_device(tmp_path: Path) -> None:
+    path = tmp_path / "cuda-0.lock"
+    with hold(path, 60) as process:
+        found = holder(path)
+        assert found is not None
+        assert (found.pid, found.run) == (process.pid, "night-7")
+        with pytest.raises(Conflict, match=rf"cuda-0 is in use by process {process.pid} of run night-7"):
+            device_lock(path).__enter__()
+        process.kill()
+        process.wait()
+        assert holder(path) is None
+        with device_lock(path, run="mine"):
+            assert holder(path) is not None
+
+
+def test_lock_waits_for_a_holder_that_is_leaving(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.lock"
+    with hold(path, 0.5), device_lock(path, wait_s=10) as mine:
+        assert mine.pid > 0
+
+
+def test_waiting_for_the_lock_can_be_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.lock"
+    start = time.monotonic()
+    with device_lock(path), pytest.raises(Conflict, match="One training at a time"):
+        device_lock(path, wait_s=60, give_up=lambda: True).__enter__()
+    assert time.monotonic() - start < 5
+
+
+def test_half_written_holder_is_not_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.lock"
+    with device_lock(path):
+        path.write_text("{")
+        found = holder(path)
+    assert found is not None
+    assert found.pid == 0
+
+
+def test_machine_is_read_without_a_gpu_and_without_torch() -> None:
+    readings = read_gpus()
+    assert readings.state == "no NVIDIA driver" or readings.gpus or readings.state
+    assert physical_cores() >= 1
+    assert training_threads(0) == physical_cores()
+    assert training_threads(3) == 3
+    code = "import sys, trainyard.compute.gpus, trainyard.compute.supervise; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)])
+def test_quota_of_a_container_bounds_the_threads(tmp_path: Path, text: str, cores: int | None) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(text + "\n")
+    assert cgroup_cores(path) == cores
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [("fpu sse avx512_bf16 amx_bf16", "amx_bf16"), ("fpu avx512_bf16", "avx512_bf16"), ("fpu avx2", None)],
+)
+def test_bf16_instructions_are_found(tmp_path: Path, flags: str, found: str | None) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor : 0\nflags : {flags}\n")
+    assert cpu_bf16(path) == found
+    assert cpu_bf16(tmp_path / "absent") is None

@@ -1,0 +1,238 @@
+"""Documents of every type: title, text with an outline, and what happens to broken ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import docx
+import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+from tests.unit.data.reading import Result, read_all, read_text, settings_for
+from trainyard.data.quarantine import BadRow
+from trainyard.data.readers import documents
+from trainyard.data.readers.streams import Limits
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+
+
+def pdf(text: str, *, title: str = "", password: str = "") -> bytes:
+    """A one-page PDF with a line of text."""
+    writer = PdfWriter()
+    page = writer.add_blank_page(300, 300)
+    font = DictionaryObject({NameObject("/Type"): NameObject("/Font"), NameObject("/Subtype"): NameObject("/Type1"),
+                             NameObject("/BaseFont"): NameObject("/Helvetica")})  # fmt: skip
+    fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+    page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+    content = DecodedStreamObject()
+    content.set_data(f"BT /F1 12 Tf 20 200 Td ({text}) Tj ET".encode())
+    page[NameObject("/Contents")] = writer._add_object(content)
+    if title:
+        writer.add_metadata({"/Title": title})
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    stream = io.BytesIO()
+    writer.write(stream)
+    return stream.getvalue()
+
+
+def word() -> bytes:
+    document = docx.Document()
+    document.add_heading("Rails", 0)
+    document.add_paragraph("Iron bars.")
+    document.add_heading("Gauge", 2)
+    document.add_paragraph("Wide", style="List Bullet")
+    table = document.add_table(2, 2)
+    for row, cells in zip(table.rows, [("Name", "Width"), ("Standard", "1435 mm")], strict=True):
+        for cell, text in zip(row.cells, cells, strict=True):
+            cell.text = text
+    stream = io.BytesIO()
+    document.save(stream)
+    return stream.getvalue()
+
+
+HTML = b"""<!doctype html><html><head><title>Site | Rails</title><style>p {}</style></head><body>
+<nav>Menu</nav><h1>Rails &amp; ties</h1><p>Iron
+bars.<br>Two.</p><!-- hidden --><ul><li>Wide</li><li>Narrow</li></ul><pre>a
+  b</pre><table><tr><th>Name</th><th>Width</th></tr><tr><td>Standard</td><td>1435</td></tr></table>
+<script>alert(1)</script></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "title", "text"),
+    [
+        ("a.md", b"\xef\xbb\xbfIntro\r\n\r\n## Rails  ##\r\n", "markdown", "Rails", "Intro\n\n## Rails  ##\n"),
+        ("a.md", b"---\ntitle: 'Front'\n---\n# Rails\n", "markdown", "Front", "---\ntitle: 'Front'\n---\n# Rails\n"),
+        ("a.md", b"```\n# code\n```\nRails\n=====\n", "markdown", "Rails", "```\n# code\n```\nRails\n=====\n"),
+        ("a.markdown", b"No heading", "markdown", "a.markdown", "No heading"),
+        ("a.txt", "Größe".encode("utf-16"), "text", "a.txt", "Größe"),
+        ("deep/a.py", b"x = 1\n", "code", "a.py", "x = 1\n"),
+        ("a.rst", b"=====\nRails\n=====\n\nIron\n----\n", "rst", "Rails", "=====\nRails\n=====\n\nIron\n----\n"),
+        ("a.rst", b"plain", "rst", "a.rst", "plain"),
+        ("a.pdf", pdf("Iron bars"), "pdf", "Iron bars", "Iron bars\n"),
+        ("a.pdf", pdf("Iron bars", title="Rails"), "pdf", "Rails", "Iron bars\n"),
+        (
+            "a.html", HTML, "html", "Rails & ties",
+            "# Rails & ties\n\nIron bars.\nTwo.\n\n- Wide\n\n- Narrow\n\n```\na\n  b\n```\n\n"
+            "| Name | Width |\n| --- | --- |\n\n| Standard | 1435 |\n",
+        ),
+        (
+            "a.docx", word(), "docx", "Rails",
+            "# Rails\n\nIron bars.\n\n## Gauge\n\n- Wide\n\n| Name | Width |\n| --- | --- |\n| Standard | 1435 mm |\n",
+        ),
+    ],
+)  # fmt: skip
+def test_documents_have_title_and_text(name: str, data: bytes, kind: str, title: str, text: str) -> None:  # noqa: PLR0917
+    document = documents.read_document(data, name)
+    assert (document.kind, document.title) == (kind, title)
+    assert document.text == text
+    assert len(document.doc_id) == 16
+
+
+def exploding_docx() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b" " * 5_000_000)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason", "detail"),
+    [
+        ("a.md", b"caf\xe9", "not_utf8", "byte 3 is not UTF-8"),
+        ("a.md", b"\x89PNG" + bytes(100), "binary", "a.md is a binary file"),
+        ("a.md", b"   \n", "empty", "the file is empty"),
+        ("a.md", b"x" * 300 + b"\x00", "nul_character", "the text holds the character"),
+        ("a.html", b"<html><body></body></html>", "empty", "the text is empty"),
+        ("a.pdf", b"%PDF-1.4 garbage", "unreadable", "the PDF is damaged"),
+        ("a.pdf", b"", "unreadable", "the PDF is damaged"),
+        ("a.pdf", pdf("", title="x"), "no_text", "scanned pages need text recognition"),
+        ("a.pdf", pdf("secret", password="x"), "encrypted", "the PDF needs a password"),
+        ("a.docx", b"PK garbage", "unreadable", "the DOCX is damaged"),
+        ("a.docx", exploding_docx(), "too_large", "the DOCX expands to 5,000,000 bytes"),
+    ],
+)
+def test_broken_documents_say_why(name: str, data: bytes, reason: str, detail: str) -> None:
+    with pytest.raises(BadRow, match=detail) as caught:
+        documents.read_document(data, name)
+    assert caught.value.reason == reason
+
+
+def make_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    for name, content in {
+        "b.md": "# B", "a/c.py": "x = 1", "a/.hidden.md": "no", ".git/x.md": "no", "node_modules/m.md": "no",
+        "rows.jsonl": "{}", "picture.png": "no", "a/z.txt": "Z", "a/LICENSE": "words",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def read_folder(folder: Path, **config: object) -> Result:
+    output = folder.parent / f"out{len(list(folder.parent.iterdir()))}"
+    config.setdefault("max_bad_fraction", 0.5)
+    (result,) = read_all(output, settings_for(folder), path=str(folder), **config).values()
+    return result
+
+
+def test_a_folder_is_read_in_a_fixed_order_and_says_what_it_skipped(tmp_path: Path) -> None:
+    result = read_folder(make_folder(tmp_path))
+    assert result.port is Port.DOCUMENTS
+    assert [(row.source, row.kind) for row in result.rows] == [
+        ("a/c.py", "code"), ("a/z.txt", "text"), ("b.md", "markdown"),
+    ]  # fmt: skip
+    assert result.report["skipped"] == {".jsonl": 1, ".png": 1, "(no extension)": 1}
+
+
+def test_globs_choose_the_files_of_a_folder(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    assert [row.source for row in read_folder(folder, include=["*.md", "LICENSE"]).rows] == ["a/LICENSE", "b.md"]
+    assert [row.source for row in read_folder(folder, exclude=["a/*"]).rows] == ["b.md"]
+    assert [row.source for row in read_folder(folder, max_rows=1).rows] == ["a/c.py"]
+
+
+def test_broken_documents_of_a_folder_go_to_quarantine(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "bad.md").write_bytes(b"caf\xe9")
+    (folder / "empty.md").write_bytes(b"")
+    (folder / "pipe.md").symlink_to("/dev/zero")
+    (tmp_path / "outside.md").write_text("# Outside")
+    (folder / "link.md").symlink_to(tmp_path / "outside.md")
+    result = read_folder(folder, max_bad_fraction=0.9)
+    assert {entry["source"]: entry["reason"] for entry in result.quarantine} == {
+        "bad.md:1": "not_utf8", "empty.md:1": "empty", "pipe.md:1": "E-DATA-OPEN", "link.md:1": "E-DATA-OPEN",
+    }  # fmt: skip
+    assert len(result.rows) == 3
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: docs holds nothing to read\. Why: The folder holds no file"):
+        read_folder(folder)
+    (folder / "a.png").write_bytes(b"x")
+    with pytest.raises(InvalidInput, match=r"It holds 1 \.png, none of a type that is read"):
+        read_folder(folder)
+    (folder / "rows.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(InvalidInput, match=r"read as documents unless a format of rows is given"):
+        read_folder(folder)
+    assert [row.text for row in read_folder(folder, format="text").rows] == ["x"]
+
+
+def test_a_folder_of_row_files_is_one_set(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("b.jsonl", "a.jsonl"):
+        (folder / name).write_text('{"instruction": "x", "output": "y"}\n')
+    (folder / "c.csv").write_text("instruction,output\nx,z\n")
+    result = read_folder(folder, format="alpaca")
+    assert [row.source for row in result.rows] == ["a.jsonl:1", "b.jsonl:1", "c.csv:2"]
+
+
+def test_plain_text_is_one_row_a_line_when_text_is_wanted(tmp_path: Path) -> None:
+    content = b"One.\r\n\r\nTwo.\ncaf\xe9\na\x00b\nThree."
+    result = read_text(tmp_path, content, "a.txt", format="text")
+    assert [(row.text, row.source) for row in result.rows] == [
+        ("One.", "a.txt:1"), ("Two.", "a.txt:3"), ("Three.", "a.txt:6"),
+    ]  # fmt: skip
+    assert result.reasons == ["not_utf8", "nul_character"]
+    assert [content[entry["offset"] :][:1] for entry in result.quarantine] == [b"c", b"a"]
+    long = read_text(tmp_path, "x\n" + "y" * 9000 + "\nz\n", "a.txt", format="text", limits=Limits(line=100))
+    assert (len(long.rows), long.reasons) == (2, ["line_too_long"])
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("One.\n")
+    (folder / "b.md").write_text("Two.\n")
+    assert [row.source for row in read_folder(folder, format="text").rows] == ["a.txt:1", "b.md:1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.md", b"\x89PNG" + bytes(100), r"E-DATA-BINARY: a.md is a binary file, not text"),
+        ("a.md", b"", r"E-DATA-EMPTY: a.md holds nothing to read"),
+        ("a", bytes(100), r"E-DATA-BINARY: a is a binary file"),
+        ("a.pdf", b"%PDF garbage", r"E-DATA-BAD-ROWS: 1 of 1 rows of a.pdf are bad .*unreadable"),
+        ("a", b'{"text": "x"}\n', r"E-DATA-PORT: a holds rows for text; the chain expects documents .* format: text"),
+        ("a", b"PAR1", r"E-DATA-PARQUET"),
+    ],
+)
+def test_a_single_file_that_is_no_document(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read_text(tmp_path, content, name)
+
+
+def test_a_file_without_an_extension_is_text(tmp_path: Path) -> None:
+    assert read_text(tmp_path, "Words.", "LICENSE").rows[0].kind == "text"
+
+
+def test_gzipped_documents_and_the_size_cap(tmp_path: Path) -> None:
+    result = read_text(tmp_path, gzip.compress(b"# Rails\n"), "a.md.gz")
+    assert result.rows[0].text == "# Rails\n"
+    with pytest.raises(InvalidInput, match=r"too_large \(the document is over 1,000 bytes\)"):
+        read_text(tmp_path, b"x" * 1001, "a.md", limits=Limits(document=1000))

@@ -1,0 +1,418 @@
+"""The extractive engine: which sentences become answers, that questions are clear, and that nothing is invented."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainyard.data.extractive import Pair, extract, pairs
+from trainyard.data.extractive.code import commit_parts, parse_python
+from trainyard.data.extractive.facts import Fact, sentences, short_answer
+from trainyard.data.extractive.outline import outline
+from trainyard.data.extractive.questions import INSTRUCTIONS, WORDINGS, questions
+from trainyard.data.rows import DocumentRow
+from trainyard.spec.axes import GenerationTemplate
+
+DOCS = Path(__file__).parents[3] / "docs"
+QA, CODE, INSTRUCTION = GenerationTemplate.QA, GenerationTemplate.CODE, GenerationTemplate.INSTRUCTION
+
+
+def document(text: str, kind: str = "markdown", *, source: str = "docs/nodes.md", title: str = "Nodes") -> DocumentRow:
+    return DocumentRow("d1", source, kind, title, textwrap.dedent(text))
+
+
+def facts(text: str, kind: str = "markdown", template: GenerationTemplate = QA, **others: str) -> dict[str, str]:
+    """Topic -> answer."""
+    return {fact.topic: fact.answer for fact in extract(document(text, kind, **others), template)}
+
+
+def rules(
+    text: str, kind: str = "markdown", template: GenerationTemplate = QA, **others: str
+) -> list[tuple[str, str, str]]:
+    return [(fact.rule, fact.topic, fact.title) for fact in extract(document(text, kind, **others), template)]
+
+
+MANUAL = """\
+---
+layout: page
+---
+# Nodes
+
+A chain has six kinds of nodes, and each does one thing.
+
+## The validator
+
+The validator keeps the good rows and counts **every** other one with its
+[reason](reasons.md). It runs before training. ![picture](x.png)
+
+- **quarantine**: the file of rejected rows with line numbers
+- `max_tokens` — longest row that is kept, in tokens
+- Rows: what the validator reads from the node above it
+- [The trainer](#trainer)
+- it: this line says nothing about anything here
+
+## What does a gate decide?
+
+A gate decides whether an adapter is deployed.
+
+### Notes
+
+Nothing is switched unless every target has answered its canary prompt.
+
+| option | meaning | default |
+|---|---|---|
+| `role` | what the adapter is for | assistant |
+| `canary` | | |
+
+| term | meaning |
+|---|---|
+| slot | the right to use the training device |
+
+```bash
+trainyard check chain.yaml
+```
+
+> A quotation is somebody else's text and is not taken as an answer.
+"""
+
+
+def test_markdown_gives_headings_questions_items_and_tables() -> None:
+    found = facts(MANUAL)
+    assert found == {
+        "The validator": (
+            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
+        ),
+        "What does a gate decide?": "A gate decides whether an adapter is deployed.",
+        "Notes (What does a gate decide?)": "Nothing is switched unless every target has answered its canary prompt.",
+        "quarantine": "quarantine: the file of rejected rows with line numbers.",
+        "max_tokens": "`max_tokens`: longest row that is kept, in tokens.",
+        "Rows": "Rows: what the validator reads from the node above it.",
+        "role": "`role`: what the adapter is for; default: assistant.",
+        "slot": "slot: the right to use the training device.",
+        "Nodes": "A chain has six kinds of nodes, and each does one thing.",
+    }
+
+
+def test_the_question_names_the_document_and_where_a_term_stands() -> None:
+    assert ("section", "The validator", "Nodes") in rules(MANUAL)
+    assert ("question", "What does a gate decide?", "Nodes") in rules(MANUAL)
+    assert ("term", "quarantine", "Nodes: The validator") in rules(MANUAL)
+    assert ("about", "Nodes", "Nodes") in rules(MANUAL)
+
+
+def test_headings_come_first_then_terms_then_the_introduction() -> None:
+    assert [fact.worth for fact in extract(document(MANUAL), QA)] == sorted([0, 0, 0, 1, 1, 1, 1, 1, 2])
+
+
+def test_a_definition_inside_a_paragraph_is_found() -> None:
+    text = """\
+    # Ports
+
+    ## Kinds
+
+    Nodes are linked. A reference is the address, digest, kind and size of a finished result. This is not a definition
+    of a thing at all. The latter is a thing that nobody could name.
+    """
+    assert facts(text)["reference"] == "A reference is the address, digest, kind and size of a finished result."
+    assert {topic for _, topic, _ in rules(text)} == {"Kinds", "reference"}
+
+
+def test_a_sentence_that_an_answer_already_holds_is_not_taken_again() -> None:
+    text = "# Words\n\n## Chain\n\nA node list is a set of boxes that run in order. It is data only.\n"
+    assert rules(text) == [("section", "Chain", "Words")]
+
+
+def test_a_heading_that_occurs_twice_is_told_apart_by_the_one_above_it() -> None:
+    text = "# Tools\n## Saw\n### Care\nClean the saw after every use.\n"
+    text += "## Drill\n### Care\nOil the drill every second month.\n"
+    assert facts(text) == {
+        "Care (Saw)": "Clean the saw after every use.",
+        "Care (Drill)": "Oil the drill every second month.",
+    }
+
+
+def test_a_question_with_two_answers_is_left_out() -> None:
+    text = "# Tools\n| tool | use |\n|---|---|\n| saw | cuts wood along a line |\n| saw | cuts metal along a line |\n"
+    assert facts(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Too short here.", None),
+        ("It works like this, with these three parts:", None),
+        ("!!! ??? ... --- +++ === ***", None),
+        ("word " * 61 + "end.", None),
+        ("A whole sentence without a full stop", "A whole sentence without a full stop."),
+        ("Short one here. Seven words are in this one.", "Short one here. Seven words are in this one."),
+        (
+            "This sentence has more than eight words in it. A" + " b" * 40 + ".",
+            "This sentence has more than eight words in it.",
+        ),
+        ("One sentence of some words stands here. Follow these steps:", "One sentence of some words stands here."),
+        ("Use e.g. a saw, i.e. a tool. Then stop at once.", "Use e.g. a saw, i.e. a tool. Then stop at once."),
+    ],
+)
+def test_answers_are_short_whole_sentences(text: str, answer: str | None) -> None:
+    assert short_answer(text) == answer
+
+
+def test_abbreviations_and_initials_end_no_sentence() -> None:
+    assert sentences("See Fig. 3 and J. Smith. It (e.g. This) ends. `Code` starts.") == [
+        "See Fig. 3 and J. Smith.",
+        "It (e.g. This) ends.",
+        "`Code` starts.",
+    ]
+
+
+def test_restructured_text() -> None:
+    text = """\
+    =======
+    Sockets
+    =======
+
+    Sockets connect two programs over :class:`a network <net.Network>`.
+
+    Closing
+    =======
+
+    Call :func:`close` when nothing more is to be sent over it.
+
+    * ``backlog``: how many connections wait for an answer
+    * **host**: the name or address of the machine
+
+    timeout
+        The seconds after which a call gives up.
+
+    .. unknown:: directive
+       with content
+
+    .. include:: /etc/passwd
+
+    ::
+
+        code()
+
+    ===== ==========================
+    name  meaning
+    ===== ==========================
+    port  number between 0 and 65535
+    ===== ==========================
+    """
+    assert facts(text, "rst") == {
+        "Closing": "Call `close` when nothing more is to be sent over it.",
+        "backlog": "`backlog`: how many connections wait for an answer.",
+        "host": "host: the name or address of the machine.",
+        "timeout": "timeout: The seconds after which a call gives up.",
+        "port": "port: number between 0 and 65535.",
+        "Sockets": "Sockets connect two programs over `a network`.",
+    }
+    assert "root:" not in str(outline("rst", textwrap.dedent(text)))
+    assert facts(text, "rst", CODE) == {"Call `close` when nothing more is to be sent over it.": "```\ncode()\n```"}
+
+
+def test_restructured_text_without_a_single_title_uses_the_documents_own() -> None:
+    text = "One\n===\n\nThe first part has a few words.\n\nTwo\n===\n\nThe second part has a few words.\n"
+    assert rules(text, "rst", title="Guide") == [("section", "One", "Guide"), ("section", "Two", "Guide")]
+    assert outline("rst", "")[0].paragraphs == []
+
+
+def test_plain_text_has_headings_paragraphs_and_items() -> None:
+    text = """\
+    Care of tools
+
+    Tools last long when they are kept dry and clean.
+
+    Storing
+    -------
+
+    Store every tool in a dry box
+    with a lid that closes.
+
+    - oil: keeps the metal parts from rusting
+    - cloth: removes dust and dirt from it
+    """
+    assert facts(text, "text") == {
+        "Storing": "Store every tool in a dry box with a lid that closes.",
+        "oil": "oil: keeps the metal parts from rusting.",
+        "cloth": "cloth: removes dust and dirt from it.",
+        "Care of tools": "Tools last long when they are kept dry and clean.",
+    }
+
+
+def test_other_kinds_with_markdown_headings_are_read_as_markdown() -> None:
+    assert facts("# Page\n\n## Part\n\nThe part has a few words.\n", "html") == {"Part": "The part has a few words."}
+
+
+PYTHON = '''\
+"""Tools for cutting wood along a line."""
+
+class Saw:
+    """A tool with a toothed blade.
+
+    Details that nobody asked for.
+    """
+
+    def cut(self, length_mm: int) -> str:
+        """Cut a board to the given length in millimetres."""
+        if length_mm < 0:
+            raise ValueError(length_mm)
+        return "cut"
+
+    def _hidden(self):
+        """Never asked about, because it is private."""
+
+async def sharpen(saw):
+    """Sharpen every tooth of the saw."""
+    return saw
+
+def undocumented(): ...
+'''
+
+
+def test_python_docstrings_say_what_symbols_do() -> None:
+    where = {"kind": "code", "source": "shop/tools.py"}
+    assert facts(PYTHON, **where) == {
+        "Saw": "A tool with a toothed blade.",
+        "sharpen()": "Sharpen every tooth of the saw.",
+        "Saw.cut()": "Cut a board to the given length in millimetres.",
+        "shop/tools.py": "Tools for cutting wood along a line.",
+    }
+
+
+def test_python_bodies_answer_signature_and_docstring() -> None:
+    [(topic, answer)] = facts(PYTHON, "code", CODE, source="tools.py").items()
+    assert topic.splitlines()[1] == "def cut(self, length_mm: int) -> str:"
+    assert answer == '```python\nif length_mm < 0:\n    raise ValueError(length_mm)\nreturn "cut"\n```'
+
+
+def test_comments_above_declarations_in_other_languages() -> None:
+    text = """\
+    /** Opens the box and returns what is inside.
+     * @param key the key
+     */
+    export function openBox(key) {
+    }
+
+    // Counts the boxes on a shelf, empty ones too.
+    func CountBoxes(shelf Shelf) int {
+    }
+
+    # A comment that belongs to nothing that has a name.
+    x = 1
+
+    /// Short.
+    struct Tiny;
+    """
+    assert facts(text, "code", source="box.js") == {
+        "openBox": "Opens the box and returns what is inside.",
+        "CountBoxes": "Counts the boxes on a shelf, empty ones too.",
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["def broken(:", "x = '\0'", "(" * 5000, "-" * 100_000 + "1"], ids=["syntax", "nul", "depth", "length"]
+)
+def test_text_that_is_not_python_is_no_error(text: str) -> None:
+    assert parse_python(text) is None
+    assert facts(text, "code", source="x.py") == facts(text, "code", CODE, source="x.py") == {}
+
+
+COMMIT = """\
+Count every rejected row
+
+The report now balances, so nothing is lost.
+
+diff --git a/report.py b/report.py
+--- a/report.py
++++ b/report.py
+@@ -1 +1 @@
+-kept
++kept + dropped
+diff --git a/tests/test_report.py b/tests/test_report.py
+"""
+
+
+def test_commits_answer_with_their_message_or_their_diff() -> None:
+    where = {"kind": "commit", "source": "repo@1234567", "title": "1234567"}
+    answer = "Count every rejected row. The report now balances, so nothing is lost."
+    assert facts(COMMIT, **where) == {"report.py, tests/test_report.py": answer}
+    [(message, diff)] = facts(COMMIT, template=CODE, **where).items()
+    assert message.startswith("Count every rejected row")
+    assert diff.startswith("```diff\ndiff --git a/report.py")
+    assert commit_parts("Only a message") == ("Only a message", "")
+    assert facts("Only a message of some words", **where) == facts("Only a message", template=CODE, **where) == {}
+    assert facts(COMMIT + "+x\n" * 3000, template=CODE, **where) == {}
+
+
+def test_fenced_code_answers_the_paragraph_before_it() -> None:
+    assert facts(MANUAL, template=CODE) == {
+        "Nothing is switched unless every target has answered its canary prompt.": (
+            "```\ntrainyard check chain.yaml\n```"
+        )
+    }
+    assert facts("# Run\n\n    make demo\n", template=CODE) == {"Run": "```\nmake demo\n```"}
+
+
+@pytest.mark.parametrize("rule", WORDINGS)
+def test_wordings_differ_and_the_last_is_reserved(rule: str) -> None:
+    forms = WORDINGS[rule]
+    assert len(forms) == 8
+    if rule in ("diff", "body", "snippet"):
+        return
+    for count in range(2, 9):
+        for turn in range(7):
+            asked = questions(rule, "TOPIC", "TITLE", count=count, turn=turn)
+            assert len(set(asked)) == count
+            assert asked[-1] == forms[-1].format(topic="TOPIC", title="TITLE")
+            assert asked[-1] not in asked[:-1]
+    assert questions(rule, "T", "D", count=1, turn=0)[0] == forms[0].format(topic="T", title="D")
+    assert rule in INSTRUCTIONS
+
+
+def test_pairs_are_stable_and_their_questions_unique() -> None:
+    first, second = (pairs(document(MANUAL), QA, wordings=3) for _ in range(2))
+    assert first == second
+    assert Counter(len(pair.wordings) for pair in first) == {3: 9}
+    assert len({pair.id for pair in first}) == 9
+    asked = [wording for pair in first for wording in pair.wordings]
+    assert len(set(asked)) == len(asked)
+    changed = pairs(document(MANUAL.replace("good rows", "best rows")), QA, wordings=3)
+    assert len({pair.id for pair in first} & {pair.id for pair in changed}) == 8
+
+
+def test_topics_with_braces_are_taken_as_text() -> None:
+    [pair] = pairs(document("# API\n## `{id}` of {title}\nThe number of the thing that is meant.\n"), QA, wordings=2)
+    assert "{id}" in pair.wordings[0]
+
+
+def test_instructions_have_one_wording_each() -> None:
+    found = pairs(document(MANUAL), INSTRUCTION, wordings=3)
+    assert {len(pair.wordings) for pair in found} == {1}
+    assert 'Write a glossary entry for "slot" as used in "Nodes: Notes (What does a gate decide?)".' in [
+        pair.wordings[0] for pair in found
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=400), st.sampled_from(["markdown", "rst", "text", "code", "commit", "html"]))
+def test_any_text_gives_answers_that_are_its_own_words(text: str, kind: str) -> None:
+    for template in (QA, CODE):
+        for pair in pairs(DocumentRow("d", "s.md", kind, "t", text), template, wordings=2):
+            assert isinstance(pair, Pair)
+            assert pair.answer.strip()
+
+
+def test_the_projects_own_manual_gives_many_good_pairs() -> None:
+    pages = sorted(DOCS.glob("*.md"))
+    found: list[Fact] = []
+    for page in pages:
+        found += extract(document(page.read_text(), source=page.name, title=page.stem), QA)
+    lengths = [len(fact.answer.split()) for fact in found]
+    assert len(found) >= 10 * len(pages) / 2
+    assert sum(8 <= length <= 40 for length in lengths) >= 0.85 * len(lengths)

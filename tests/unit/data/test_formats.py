@@ -1,0 +1,282 @@
+"""Every spelling of a row becomes one of the five shapes, or a bad row with its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainyard.data.formats import ALLOWED, SHAPES, Normaliser, detect
+from trainyard.data.quarantine import BadRow
+from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import DataFormat
+
+ASK, SAY = Message("user", "Why?"), Message("assistant", "Because.")
+CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+SHAREGPT = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]
+TOOLS = [{"name": "clock", "parameters": {"type": "object"}}]
+CALL = '[{"type":"function","function":{"name":"clock","arguments":"{\\"zone\\":\\"UTC\\"}"}}]'
+
+
+def normalised(record: dict[str, Any], wanted: DataFormat = DataFormat.AUTO) -> Any:
+    return Normaliser(detect([record], wanted, "a test"))(record)[0]
+
+
+def reason_of(record: Any, like: dict[str, Any] | None = None) -> tuple[str, str]:
+    """Why a record is bad in a set whose first row is `like`, by default the record itself."""
+    with pytest.raises(BadRow) as caught:
+        Normaliser(detect([like or record], DataFormat.AUTO, "a test"))(record)
+    return caught.value.reason, caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": CHAT},
+        {"conversations": SHAREGPT},
+        {"conversations": CHAT},
+        {"instruction": "Why?", "output": "Because."},
+        {"instruction": "", "input": "Why?", "output": "Because."},
+        {"instruction": "Why?", "input": "", "output": "Because."},
+        {"instruction": "Why?", "input": None, "output": "Because."},
+        {"prompt": "Why?", "completion": "Because."},
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {"question": "Why?", "answer": "Because."},
+        {"prompt": "Why?", "response": "Because."},
+        {"query": "Why?", "response": "Because."},
+        {"input": "Why?", "output": "Because."},
+        {"instruction": "Why?", "response": "Because."},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}, CHAT[1]]},
+    ],
+)
+def test_supervised_spellings_become_one_conversation(record: dict[str, Any]) -> None:
+    assert normalised(record) == SftRow([ASK, SAY])
+
+
+def test_alpaca_joins_instruction_and_input_and_keeps_history_and_system() -> None:
+    record = {
+        "instruction": "Add", "input": "1 2", "output": "3", "system": "Be exact.", "history": [["Hi", "Hello"]],
+    }  # fmt: skip
+    assert [(turn.role, turn.content) for turn in normalised(record).messages] == [
+        ("system", "Be exact."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Add\n1 2"), ("assistant", "3"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "developer", "content": "Be kind."}, *CHAT]},
+        {"conversations": SHAREGPT, "system": "Be kind."},
+        {"conversations": [{"from": "system", "value": "Be kind."}, *SHAREGPT], "system": "unused"},
+        {"prompt": "Why?", "completion": "Because.", "system": "Be kind."},
+    ],
+)
+def test_system_prompts_come_first(record: dict[str, Any]) -> None:
+    assert normalised(record) == SftRow([Message("system", "Be kind."), ASK, SAY])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {
+            "conversations": [
+                SHAREGPT[0], {"from": "function_call", "value": '{"name": "clock", "arguments": {"zone": "UTC"}}'},
+                {"from": "observation", "value": "12:00"}, {"from": "gpt", "value": "Noon."},
+            ],
+            "tools": json.dumps(TOOLS),
+        },
+        {
+            "messages": [
+                CHAT[0],
+                {"role": "assistant", "content": None, "tool_calls": [
+                    {"type": "function", "function": {"name": "clock", "arguments": '{"zone":"UTC"}'}}]},
+                {"role": "tool", "content": "12:00", "tool_call_id": "1"}, {"role": "assistant", "content": "Noon."},
+            ],
+            "tools": TOOLS,
+        },
+        {
+            "messages": [
+                CHAT[0],
+                {"role": "assistant", "function_call": {"name": "clock", "arguments": '{"zone":"UTC"}'}},
+                {"role": "function", "name": "clock", "content": "12:00"}, {"role": "assistant", "content": "Noon."},
+            ],
+            "functions": TOOLS,
+        },
+    ],
+)  # fmt: skip
+def test_tool_calls_in_every_spelling(record: dict[str, Any]) -> None:
+    row = normalised(record)
+    assert [turn.role for turn in row.messages] == ["user", "assistant", "tool", "assistant"]
+    assert row.messages[1] == Message("assistant", "", CALL)
+    assert json.loads(row.tools) == TOOLS
+    assert detect([record], DataFormat.AUTO, "a test").format is DataFormat.TOOL_CALLS
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "Why?", "chosen": "Because.", "rejected": "No."},
+        {"question": "Why?", "chosen": "Because.", "rejected": "No."},
+        {"instruction": "Why?", "chosen": "Because.", "rejected": "No."},
+        {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [{"role": "assistant", "content": "No."}]},
+        {"chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "No."}]},
+        {"prompt": "Why?", "chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "No."}]},
+        {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": {"from": "gpt", "value": "No."}},
+        {
+            "input": {"messages": CHAT[:1], "parallel_tool_calls": True},
+            "preferred_output": CHAT[1:],
+            "non_preferred_output": [{"role": "assistant", "content": "No."}],
+        },
+        {"chosen": "\n\nHuman: Why?\n\nAssistant: Because.", "rejected": "\n\nHuman: Why?\n\nAssistant: No."},
+    ],
+)
+def test_preference_spellings_become_one_pair(record: dict[str, Any]) -> None:
+    row = normalised(record)
+    assert row == PreferenceRow([ASK], [SAY], [Message("assistant", "No.")])
+    assert chosen_side(row) == SftRow([ASK, SAY])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": CHAT, "label": True},
+        {"conversations": SHAREGPT, "label": "true"},
+        {"prompt": "Why?", "completion": "Because.", "label": 1},
+        {"instruction": "Why?", "output": "Because.", "kto_tag": True},
+    ],
+)
+def test_labelled_spellings_become_one_row(record: dict[str, Any]) -> None:
+    assert normalised(record) == LabelledRow([ASK], [SAY], True)
+    opposite = {key: False if key in ("label", "kto_tag") else value for key, value in record.items()}
+    assert normalised(opposite).label is False
+
+
+def test_openai_carries_chats_preferences_and_labels() -> None:
+    pair = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
+    found = [normalised(record, DataFormat.OPENAI) for record in ({"messages": CHAT}, pair)]
+    assert [type(row) for row in found] == [SftRow, PreferenceRow]
+    assert isinstance(normalised({"messages": CHAT, "label": False}, DataFormat.OPENAI), LabelledRow)
+
+
+def test_text_and_documents_rows() -> None:
+    assert normalised({"text": "Words."}) == TextRow("Words.")
+    document = normalised({"text": "# Rails\nIron.", "id": 3}, DataFormat.DOCUMENTS)
+    assert (document.title, document.kind) == ("Rails", "text")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "detail"),
+    [
+        ({"messages": []}, "empty", "messages is an empty list"),
+        ({"messages": "hello"}, "wrong_type", "messages is a string, expected a list of messages"),
+        ({"messages": ["hello"]}, "wrong_type", r"messages\[0\] is a string, expected an object"),
+        ({"messages": CHAT[:1]}, "no_answer", "ends with the turn of user, not of assistant"),
+        ({"messages": CHAT[1:]}, "no_prompt", "has no turn before the answer"),
+        ({"messages": [CHAT[0], {"role": "assistant", "content": " "}]}, "empty", "the last turn of .* is empty"),
+        ({"messages": [*CHAT, {"role": "system", "content": "x"}, CHAT[1]]}, "late_system", "not the first"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown_role", r"messages\[0\].role is 'wizard'"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "unknown_role", "is 3, expected one of system"),
+        ({"messages": [{"role": "user", "content": 5}, CHAT[1]]}, "wrong_type", "content is a number, expected a str"),
+        ({"messages": [{"role": "user"}, CHAT[1]]}, "wrong_type", "content is null"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, CHAT[1]]},
+            "not_text", "a part of type 'image_url'; only text is read",
+        ),
+        ({"messages": [CHAT[0], {"role": "assistant", "tool_calls": "x"}]}, "bad_tool_call", "expected a list"),
+        ({"messages": [CHAT[0], {"role": "assistant", "tool_calls": [{}]}]}, "bad_tool_call", "without function.name"),
+        ({"messages": CHAT, "tools": "{"}, "bad_tools", "tools is not JSON"),
+        ({"messages": CHAT, "tools": "{}"}, "bad_tools", "tools is not a list of objects"),
+        (
+            {"conversations": [SHAREGPT[0], {"from": "function_call", "value": "clock()"}]},
+            "bad_tool_call", "value is not JSON",
+        ),
+        ({"conversations": [SHAREGPT[0], {"from": "function_call", "value": "[]"}]}, "bad_tool_call", "an empty list"),
+        ({"conversations": [SHAREGPT[0], {"from": "function_call", "value": "3"}]}, "bad_tool_call", "with a name"),
+        ({"instruction": "x", "output": ""}, "empty", "output is empty"),
+        ({"instruction": "", "output": "x"}, "empty", "instruction is empty"),
+        ({"instruction": "x", "output": "y", "history": "z"}, "wrong_type", "history is a string"),
+        ({"instruction": "x", "output": "y", "history": [["a"]]}, "wrong_type", "not a pair of question and answer"),
+        ({"prompt": "x", "completion": None}, "wrong_type", "completion is null, expected a string"),
+        ({"prompt": "x", "chosen": "a", "rejected": "a"}, "identical_pair", "chosen and rejected are the same"),
+        ({"prompt": "x", "chosen": "a", "rejected": ""}, "empty", "rejected is empty"),
+        ({"chosen": "a", "rejected": "b"}, "no_prompt", "there is no prompt"),
+        (
+            {"chosen": CHAT, "rejected": [{"role": "user", "content": "Else?"}, CHAT[1]]},
+            "prompts_differ", "chosen and rejected answer different prompts",
+        ),
+        (
+            {"input": "x", "preferred_output": CHAT[1:], "non_preferred_output": CHAT[1:]},
+            "wrong_type", "input is a string, expected an object with messages",
+        ),
+        ({"messages": CHAT, "label": "maybe"}, "bad_label", "label is 'maybe', expected true or false"),
+        ({"messages": CHAT, "label": None}, "bad_label", "label is None"),
+        ({"messages": CHAT[:1], "label": True}, "no_answer", "ends with the turn of user"),
+        ({"text": "a\0b"}, "nul_character", r"text holds the character U\+0000"),
+        ({"text": "a\ud800b"}, "lone_surrogate", r"half of a surrogate pair, U\+D800"),
+        ({"messages": CHAT, "tools": [{"name": "\0"}]}, "nul_character", r"tools holds the character U\+0000"),
+    ],
+)  # fmt: skip
+def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> None:
+    found, said = reason_of(record)
+    assert found == reason
+    assert re.search(detail, said)
+
+
+def test_rows_of_another_kind_do_not_slip_in() -> None:
+    alpaca = {"instruction": "x", "output": "y"}
+    assert reason_of({"prompt": "x", "chosen": "a", "rejected": "b"}, alpaca)[0] == "other_format"
+    assert reason_of({"foo": 1}, alpaca) == ("missing_fields", "keys of no alpaca row: foo")
+    assert reason_of([1], alpaca) == ("not_an_object", "the row is not a JSON object")
+    assert reason_of({"messages": CHAT, "label": True}, {"messages": CHAT})[0] == "other_format"
+
+
+def test_spellings_of_the_same_port_may_be_mixed() -> None:
+    normalise = Normaliser(detect([{"instruction": "x", "output": "y"}], DataFormat.AUTO, "a test"))
+    assert normalise({"messages": CHAT})[0] == SftRow([ASK, SAY])
+
+
+def test_unknown_format_names_the_keys() -> None:
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The format of x.jsonl is not known. Why: .* foo, text2"):
+        detect([{"foo": 1, "text2": 2}], DataFormat.AUTO, "x.jsonl")
+    with pytest.raises(InvalidInput, match=r"none \(the rows are not objects\)"):
+        detect([1, "a"], DataFormat.AUTO, "x.jsonl")
+
+
+def test_a_named_format_is_enforced() -> None:
+    with pytest.raises(InvalidInput, match=r"x is not in the format alpaca. .* Do: Give format: openai\."):
+        detect([{"messages": CHAT}], DataFormat.ALPACA, "x")
+    with pytest.raises(InvalidInput, match=r"Correct the file or the format"):
+        detect([{"a": 1}], DataFormat.ALPACA, "x")
+
+
+def test_every_format_of_the_axis_has_shapes() -> None:
+    assert set(ALLOWED) == set(DataFormat)
+    assert {shape.name for shape in SHAPES} == {
+        "openai_preference", "preference", "labelled", "openai", "sharegpt", "alpaca", "prompt_completion", "text",
+    }  # fmt: skip
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "from"]), inner),
+    max_leaves=8,
+)
+KEYS = ["messages", "conversations", "instruction", "output", "prompt", "chosen", "rejected", "label", "text", "tools"]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1))
+def test_any_json_is_a_row_or_a_bad_row(record: dict[str, Any]) -> None:
+    """No value makes a shape fail in any other way."""
+    reasons: list[BadRow] = []
+    for shape in SHAPES:
+        if shape.has(frozenset(record)):
+            try:
+                shape.parse(record)
+            except BadRow as bad:
+                reasons.append(bad)
+    assert all(bad.reason.isidentifier() and bad.detail for bad in reasons)

@@ -1,0 +1,174 @@
+"""Prompts: the shared part first, the document last; a user's own Jinja is rendered in a child that cannot do harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import jsonschema
+import psutil
+import pytest
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trainyard.data import prompts
+from trainyard.data.prompts import Prompter, answer, check_prompt, item_schema, reply_schema, serve
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import GenerationTemplate
+
+DOCUMENT = {"title": "Nodes", "text": "A node is a box.", "source": "nodes.md", "kind": "markdown"}
+FIRST = {
+    GenerationTemplate.QA: {"questions": ["q1", "q2"], "answer": "a"},
+    GenerationTemplate.INSTRUCTION: {"instruction": "i", "response": "r"},
+    GenerationTemplate.CODE: {"task": "t", "code": "c"},
+    GenerationTemplate.PREFERENCE: {"prompt": "p", "chosen": "c", "rejected": "r"},
+}
+
+
+@pytest.mark.parametrize("template", GenerationTemplate)
+def test_each_template_has_a_task_and_a_schema(template: GenerationTemplate) -> None:
+    schema = reply_schema(template, 2, 1)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate({"pairs": [FIRST[template]]}, schema)
+    for broken in ({"pairs": []}, {}, {"pairs": [{}]}, {"pairs": [FIRST[template] | {"more": "x"}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, schema)
+    with Prompter(template, wordings=2) as prompter:
+        assert '{"pairs": [{' in prompter.system
+
+
+def test_wordings_are_an_exact_number_of_texts() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"questions": ["only one"], "answer": "a"}, item_schema(GenerationTemplate.QA, 2))
+
+
+def test_requests_share_their_beginning_and_end_with_what_differs() -> None:
+    with Prompter(GenerationTemplate.QA, wordings=3) as prompter:
+        first = prompter.messages(DOCUMENT, pairs=4, part=1, parts=2)
+        second = prompter.messages(DOCUMENT, pairs=4, part=2, parts=2)
+        alone = prompter.messages(DOCUMENT | {"text": "{braces} {{stay}}"}, pairs=1)
+    assert first[0] == second[0] == alone[0]
+    text = second[1]["content"]
+    assert first[1]["content"].startswith(text[: text.index("This is request 2 of 2")])
+    assert "request" not in alone[1]["content"]
+    assert "{braces} {{stay}}" in alone[1]["content"]
+
+
+def test_an_own_prompt_sees_the_document_and_the_request() -> None:
+    own = "{{ document.title|upper }}/{{ document.kind }}/{{ document.source }}: {{ document.text }} "
+    own += "{{ pairs }}x{{ wordings }} {{ part }}/{{ parts }}"
+    with Prompter(GenerationTemplate.QA, wordings=3, prompt=own) as prompter:
+        messages = prompter.messages(DOCUMENT, pairs=5, part=1, parts=2)
+        again = prompter.messages(DOCUMENT | {"text": "ünï\ncode"}, pairs=5)
+    assert messages[0]["role"] == "system"
+    assert messages[1]["content"] == "NODES/markdown/nodes.md: A node is a box. 5x3 1/2"
+    assert "ünï\ncode" in again[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            "{{ document.text",
+            r"E-PROMPT-SYNTAX: The generator's own prompt is not Jinja\. Why: Line 1: .*Do: Correct config\.p",
+        ),
+        ("{% for %}{{ document }}", "E-PROMPT-SYNTAX"),
+        ("{% include '/etc/passwd' %}{{ document }}", "E-PROMPT-FAILED: The generator's own prompt cannot be rendered"),
+        ("Write questions.", r"E-PROMPT-DOCUMENT: The generator's own prompt never shows the document"),
+        (
+            "{{ document.text }} {{ secret }}",
+            r"E-PROMPT-UNKNOWN: .*uses a name that does not exist\. Why: 'secret' is undefined",
+        ),
+        (
+            "{{ document.body }}",
+            r"E-PROMPT-UNKNOWN: .*has no attribute 'body'.* it sees document, pairs, wordings, part, parts",
+        ),
+        ("{{ document.__class__.__mro__ }}", r"E-PROMPT-UNSAFE: .*tries to leave its sandbox"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}{{ document }}", "E-PROMPT-UNSAFE"),
+        ("{{ document.update({'text': ''}) }}", "E-PROMPT-UNSAFE"),
+        ("{{ document.text.format.__globals__ }}", "E-PROMPT-UNSAFE"),
+        ("{{ '{0.__class__}'.format(document) }}", "E-PROMPT-UNSAFE"),
+        ("{{ lipsum.__globals__['os'].popen('id').read() }}{{ document }}", "E-PROMPT-UNSAFE"),
+        ("{{ document.text + 1 }}", r"E-PROMPT-FAILED: .*cannot be rendered\. Why: can only concatenate str"),
+        ("{{ 1 // 0 }}{{ document }}", "E-PROMPT-FAILED"),
+        ("{% for i in range(99999999) %}{{ document }}{% endfor %}", "E-PROMPT-LIMIT"),
+        (
+            "{{ 'x' * 1000000000 }}{{ document }}",
+            r"E-PROMPT-LIMIT: .*was stopped\. Why: While it was rendered, it ran into Memo",
+        ),
+        ("{% for i in range(9999) %}{{ document.text * 99 }}{% endfor %}", r"it became longer than 100,027 characters"),
+        ("{{ '%999999999d' % 1 }}{{ document }}", "E-PROMPT-LIMIT"),
+        ("{{ document }}{{ " + "(" * 9000, "E-PROMPT-(SYNTAX|LIMIT)"),
+        ("{{ document }}{{ " + "-" * 9000 + "1 }}", "E-PROMPT-(SYNTAX|LIMIT|FAILED)"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_refused_with_its_reason(prompt: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_prompt(prompt)
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ document }}"
+
+
+def test_an_endless_prompt_is_ended_and_leaves_no_process() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    started = time.monotonic()
+    with pytest.raises(
+        InvalidInput, match=r"E-PROMPT-LIMIT: .* it did not finish within 2 s; allowed are 2 s, 256 MiB"
+    ):
+        check_prompt(ENDLESS)
+    assert time.monotonic() - started < 20
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_a_prompt_that_turns_on_a_later_document_is_stopped_too() -> None:
+    own = "{% if document.title == 'Trap' %}{{ document.text * 10 ** 9 }}{% endif %}{{ document.text }}"
+    with Prompter(GenerationTemplate.QA, wordings=1, prompt=own) as prompter:
+        assert prompter.messages(DOCUMENT, pairs=1)[1]["content"] == "A node is a box."
+        with pytest.raises(InvalidInput, match="E-PROMPT-LIMIT"):
+            prompter.messages(DOCUMENT | {"title": "Trap"}, pairs=1)
+        assert prompter.messages(DOCUMENT, pairs=1)[1]["content"] == "A node is a box."
+
+
+def test_a_child_that_was_killed_is_reported() -> None:
+    with Prompter(GenerationTemplate.QA, wordings=1, prompt="{{ document.text }}") as prompter:
+        assert prompter.child is not None
+        assert prompter.child.process is not None
+        prompter.child.process.kill()
+        prompter.child.process.wait()
+        with pytest.raises(InvalidInput, match=r"E-PROMPT-LIMIT: .*its process ended"):
+            prompter.messages(DOCUMENT, pairs=1)
+    assert prompter.child.process is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ("{{ document", "E-PROMPT-SYNTAX"),
+        ("Nothing.", "E-PROMPT-DOCUMENT"),
+        ("{{ document }}{{ nothing }}", "E-PROMPT-UNKNOWN"),
+        ("{{ document.__class__ }}", "E-PROMPT-UNSAFE"),
+        ("{{ document.text * 9999 }}", "E-PROMPT-LIMIT"),
+        ("{{ document }}{% for i in range(9999999) %}{% endfor %}", "E-PROMPT-LIMIT"),
+        ("{{ document + 1 }}", "E-PROMPT-FAILED"),
+    ],
+)
+def test_the_child_answers_a_fault_with_its_four_fields(prompt: str, code: str) -> None:
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+    replies = [answer(environment, prompt, given) for given in ({}, {"document": DOCUMENT})]
+    faults = [reply for reply in replies if "code" in reply]
+    assert faults[0].keys() == {"code", "what", "why", "do"}
+    assert code in {fault["code"] for fault in faults}
+
+
+def test_the_childs_loop_answers_line_by_line() -> None:
+    lines = [{"prompt": "{{ document.text }}"}, {"document": DOCUMENT}, {"document": {"title": "t", "text": ""}}]
+    out = io.BytesIO()
+    serve(io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)), out)
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {"text": ""},
+        {"text": "A node is a box."},
+        {"text": ""},
+    ]
+    assert "{{" not in prompts.DO

@@ -1,0 +1,142 @@
+"""The report: its figures, its page, its picture, and that hostile texts stay texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from trainyard.evals.curves import loss_curves, points
+from trainyard.evals.job import EvaluationJob, Participant
+from trainyard.evals.report import build_report, cell, headline, markdown, number
+from trainyard.spec.nodes import EvaluatorConfig
+
+TRAINING = {
+    "stage": "sft",
+    "method": "lora",
+    "backend": "trl",
+    "base_model": "tiny",
+    "tokens": {"read": 1000, "trained": 300, "masked": 690, "truncated": 10, "dropped": 0},
+    "steps": 20,
+    "first_loss": 5.25,
+    "final_loss": 3.5,
+    "losses": [[1, 5.25, 1e-3], [10, 4.0, 1e-3], [20, 3.5, 0.0]],
+    "seconds": 12.5,
+}
+
+
+def scored(name: str, chosen_set: str, values: dict[str, list[float]], **fields: Any) -> dict[str, Any]:
+    rows = [f"row:{index}" for index in range(len(values["candidate"]))]
+    base = {"name": name, "set": chosen_set, "gold": "synthetic (extractive)", "margin": 0.0, "skipped": 0}
+    return {**base, "ids": rows, "clusters": rows, "values": values, **fields}
+
+
+def job(tmp_path: Path, *, control: bool = True) -> EvaluationJob:
+    for name in ("candidate", "control"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "training.json").write_text(json.dumps(TRAINING))
+    return EvaluationJob(
+        base_model="tiny",
+        base_path="tiny",
+        candidate=Participant(name="candidate", path=str(tmp_path / "candidate"), kind="adapter"),
+        candidate_sha256="ab" * 32,
+        control=Participant(name="control", path=str(tmp_path / "control"), kind="adapter") if control else None,
+        config=EvaluatorConfig(resamples=500),
+    )
+
+
+def scores(*benchmarks: dict[str, Any], samples: list[dict[str, str]] | None = None) -> dict[str, Any]:
+    return {"benchmarks": list(benchmarks), "samples": samples or [], "facts": {"device": "cpu", "threads": 1}}
+
+
+BASE = [5.0, 5.2, 4.8, 5.1, 5.3, 4.9, 5.0, 5.2]
+TUNED = [4.0, 4.3, 3.7, 4.2, 4.2, 4.0, 5.1, 5.2]
+SHUFFLED = [4.1, 4.2, 3.9, 4.1, 4.3, 3.9, 5.2, 5.1]
+
+
+def report(tmp_path: Path, **fields: Any) -> dict[str, Any]:
+    values = {"baseline": BASE, "candidate": TUNED, "control": SHUFFLED}
+    return build_report(job(tmp_path), scores(scored("heldout_loss", "unseen_wording", values, **fields)))
+
+
+def test_means_improvement_and_flips_by_hand(tmp_path: Path) -> None:
+    (line,) = report(tmp_path)["benchmarks"]
+    assert line["baseline"] == pytest.approx(5.0625)
+    assert line["candidate"] == pytest.approx(4.3375)
+    assert line["improvement"]["mean"] == pytest.approx(0.725)
+    assert line["vs_control"]["mean"] == pytest.approx(4.35 - 4.3375)
+    assert line["flips"] == {"better": 6, "worse": 1, "equal": 1}
+    assert line["improvement"]["low"] < 0.725 < line["improvement"]["high"]
+
+
+def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None:
+    found = report(tmp_path)
+    assert found["gate"]["better"]
+    assert found["adapter_sha256"] == "ab" * 32
+    assert found["primary"] == "heldout_loss/unseen_wording"
+    facts = headline(found)
+    assert facts["better"]
+    assert set(facts["benchmarks"]) == {"heldout_loss/unseen_wording"}
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_candidate_like_its_control_synthetic_gold_and_skipped_rows_are_noted(tmp_path: Path) -> None:
+    notes = " ".join(report(tmp_path, skipped=3)["notes"])
+    assert "unseen_wording are synthetic: made by a program or a model" in notes
+    assert "3 rows were left out" in notes
+    assert "not clearly better than the control" in notes
+
+
+def test_the_page_says_the_verdict_first_and_shows_the_ledger(tmp_path: Path) -> None:
+    page = markdown(report(tmp_path))
+    assert page.startswith("# Evaluation report\n\n**Better.**")
+    assert "| unseen_wording | synthetic (extractive) |" in page
+    assert "| tokens trained | 300 | 300 |" in page
+    assert "![Training loss](curves.svg)" in page
+    assert "| heldout_loss/unseen_wording (nats per answer token) | 8 | 5.0625 | 4.3375 | +0.7250 [" in page
+
+
+def test_not_better_lists_every_reason(tmp_path: Path) -> None:
+    loss = scored("heldout_loss", "unseen_wording", {"baseline": TUNED, "candidate": BASE})
+    right = scored("exact_match", "unseen_wording", {"baseline": [1.0] * 8, "candidate": [0.5] * 8})
+    found = build_report(job(tmp_path, control=False), scores(loss, right))
+    assert len(found["gate"]["reasons"]) == 2
+    assert "**Not better**, for 2 reasons. The candidate is not deployed." in markdown(found)
+    assert found["benchmarks"][0]["vs_control"] is None
+    assert "control" not in markdown(found)
+
+
+def test_hostile_samples_stay_in_their_cell() -> None:
+    assert cell("a | b\n# c <script> ![x](y) `z`") == r"a \| b # c &lt;script> \!\[x](y) \`z\`"
+    assert cell("") == "(nothing)"
+    assert len(cell("x" * 1000)) == 301
+
+
+def test_numbers_read_well() -> None:
+    assert [number(value) for value in (1234567, 5.25, None, "sft")] == ["1,234,567", "5.25", "", "sft"]
+
+
+def test_curves_are_well_formed_and_say_in_words_what_they_show() -> None:
+    text = loss_curves({"candidate": TRAINING, "<control>": TRAINING})
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.get("role") == "img"
+    assert root.findtext(f"{space}title") == "Training loss by step"
+    assert "candidate: from 5.250 to 3.500 in 20 steps" in str(root.findtext(f"{space}desc"))
+    assert len(root.findall(f"{space}polyline")) == 2
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_curves_without_losses_say_so_and_one_flat_point_is_drawn() -> None:
+    assert "no losses were recorded" in loss_curves({"candidate": {}})
+    assert "<polyline" in loss_curves({"candidate": {"losses": [[0, 2.0, 0.1]]}})
+
+
+def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
+    many = [[step, float(step), 0.0] for step in range(10_001)] + [[10_001, float("nan"), 0.0], [10_002, None, 0.0]]
+    thinned = points(many)
+    assert len(thinned) <= 402
+    assert thinned[-1] == (10_000.0, 10_000.0)

@@ -1,0 +1,89 @@
+"""The gate: what passes, what blocks, and that more evidence of improvement never turns a yes into a no."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainyard.errors import InvalidInput
+from trainyard.evals.gate import Measured, choose_primary, judge
+from trainyard.evals.statistics import Interval
+
+PRIMARY = "heldout_loss/unseen_wording"
+
+
+def measured(label: str, low: float, high: float, *, margin: float = 0.0, cases: int = 50) -> Measured:
+    return Measured(label, "nats", Interval((low + high) / 2, low, high, cases), margin)
+
+
+def test_a_clear_improvement_with_nothing_worse_is_better() -> None:
+    verdict = judge([measured(PRIMARY, 0.1, 0.3), measured("forgetting/general", -0.2, 0.1, margin=0.1)], PRIMARY, 0.95)
+    assert verdict.better
+    assert verdict.reasons == ()
+    assert verdict.passed[0] == f"{PRIMARY}: improvement +0.2000 [+0.1000, +0.3000] nats"
+
+
+def test_an_interval_that_touches_zero_blocks() -> None:
+    verdict = judge([measured(PRIMARY, 0.0, 0.3)], PRIMARY, 0.95)
+    assert not verdict.better
+    assert verdict.reasons == (
+        f"{PRIMARY}: improvement +0.1500 [+0.0000, +0.3000] nats; the lower bound has to be above 0.",
+    )
+
+
+def test_too_few_cases_block_however_clear_they_are() -> None:
+    verdict = judge([measured(PRIMARY, 0.5, 0.6, cases=5)], PRIMARY, 0.95)
+    assert verdict.reasons == (
+        f"{PRIMARY}: 5 independent cases cannot support 95% confidence; at least 6 are needed. "
+        "Hold out more documents or questions.",
+    )
+    assert judge([measured(PRIMARY, 0.5, 0.6, cases=6)], PRIMARY, 0.95).better
+
+
+def test_all_reasons_are_listed() -> None:
+    others = [
+        measured("exact_match/unseen_wording", -0.3, -0.1),
+        measured("forgetting/general", -1.2, -0.8, margin=0.5),
+    ]
+    verdict = judge([measured(PRIMARY, -0.1, 0.3), *others], PRIMARY, 0.95)
+    assert [reason.split(":")[0] for reason in verdict.reasons] == [
+        PRIMARY,
+        "exact_match/unseen_wording",
+        "forgetting/general",
+    ]
+    assert verdict.reasons[2].endswith("worse by more than its margin of 0.5.")
+
+
+def test_a_loss_of_exactly_the_margin_passes() -> None:
+    exact = Measured("f1/x", "F1", Interval(-0.25, -0.3, -0.2, 40), 0.25)
+    assert judge([measured(PRIMARY, 0.1, 0.2), exact], PRIMARY, 0.95).better
+
+
+def test_the_primary_metric_is_unseen_wording_then_unseen_documents_then_the_first() -> None:
+    documents = "heldout_loss/unseen_documents"
+    assert choose_primary(["f1/x", documents, PRIMARY], None) == PRIMARY
+    assert choose_primary(["f1/x", documents], None) == documents
+    assert choose_primary(["f1/x", "exact_match/x"], None) == "f1/x"
+    assert choose_primary(["f1/x", PRIMARY], "f1/x") == "f1/x"
+
+
+def test_a_primary_that_does_not_run_is_refused_with_the_ones_that_do() -> None:
+    with pytest.raises(InvalidInput, match=r"E-EVAL-PRIMARY: The primary metric 'f1/y' .* They are f1/x, f1/z\."):
+        choose_primary(["f1/x", "f1/z"], "f1/y")
+
+
+BOUND = st.floats(-2, 2, allow_nan=False)
+
+
+@given(low=BOUND, width=st.floats(0, 1), other=BOUND, margin=st.floats(0, 1), gain=st.floats(0, 1))
+def test_the_gate_is_monotonic(low: float, width: float, other: float, margin: float, gain: float) -> None:
+    """Raising any improvement, or any margin, never turns better into not better."""
+    before = [measured(PRIMARY, low, low + width), measured("f1/x", other, other + width, margin=margin)]
+    risen = [
+        [measured(PRIMARY, low + gain, low + gain + width), before[1]],
+        [before[0], measured("f1/x", other + gain, other + gain + width, margin=margin)],
+        [before[0], measured("f1/x", other, other + width, margin=margin + gain)],
+    ]
+    if judge(before, PRIMARY, 0.95).better:
+        assert all(judge(after, PRIMARY, 0.95).better for after in risen)

@@ -1,0 +1,109 @@
+"""The embedded server's life: started once, found by anybody, replaced when its model changed, ended for sure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from trainyard.errors import Conflict, InvalidInput, Unavailable
+from trainyard.serve.embedded import READY_FILE, Instance, instance, running, start, stop
+from trainyard.settings import Settings, load_settings
+
+pytestmark = pytest.mark.xdist_group("model-server")
+
+
+@pytest.fixture
+def configured(home: Path) -> Iterator[Settings]:
+    found = load_settings()
+    yield found
+    stop(found)
+
+
+def write_ready_file(settings: Settings, found: Instance) -> None:
+    settings.services.mkdir(parents=True, exist_ok=True)
+    (settings.services / READY_FILE).write_text(json.dumps(dataclasses.asdict(found)))
+
+
+def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    # Started by a program that ends at once, as the command line does.
+    program = (
+        "import sys; from trainyard.serve.embedded import start; from trainyard.settings import settings\n"
+        "print(start(settings(), sys.argv[1], threads=1))"
+    )
+    asked = subprocess.run([sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True)
+    url = asked.stdout.strip()
+    assert running(configured) == url
+    assert start(configured, str(model)) == url
+    with pytest.raises(Conflict, match=f"E-EMBEDDED-MODEL: The embedded server at {url} serves .*trainyard down"):
+        start(configured, str(tiny_model))
+    assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["root"] == str(model)
+    first = instance(configured)
+    assert first is not None
+    process = first.process()
+    assert process is not None
+    assert os.getpgid(first.pid) == first.pid  # a session of its own
+    assert stop(configured) is True
+    assert not process.is_running()
+    assert (running(configured), stop(configured)) == (None, False)
+
+
+def test_another_process_under_the_same_number_is_not_ours(configured: Settings) -> None:
+    own = psutil.Process()
+    found = Instance(own.pid, own.create_time() - 60, 1, "http://127.0.0.1:1", "starter", "0" * 64, 0.0)
+    write_ready_file(configured, found)
+    assert instance(configured) is None
+    assert running(configured) is None
+    assert stop(configured) is False
+    assert not (configured.services / READY_FILE).exists()
+
+
+def test_a_process_that_does_not_answer_is_not_running(configured: Settings) -> None:
+    own = psutil.Process()
+    write_ready_file(configured, Instance(own.pid, own.create_time(), 1, "http://127.0.0.1:1", "m", "0" * 64, 0.0))
+    assert instance(configured) is not None
+    assert running(configured) is None
+    (configured.services / READY_FILE).unlink()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"pid": 1}', "null"])
+def test_a_damaged_ready_file_counts_as_none(configured: Settings, damage: str) -> None:
+    configured.services.mkdir(parents=True)
+    (configured.services / READY_FILE).write_text(damage)
+    assert instance(configured) is None
+
+
+def test_a_model_that_must_not_be_loaded_starts_nothing(configured: Settings, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="E-MODEL-CONFIG"):
+        start(configured, str(tmp_path))
+    assert not configured.services.exists()
+
+
+def test_a_chat_template_that_attacks_starts_nothing(configured: Settings, tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "chat_template.jinja").write_text("{{ ().__class__.__bases__ }}")
+    with pytest.raises(InvalidInput, match="E-CHAT-TEMPLATE: The chat template is refused: SecurityError"):
+        start(configured, str(model))
+    assert not configured.services.exists()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_come_up_says_why(home: Path, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        configured = load_settings(embedded_port=taken.getsockname()[1])
+        with pytest.raises(Unavailable, match=r"E-EMBEDDED-START: .*\(status 6\).*E-PORT: Port \d+ .*embedded\.log"):
+            start(configured, str(tiny_model), threads=1)
+    assert instance(configured) is None

@@ -1,0 +1,51 @@
+"""Short spellings of chains for the tests of this room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Reason
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.graph import check, resolve
+
+RESOURCES = Path(__file__).parents[2] / "resources"
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def node(kind: str, node_id: str | None = None, needs: list[str] | None = None, **config: Any) -> dict[str, Any]:
+    """One node of a chain as a plain value; None leaves a key out."""
+    found: dict[str, Any] = {"type": kind}
+    found |= {"id": node_id} if node_id else {}
+    found |= {} if needs is None else {"needs": needs}
+    return found | ({"config": config} if config else {})
+
+
+def source(path: str = "rows.jsonl", **config: Any) -> dict[str, Any]:
+    return node("data_source", path=path, **config)
+
+
+def chain(*nodes: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    return {"nodes": list(nodes), **rest}
+
+
+def resolved(*nodes: dict[str, Any], **rest: Any) -> ResolvedChain:
+    return resolve(chain(*nodes, **rest))
+
+
+def reasons(*nodes: dict[str, Any]) -> list[Reason]:
+    return check(chain(*nodes))
+
+
+def codes(*nodes: dict[str, Any]) -> list[str]:
+    return [reason.code for reason in reasons(*nodes)]
+
+
+def links(given: ResolvedChain, node_id: str) -> dict[str, list[str]]:
+    """Inputs of a node as `{"sft": ["validator.sft"]}`, a control marked with a star."""
+    inputs: dict[Port, Any] = given.node(node_id).inputs
+    return {
+        port.value: [f"{s.node_id}.{s.port.value}{'*' if s.control else ''}" for s in sources]
+        for port, sources in inputs.items()
+    }

@@ -1,0 +1,375 @@
+"""Typed ports: what each node makes and takes, and from which earlier node."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.spec.chains import chain, codes, links, node, reasons, resolved, source
+from trainyard.spec.axes import DataFormat, Port, Stage
+from trainyard.spec.chain import Source
+from trainyard.spec.graph import check
+from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig
+from trainyard.spec.ports import (
+    FORMAT_PORTS,
+    ROW_PORTS,
+    STAGE_DATA,
+    Missing,
+    Offer,
+    PortNode,
+    channel_of,
+    kinds_of_set,
+    merge,
+    wire,
+)
+
+UNKNOWN = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("docs", (Port.DOCUMENTS,)),
+        ("handbook.md", (Port.DOCUMENTS,)),
+        ("book.pdf", (Port.DOCUMENTS,)),
+        ("code.py", (Port.DOCUMENTS,)),
+        ("archive.v2/notes", (Port.DOCUMENTS,)),
+        ("rows.jsonl", UNKNOWN),
+        ("rows.JSON", UNKNOWN),
+        ("rows.ndjson", UNKNOWN),
+        ("rows.parquet", UNKNOWN),
+        ("rows.csv", UNKNOWN),
+        ("rows.tsv", UNKNOWN),
+        ("rows.arrow", UNKNOWN),
+        ("rows.jsonl.gz", UNKNOWN),
+        ("rows.jsonl.zst", UNKNOWN),
+        ("rows.csv.bz2", UNKNOWN),
+        ("rows.json.xz", UNKNOWN),
+        ("notes.md.gz", (Port.DOCUMENTS,)),
+        (".gz", (Port.DOCUMENTS,)),
+    ],
+)
+def test_a_path_tells_what_it_may_hold(path: str, kinds: tuple[Port, ...]) -> None:
+    assert kinds_of_set(SourceSet(path=path)) == kinds
+
+
+def test_an_address_is_judged_by_its_path() -> None:
+    assert kinds_of_set(SourceSet(url="https://host.example/rows.jsonl?sig=a.md")) == UNKNOWN
+    assert kinds_of_set(SourceSet(url="https://host.example/page.html#rows.jsonl")) == (Port.DOCUMENTS,)
+
+
+def test_a_repository_gives_documents() -> None:
+    assert kinds_of_set(SourceSet(repository="project.json")) == (Port.DOCUMENTS,)
+
+
+def test_a_named_format_decides() -> None:
+    assert set(FORMAT_PORTS) == set(DataFormat) - {DataFormat.AUTO}
+    assert kinds_of_set(SourceSet(path="docs", format=DataFormat.ALPACA)) == (Port.SFT,)
+    assert kinds_of_set(SourceSet(path="rows.jsonl", format=DataFormat.DOCUMENTS)) == (Port.DOCUMENTS,)
+    assert FORMAT_PORTS[DataFormat.OPENAI] == (Port.SFT, Port.PREFERENCE, Port.LABELLED)
+    assert FORMAT_PORTS[DataFormat.SHAREGPT] == FORMAT_PORTS[DataFormat.OPENAI]
+    single = {name: FORMAT_PORTS[name] for name in DataFormat if name in FORMAT_PORTS and len(FORMAT_PORTS[name]) == 1}
+    assert single == {
+        DataFormat.ALPACA: (Port.SFT,),
+        DataFormat.PROMPT_COMPLETION: (Port.SFT,),
+        DataFormat.TOOL_CALLS: (Port.SFT,),
+        DataFormat.PREFERENCE: (Port.PREFERENCE,),
+        DataFormat.LABELLED: (Port.LABELLED,),
+        DataFormat.TEXT: (Port.TEXT,),
+        DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
+    }
+
+
+def test_every_stage_has_its_data() -> None:
+    assert STAGE_DATA == {
+        Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
+        Stage.SFT: (Port.SFT,),
+        Stage.REWARD: (Port.PREFERENCE,),
+        Stage.PPO: (Port.SFT,),
+        Stage.DPO: (Port.PREFERENCE,),
+        Stage.KTO: (Port.LABELLED,),
+    }
+
+
+def test_the_six_nodes_in_a_line() -> None:
+    found = resolved(
+        source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator"), node("deployer")
+    )
+    assert found.order == ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer")
+    assert [found.node(name).produces for name in found.order] == [
+        (Port.DOCUMENTS,), (Port.SFT,), (Port.SFT,), (Port.ADAPTER,), (Port.REPORT,), (),
+    ]  # fmt: skip
+    assert links(found, "data-source") == {}
+    assert links(found, "ai-generator") == {"documents": ["data-source.documents"]}
+    assert links(found, "validator") == {"documents": ["data-source.documents"], "sft": ["ai-generator.sft"]}
+    assert links(found, "trainer") == {"sft": ["validator.sft"]}
+    assert links(found, "evaluator") == {"sft": ["validator.sft"], "adapter": ["trainer.adapter"]}
+    assert links(found, "deployer") == {"adapter": ["trainer.adapter"], "report": ["evaluator.report"]}
+
+
+def test_an_input_comes_from_the_nearest_earlier_node_that_makes_it() -> None:
+    sets = {"sft": {"path": "a.jsonl"}, "preference": {"path": "b.jsonl"}}
+    found = resolved(node("data_source", sets=sets), node("trainer"), node("trainer", stage="dpo"))
+    assert found.node("data-source").produces == (Port.SFT, Port.PREFERENCE)
+    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+    assert links(found, "trainer-2") == {"preference": ["data-source.preference"], "adapter": ["trainer.adapter"]}
+
+
+def test_sets_are_listed_in_the_order_of_the_ports_whatever_their_own() -> None:
+    sets = {"preference": {"path": "b.jsonl"}, "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}}
+    found = resolved(node("data_source", sets=sets), node("validator"))
+    assert found.node("data-source").produces == (Port.DOCUMENTS, Port.SFT, Port.PREFERENCE)
+    assert links(found, "validator") == {
+        "documents": ["data-source.documents"],
+        "sft": ["data-source.sft"],
+        "preference": ["data-source.preference"],
+    }
+    assert found.node("validator").produces == (Port.SFT, Port.PREFERENCE)
+
+
+def test_a_set_that_is_named_is_certain_even_if_its_file_is_not() -> None:
+    found = resolved(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer"))
+    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+    assert codes(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer", stage="dpo")) == [
+        "R-PORT-PREFERENCE"
+    ]
+
+
+def test_rows_of_unknown_kind_are_offered_on_every_port() -> None:
+    found = resolved(source("rows.jsonl"), node("validator"), node("trainer"))
+    assert found.node("data-source").produces == UNKNOWN
+    assert found.node("validator").produces == UNKNOWN
+    assert links(found, "validator") == {port.value: [f"data-source.{port.value}"] for port in UNKNOWN}
+    assert links(found, "trainer") == {"sft": ["validator.sft", "validator.preference"]}
+    for stage, port in (("dpo", "preference"), ("kto", "labelled"), ("cpt", "text"), ("reward", "preference")):
+        found = resolved(source("rows.jsonl"), node("trainer", stage=stage, backend="native"))
+        assert links(found, "trainer") == {port: [f"data-source.{port}"]}
+
+
+def test_the_openai_format_may_hold_chats_pairs_or_labels() -> None:
+    found = resolved(source(format="openai"), node("trainer", stage="dpo"))
+    assert links(found, "trainer") == {"preference": ["data-source.preference"]}
+    assert codes(source(format="openai"), node("trainer", stage="cpt", backend="native")) == ["R-PORT-TEXT"]
+
+
+def test_pairs_offer_their_chosen_side_as_sft() -> None:
+    found = resolved(source(format="preference"), node("trainer"))
+    assert links(found, "trainer") == {"sft": ["data-source.preference"]}
+    found = resolved(source("docs"), node("ai_generator", template="preference", model="m"), node("trainer"))
+    assert links(found, "trainer") == {"sft": ["ai-generator.preference"]}
+
+
+def test_rows_of_their_own_are_preferred_to_a_chosen_side() -> None:
+    sets = {"sft": {"path": "a.jsonl"}}
+    found = resolved(node("data_source", sets=sets), source(format="preference"), node("trainer"))
+    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+    found = resolved(source("rows.jsonl"), source(format="preference"), node("trainer"))
+    assert links(found, "trainer") == {"sft": ["data-source.sft"]}
+
+
+def test_only_an_sft_stage_takes_a_chosen_side() -> None:
+    for stage in ("kto", "ppo", "cpt"):
+        found = reasons(source(format="preference"), node("trainer", stage=stage, backend="native"))
+        assert [reason.code for reason in found if reason.code.startswith("R-PORT")] != []
+
+
+def test_plain_text_and_documents_both_serve_pretraining_and_the_nearer_wins() -> None:
+    trainer = node("trainer", stage="cpt", backend="native")
+    assert links(resolved(source("docs"), trainer), "trainer") == {"documents": ["data-source.documents"]}
+    both = node("data_source", sets={"text": {"path": "a.jsonl"}, "documents": {"path": "docs"}})
+    assert links(resolved(both, trainer), "trainer") == {"text": ["data-source.text"]}
+    near = resolved(source("a.txt", format="text"), source("docs"), trainer)
+    assert links(near, "trainer") == {"documents": ["data-source-2.documents"]}
+
+
+def test_full_weights_are_a_model_and_hide_the_earlier_adapter() -> None:
+    full = node("trainer", method="full", adapter="merge", backend="native")
+    found = resolved(source(), node("trainer"), full, node("deployer", unevaluated=True))
+    assert found.node("trainer-2").produces == (Port.MODEL,)
+    assert links(found, "trainer-2")["adapter"] == ["trainer.adapter"]
+    assert links(found, "deployer") == {"model": ["trainer-2.model"]}
+    found = resolved(source(), node("trainer", method="full"), node("trainer"), node("deployer", unevaluated=True))
+    assert links(found, "trainer-2")["model"] == ["trainer.model"]
+    assert links(found, "deployer") == {"adapter": ["trainer-2.adapter"]}
+
+
+def test_freeze_makes_a_model_too() -> None:
+    assert resolved(source(), node("trainer", method="freeze", backend="native")).nodes[1].produces == (Port.MODEL,)
+
+
+def control_chain() -> list[dict[str, object]]:
+    return [
+        source(),
+        node("validator"),
+        node("trainer", "tuned", ["validator"]),
+        node("trainer", "shuffled", ["validator"], control="shuffled_answers"),
+        node("evaluator", "judged", ["tuned", "shuffled"]),
+        node("deployer", None, ["judged"]),
+    ]
+
+
+def test_only_the_evaluator_takes_a_control() -> None:
+    found = resolved(*control_chain())
+    assert links(found, "judged")["adapter"] == ["tuned.adapter", "shuffled.adapter*"]
+    assert links(found, "deployer") == {"adapter": ["tuned.adapter"], "report": ["judged.report"]}
+    assert found.node("shuffled").produces == (Port.ADAPTER,)
+    assert found.node("judged").inputs[Port.ADAPTER][1] == Source(node_id="shuffled", port=Port.ADAPTER, control=True)
+
+
+def test_a_trainer_does_not_continue_a_control() -> None:
+    nodes = control_chain()
+    nodes.append(node("trainer", "further", ["shuffled"]))
+    assert links(resolved(*nodes), "further") == {"sft": ["validator.sft", "validator.preference"]}
+
+
+def test_a_whole_model_may_have_an_adapter_as_its_control() -> None:
+    nodes = control_chain()
+    nodes[2] = node("trainer", "tuned", ["validator"], method="full")
+    inputs = links(resolved(*nodes), "judged")
+    assert inputs["model"] == ["tuned.model"]
+    assert inputs["adapter"] == ["shuffled.adapter*"]
+
+
+def test_a_branch_with_several_needs_takes_the_nearest() -> None:
+    found = resolved(
+        source("one.jsonl"),
+        node("trainer", "start", ["data-source"]),
+        node("data_source", "second", [], path="two.jsonl", format="alpaca"),
+        node("trainer", "further", ["start", "second"]),
+    )
+    assert links(found, "further") == {"sft": ["second.sft"], "adapter": ["start.adapter"]}
+
+
+def test_of_equally_near_nodes_the_one_made_from_the_other_wins() -> None:
+    found = resolved(
+        source(format="alpaca"),
+        node("validator", "first", ["data-source"]),
+        node("trainer", "tuned", ["data-source", "first"]),
+        node("evaluator", "judged", ["tuned"]),
+        node("trainer", "again", ["tuned", "judged"]),
+        node("deployer", None, ["again", "tuned"], unevaluated=True),
+    )
+    assert links(found, "tuned") == {"sft": ["first.sft"]}
+    assert links(found, "deployer")["adapter"] == ["again.adapter"]
+
+
+def test_derivation_is_seen_over_several_nodes() -> None:
+    line = [source(format="alpaca"), *(node("validator", f"v{n}") for n in range(4))]
+    found = resolved(*line, node("trainer", "tuned", ["data-source", "v3"]))
+    assert links(found, "tuned") == {"sft": ["v3.sft"]}
+    found = resolved(*line, node("trainer", "tuned", ["v3", "data-source"]))
+    assert links(found, "tuned") == {"sft": ["v3.sft"]}
+
+
+def test_a_diamond_joins_without_ambiguity() -> None:
+    found = resolved(
+        source(format="alpaca"),
+        node("trainer", "left", ["data-source"]),
+        node("validator", "right", ["data-source"]),
+        node("evaluator", "judged", ["left", "right"]),
+    )
+    assert links(found, "judged") == {"sft": ["right.sft"], "adapter": ["left.adapter"]}
+
+
+def test_two_independent_makers_at_the_same_distance_are_refused() -> None:
+    (reason,) = reasons(
+        node("data_source", "one", path="a.jsonl", format="alpaca"),
+        node("data_source", "two", [], path="b.jsonl", format="alpaca"),
+        node("trainer", "tuned", ["one", "two"]),
+    )
+    assert reason.code == "R-PORT-TWO"
+    assert reason.because == "The nodes 'one' and 'two' make sft and are equally near."
+
+
+def test_a_tie_is_carried_on_to_the_node_that_takes_the_port() -> None:
+    found = reasons(
+        node("data_source", "one", path="docs"),
+        node("data_source", "two", [], path="b.jsonl", format="alpaca"),
+        node("data_source", "three", ["one", "two"], path="c.jsonl", format="alpaca"),
+        node("data_source", "four", [], path="d.jsonl", format="alpaca"),
+        node("data_source", "five", ["four"], path="more"),
+        node("trainer", "tuned", ["three", "five"]),
+    )
+    assert found == []
+    found = reasons(
+        node("data_source", "one", path="a.jsonl", format="alpaca"),
+        node("data_source", "two", [], path="b.jsonl", format="alpaca"),
+        node("data_source", "join", ["one", "two"], path="docs"),
+        node("trainer", "tuned", ["join"]),
+    )
+    assert [(reason.code, reason.node) for reason in found] == [("R-PORT-TWO", "tuned")]
+
+
+def test_two_adapters_at_the_same_distance_are_refused_where_they_are_taken() -> None:
+    found = reasons(
+        source(format="alpaca"),
+        node("trainer", "left", ["data-source"]),
+        node("trainer", "right", ["data-source"]),
+        node("deployer", None, ["left", "right"], unevaluated=True),
+    )
+    assert [(reason.code, reason.node) for reason in found] == [("R-PORT-TWO", "deployer")]
+    assert "'left' and 'right' make adapter" in found[0].because
+
+
+def test_what_is_missing_says_what_is_offered() -> None:
+    (reason,) = reasons(source("docs"), node("trainer", stage="sft"))
+    assert reason.because == "Stage sft learns from sft rows, and it is offered documents."
+    (reason,) = reasons(node("trainer"))
+    assert reason.because == "Stage sft learns from sft rows, and nothing is offered to it."
+
+
+def test_an_evaluator_takes_rows_only_if_there_are_any() -> None:
+    nodes = [source("docs"), node("trainer", stage="cpt", backend="native")]
+    benchmarks = [{"name": "f1", "path": "tasks.jsonl"}]
+    found = resolved(*nodes, node("evaluator", benchmarks=benchmarks))
+    assert links(found, "evaluator") == {"adapter": ["trainer.adapter"]}
+
+
+def test_a_validator_without_rows_takes_nothing() -> None:
+    wiring = wire([wired("docs", "data_source", (), path="docs"), wired("check", "validator", ("docs",))])
+    assert wiring.inputs["check"] == {}
+    assert wiring.produces["check"] == ()
+    assert wiring.missing == [Missing("check", ROW_PORTS, (Port.DOCUMENTS,))]
+
+
+def wired(node_id: str, kind: str, needs: tuple[str, ...], **config: object) -> PortNode:
+    return PortNode(node_id, kind, NODE_CONFIGS[kind].model_validate(config), needs)
+
+
+def test_nodes_whose_inputs_are_unknowable_are_not_blamed() -> None:
+    unclear = PortNode("check", "validator", ValidatorConfig(), (), clear=False)
+    assert wire([unclear]).missing == []
+
+
+def test_needs_that_were_not_wired_are_left_out() -> None:
+    assert wire([wired("check", "evaluator", ("nowhere",))]).missing[0].offered == ()
+
+
+def test_merging_keeps_the_nearest_offer_of_each_channel() -> None:
+    one, two = Source(node_id="one", port=Port.SFT), Source(node_id="two", port=Port.SFT)
+    near, far = Offer((one,), 1), Offer((two,), 2)
+    assert merge([{"sft": near}, {"sft": far}], {}, {}) == {"sft": near}
+    assert merge([{"sft": far}, {"sft": near}], {}, {}) == {"sft": near}
+    assert merge([{"sft": near}], {}, {}) == {"sft": near}
+    assert merge([], {}, {}) == {}
+    assert merge([{"sft": near}, {"text": far}], {}, {}) == {"sft": near, "text": far}
+    position = {"one": 0, "two": 1}
+    both = merge([{"sft": near}, {"sft": Offer((two,), 1, certain=False)}], {"one": {}, "two": {}}, position)
+    assert both == {"sft": Offer((one, two), 1, certain=False)}
+
+
+def test_channels() -> None:
+    assert channel_of(Port.ADAPTER) == channel_of(Port.MODEL) == "weights"
+    assert [channel_of(port) for port in ROW_PORTS] == ["sft", "preference", "labelled", "text"]
+
+
+def test_ambiguity_is_told_once_for_ports_of_the_same_nodes() -> None:
+    found = check(
+        chain(
+            node("data_source", "one", path="a.jsonl"),
+            node("data_source", "two", [], path="b.jsonl"),
+            node("validator", "v", ["one", "two"]),
+        )
+    )
+    assert [reason.because for reason in found] == [
+        "The nodes 'one' and 'two' make sft, preference, labelled, text and are equally near."
+    ]

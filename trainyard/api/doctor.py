@@ -1,0 +1,165 @@
+"""What is here and what is missing, with what to do about it. Imports neither Prefect nor torch."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import httpx
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict
+
+import trainyard
+from trainyard.api import stack
+from trainyard.backends.base import probe_all
+from trainyard.compute.gpus import physical_cores, read_gpus
+from trainyard.errors import TrainyardError
+from trainyard.settings import Settings
+from trainyard.stores.models import resolve_model
+
+GIB = 1 << 30
+LEAST_FREE_GIB = 2.0
+"""A demo run leaves about 100 MB, the pinned packages take the rest on a first set-up."""
+
+
+class Check(BaseModel):
+    """One thing that was looked at."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    ok: bool
+    detail: str
+    do: str = ""
+    note: bool = False
+    """Told for information; it is no problem either way."""
+
+
+class Diagnosis(BaseModel):
+    """Everything that was looked at."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(check.ok or check.note for check in self.checks) else 1
+
+
+def examine(settings: Settings) -> Diagnosis:
+    """Look at everything; one check that fails hides no other."""
+    return Diagnosis(checks=tuple(check for look in LOOKS for check in look(settings)))
+
+
+def look_at_python(_: Settings) -> list[Check]:
+    fine = sys.version_info >= (3, 11)
+    found = f"{platform.python_version()}, trainyard {trainyard.__version__}"
+    return [Check(name="python", ok=fine, detail=found, do="Use Python 3.11 or newer.")]
+
+
+def look_at_packages(_: Settings) -> list[Check]:
+    """Prefect 3.8's server breaks with FastAPI 0.150 and newer, which pip would choose by itself."""
+    pins = {"prefect": ("3.8.8", "3.9"), "fastapi": ("0.139", "0.150"), "torch": ("2.13", "2.14")}
+    return [package_check(name, least, below) for name, (least, below) in pins.items()]
+
+
+def package_check(name: str, least: str, below: str) -> Check:
+    remedy = "Install the pinned versions: pip install -c constraints.txt -e ."
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Check(name=name, ok=False, detail="not installed", do=remedy)
+    fine = Version(least) <= Version(found.split("+")[0]) < Version(below)
+    return Check(name=name, ok=fine, detail=found if fine else f"{found}; >= {least}, < {below} is needed", do=remedy)
+
+
+def look_at_home(settings: Settings) -> list[Check]:
+    place = settings.home
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free / GIB
+    return [
+        Check(
+            name="disk",
+            ok=free >= LEAST_FREE_GIB,
+            detail=f"{free:.1f} GiB free for {settings.home}",
+            do="Free space, or point TRAINYARD_HOME at a larger disk.",
+        )
+    ]
+
+
+def look_at_server(settings: Settings) -> list[Check]:
+    url = stack.api_url(settings)
+    if url is None:
+        return [Check(name="prefect server", ok=False, detail="not running", do="Run `trainyard up`.")]
+    if not stack.healthy(url, timeout_s=5):
+        log = settings.services / "server.log"
+        return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]
+    return [Check(name="prefect server", ok=True, detail=url), *look_at_pool(settings, url), *look_at_worker(settings)]
+
+
+def look_at_pool(settings: Settings, url: str) -> list[Check]:
+    """Whether the server holds what `up` writes."""
+    paths = {
+        f"work pool {settings.work_pool}": f"work_pools/{settings.work_pool}",
+        "deployment chain/adhoc": "deployments/name/chain/adhoc",
+    }
+    found = []
+    for name, path in paths.items():
+        status = httpx.get(f"{url}/{path}", timeout=10).status_code
+        fine = status == httpx.codes.OK
+        found.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
+    return found
+
+
+def look_at_worker(settings: Settings) -> list[Check]:
+    worker = stack.running(settings, "worker")
+    detail = f"pid {worker.pid}" if worker else "none of this home is running"
+    return [Check(name="worker", ok=worker is not None, detail=detail, do="Run `trainyard up`.")]
+
+
+def look_at_models(settings: Settings) -> list[Check]:
+    try:
+        source = resolve_model(settings.default_base_model, settings)
+    except TrainyardError as error:
+        return [Check(name="base model", ok=False, detail=error.what, do=error.do)]
+    size = f"{source.parameters / 1e6:.1f} M parameters" if source.parameters else "on the Hub"
+    return [Check(name="base model", ok=True, detail=f"{source.name}, {size}")]
+
+
+def look_at_embedded(settings: Settings) -> list[Check]:
+    path = settings.services / "embedded.json"
+    url = json.loads(path.read_text(encoding="utf-8"))["url"] if path.is_file() else None
+    fine = url is not None and stack.answers(f"{url}/health")
+    return [Check(name="embedded model server", ok=fine, note=url is None, detail=str(url or "not running"),
+                  do="Run `trainyard up`.")]  # fmt: skip
+
+
+def look_at_devices(_: Settings) -> list[Check]:
+    readings = read_gpus()
+    gpus = ", ".join(f"{gpu.name} {gpu.memory_mb} MiB" for gpu in readings.gpus) or readings.state
+    return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
+
+
+def look_at_backends(_: Settings) -> list[Check]:
+    return [
+        Check(
+            name=f"backend {name.value}", ok=probe.available, note=True, detail=probe.version or probe.why, do=probe.fix
+        )
+        for name, probe in probe_all().items()
+    ]
+
+
+LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
+    look_at_python,
+    look_at_packages,
+    look_at_home,
+    look_at_server,
+    look_at_models,
+    look_at_embedded,
+    look_at_devices,
+    look_at_backends,
+)

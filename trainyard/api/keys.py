@@ -1,0 +1,122 @@
+"""Names of results before they exist: what a node's result depends on, in one digest.
+
+The same resolved config, inputs, outside facts (files that are read, the base model, the live adapter) and code give
+the same key, so a finished result is found again by any later run. What cannot be pinned (an address on the network,
+the act of deploying) is named by the run, so that only a retry or a resume of that run reuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import trainyard
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port
+from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.artifacts import Reference, node_key
+from trainyard.stores.models import resolve_model
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "data_source": ("data",),
+    "ai_generator": ("data", "serve"),
+    "validator": ("data",),
+    "trainer": ("train", "backends", "data/renderers"),
+    "evaluator": ("evals",),
+    "deployer": ("serve",),
+}
+"""Node type -> folders of the library whose code makes its result."""
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "trainer": ("torch", "transformers", "peft", "trl"),
+    "evaluator": ("torch", "transformers", "peft"),
+}
+"""Node type -> packages whose version changes its result."""
+
+
+def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], settings: Settings, run_id: str) -> str:
+    """The key of a node's result. Raises what a missing file or model raises, before any work."""
+    digests = {f"{port.value}/{n}": r.sha256 for port, given in inputs.items() for n, r in enumerate(given)}
+    config = node.config.model_dump(mode="json")
+    return node_key(node.type, config, {**digests, **outside(node, settings, run_id)}, versions(node.type))
+
+
+def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, str]:
+    """What the result depends on beside its config and inputs: name -> digest."""
+    config = node.config
+    if isinstance(config, DataSourceConfig):
+        sets = config.sets.values() or (config.single(),)
+        return {f"source/{n}": source_digest(given, settings, run_id) for n, given in enumerate(sets)}
+    if isinstance(config, ValidatorConfig):
+        files = {f"evaluation/{n}": path_digest(path, settings) for n, path in enumerate(config.evaluation_sets)}
+        return files | ({"tokenizer": model_digest(config.tokenizer, settings)} if config.tokenizer else {})
+    if isinstance(config, TrainerConfig):
+        own = {} if config.reuse else {"run": run_id}
+        return {"base": model_digest(config.base_model or settings.default_base_model, settings), **own}
+    if isinstance(config, EvaluatorConfig):
+        paths = [line.path for line in config.benchmarks if line.path]
+        files = {f"task/{n}": path_digest(path, settings) for n, path in enumerate(paths)}
+        return files | ({"live": live_digest(settings)} if config.baseline == "live" else {})
+    return {"run": run_id} if node.type == "deployer" else {}
+
+
+def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
+    """Local files by name, size and time of change; anything on a network or a repository by the run."""
+    if given.path is None or given.data_worker is not None:
+        return f"run/{run_id}"
+    return path_digest(given.path, settings)
+
+
+def path_digest(path: str, settings: Settings) -> str:
+    """Digest of the names, sizes and times of change of a file, or of every file below a folder.
+
+    Raises `Refused` (`R-PATH-ROOT`) or `NotFound` (`E-DATA-MISSING`).
+    """
+    place = resolve_inside(path, data_roots(settings))
+    files = sorted(one for one in place.rglob("*") if one.is_file()) if place.is_dir() else [place]
+    hasher = hashlib.sha256(str(place).encode())
+    for file in files:
+        status = file.stat()
+        hasher.update(f"{file.relative_to(place)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+    return hasher.hexdigest()
+
+
+def model_digest(name: str, settings: Settings) -> str:
+    return resolve_model(name, settings).sha256
+
+
+def live_digest(settings: Settings) -> str:
+    """Digest of what is deployed now, so that a comparison with the live adapter is made anew when it changes."""
+    live = sorted(AdapterRegistry(settings.adapters).root.glob("*/*/live.json"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in live)).hexdigest()
+
+
+@cache
+def versions(node_type: str) -> dict[str, str]:
+    """Our version, the code of the rooms that do the work, and the packages that decide the numbers."""
+    own = {"trainyard": trainyard.__version__, "code": code_digest(ROOMS[node_type])}
+    return own | {name: package_version(name) for name in PACKAGES.get(node_type, ())}
+
+
+def package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def code_digest(rooms: Iterable[str]) -> str:
+    """Digest of the source files of some rooms: in a checkout, code changes more often than the version."""
+    root = Path(trainyard.__file__).parent
+    hasher = hashlib.sha256()
+    for room in rooms:
+        for path in sorted((root / room).rglob("*.py")):
+            hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return hasher.hexdigest()

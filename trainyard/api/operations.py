@@ -1,0 +1,322 @@
+"""Every verb of the product, once: name -> function, what it takes and what it gives. The command line loops over this.
+
+An operation takes a pydantic model and a `Context`, gives a pydantic model, and raises `TrainyardError`. It prints
+nothing: progress goes through `Context.say`. Prefect and torch are imported only by the operations that need them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainyard.api import doctor, planning, stack
+from trainyard.api.records import REFRESH_TAG, RunResult
+from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
+from trainyard.serve import embedded
+from trainyard.settings import Settings
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.models import resolve_model
+
+Event = dict[str, Any]
+
+
+def ignore(_event: Event) -> None:
+    """Default of `on_progress`."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an operation may use of its caller."""
+
+    settings: Settings
+    say: Callable[[str], None] = field(default=print)
+    on_progress: Callable[[Event], None] = ignore
+
+
+class Model(BaseModel):
+    """A misspelt field is an error here too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Nothing(Model):
+    """An operation without arguments."""
+
+
+# check
+
+
+class CheckInput(Model):
+    files: tuple[Path, ...] = Field(min_length=1)
+
+
+class ReasonRow(Model):
+    """One reason, as `trainyard.errors.Reason`."""
+
+    code: str
+    node: str | None
+    field: str
+    because: str
+    instead: str
+    line: str
+
+
+class FileCheck(Model):
+    file: str
+    ok: bool
+    digest: str | None = None
+    nodes: int = 0
+    reasons: tuple[ReasonRow, ...] = ()
+
+
+class CheckOutput(Model):
+    files: tuple[FileCheck, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(one.ok for one in self.files) else Refused.exit_code
+
+
+def check(given: CheckInput, context: Context) -> CheckOutput:
+    """Say whether chain files would run, with all reasons at once; nothing is started."""
+    return CheckOutput(files=tuple(check_file(path, context.settings) for path in given.files))
+
+
+def check_file(path: Path, settings: Settings) -> FileCheck:
+    try:
+        chain = planning.resolved(planning.asked(str(path)).spec, settings)
+    except Refused as refused:
+        rows = tuple(ReasonRow(**reason.as_dict(), line=reason.line()) for reason in refused.reasons)
+        return FileCheck(file=str(path), ok=False, reasons=rows)
+    except InvalidInput as error:
+        row = ReasonRow(
+            code=error.code, node=None, field="", because=f"{error.what} {error.why}".strip(), instead=error.do,
+            line=str(error),
+        )  # fmt: skip
+        return FileCheck(file=str(path), ok=False, reasons=(row,))
+    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes))
+
+
+# plan and run
+
+
+class PlanInput(Model):
+    target: str
+    """A template's name or a chain file."""
+    parameters: dict[str, Any] = {}
+    preset: str | None = None
+
+
+def plan(given: PlanInput, context: Context) -> planning.Plan:
+    """Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started."""
+    return planning.plan(planning.asked(given.target, given.parameters, given.preset).spec, context.settings)
+
+
+class RunInput(Model):
+    target: str
+    parameters: dict[str, Any] = {}
+    preset: str | None = None
+    watch: bool = False
+    refresh: bool = False
+    tags: tuple[str, ...] = ()
+
+
+def run(given: RunInput, context: Context) -> RunResult:
+    """Start a template or a chain file on the Prefect server; with `watch`, follow it to its end."""
+    settings = context.settings
+    wanted = planning.asked(given.target, given.parameters, given.preset)
+    planning.refuse_here(planning.resolved(wanted.spec, settings), settings)
+    runs = load("trainyard.api.runs", settings)
+    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
+    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags)
+    context.say(f"run {started.name} of {wanted.deployment}: {started.url}")
+    if not given.watch:
+        return started
+    result: RunResult = runs.watch(started.run_id, settings=settings, on_progress=context.on_progress)
+    return result
+
+
+# the stack
+
+
+class UpOutput(Model):
+    api_url: str
+    ui_url: str
+    own_server: bool
+    worker_pid: int
+    embedded_url: str | None
+    home: str
+
+
+def up(_: Nothing, context: Context) -> UpOutput:
+    """Start, or find running, the Prefect server, the pool, the deployments, a worker and the embedded model server."""
+    settings = context.settings
+    with stack.exclusive(settings):
+        attached = stack.foreign_api_url(settings)
+        if attached and not stack.healthy(attached, timeout_s=10):
+            raise stack.unreachable(attached)
+        url = attached or stack.start_server(settings, context.say).url
+        if not stack.bootstrapped(settings, url):
+            bootstrap(settings, url, context.say)
+        worker = stack.start_worker(settings, url, context.say)
+        embedded = start_embedded(settings, context.say)
+    return UpOutput(
+        api_url=url,
+        ui_url=url.removesuffix("/api"),
+        own_server=attached is None,
+        worker_pid=worker.pid,
+        embedded_url=embedded,
+        home=str(settings.home),
+    )
+
+
+def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
+    say("writing the work pool, the device limit, the automation and the deployments")
+    os.environ.update(stack.prefect_environment(settings, url))
+    load("trainyard.api.runs", settings).bootstrap(settings)
+    stack.deploy_all(settings, url)
+    stack.mark_bootstrapped(settings, url)
+
+
+def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None:
+    """The address of the embedded model server; None while there is no base model on this machine to serve."""
+    url = embedded.running(settings)
+    if url is not None:
+        return url
+    try:
+        resolve_model(settings.default_base_model, settings)
+    except NotFound as missing:
+        say(f"no embedded model server yet: {missing.what} {missing.do}")
+        return None
+    say("starting the embedded model server")
+    return embedded.start(settings, settings.default_base_model, threads=settings.threads)
+
+
+class DownOutput(Model):
+    stopped: tuple[str, ...]
+
+
+def down(_: Nothing, context: Context) -> DownOutput:
+    """End the processes that `up` started on this home, the worker first so that its runs can save."""
+    settings = context.settings
+    with stack.exclusive(settings):
+        stopped = [name for name in ("worker",) if stack.stop(settings, name)]
+        stopped += ["embedded"] if embedded.stop(settings) else []
+        stopped += [name for name in ("server",) if stack.stop(settings, name)]
+    return DownOutput(stopped=tuple(stopped))
+
+
+class EnvOutput(Model):
+    variables: dict[str, str]
+
+
+def env(_: Nothing, context: Context) -> EnvOutput:
+    """The variables that make `prefect` commands talk to this stack."""
+    url = stack.api_url(context.settings)
+    if url is None:
+        raise Conflict("No Prefect server is running.", do="Run `trainyard up`.", code="E-NO-SERVER")
+    return EnvOutput(variables=stack.prefect_environment(context.settings, url))
+
+
+def examine(_: Nothing, context: Context) -> doctor.Diagnosis:
+    """Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong."""
+    return doctor.examine(context.settings)
+
+
+# adapters and the starter
+
+
+class AdaptersInput(Model):
+    tenant: str | None = None
+
+
+class AdapterName(Model):
+    name: str
+    """`<tenant>/<role>` or `<tenant>/<role>/v<N>`."""
+
+
+class Rows(Model):
+    rows: tuple[dict[str, Any], ...]
+
+
+class Record(Model):
+    record: dict[str, Any]
+
+
+def adapters_list(given: AdaptersInput, context: Context) -> Rows:
+    """Every adapter version, the live one of each role marked."""
+    registry = AdapterRegistry(context.settings.adapters)
+    return Rows(rows=tuple(adapter_row(registry, version) for version in registry.list(given.tenant)))
+
+
+def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "live": registry.live(version.tenant, version.role).version == version.version,
+        "kind": version.kind,
+        "base": version.facts.get("base_model", ""),
+        "evaluated": version.facts.get("evaluated", False),
+        "created": datetime.fromtimestamp(version.created, UTC).isoformat(timespec="seconds"),
+        "sha256": version.sha256[:12],
+    }
+
+
+def adapters_show(given: AdapterName, context: Context) -> Record:
+    """One adapter version's manifest; without a version, the live one's."""
+    registry = AdapterRegistry(context.settings.adapters)
+    version = registry.show(given.name)
+    return Record(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
+
+
+def starter_build(_: Nothing, context: Context) -> Record:
+    """Build the starter model, or find it built."""
+    build = load("trainyard.train.starter").build_starter
+    source = build(
+        context.settings.home,
+        report=lambda fraction, text: context.on_progress(
+            {"node": "starter", "event": "progress", "fraction": fraction, "text": text}
+        ),
+    )
+    return Record(record={"name": source.name, "path": str(source.path), "sha256": source.sha256,
+                          "parameters": source.parameters})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One verb: what it takes, what it gives, and the function."""
+
+    takes: type[BaseModel]
+    gives: type[BaseModel]
+    do: Callable[[Any, Context], BaseModel]
+
+    @property
+    def summary(self) -> str:
+        return (self.do.__doc__ or "").splitlines()[0]
+
+
+OPERATIONS: dict[str, Operation] = {
+    "check": Operation(CheckInput, CheckOutput, check),
+    "plan": Operation(PlanInput, planning.Plan, plan),
+    "run": Operation(RunInput, RunResult, run),
+    "up": Operation(Nothing, UpOutput, up),
+    "down": Operation(Nothing, DownOutput, down),
+    "env": Operation(Nothing, EnvOutput, env),
+    "doctor": Operation(Nothing, doctor.Diagnosis, examine),
+    "adapters list": Operation(AdaptersInput, Rows, adapters_list),
+    "adapters show": Operation(AdapterName, Record, adapters_show),
+    "starter build": Operation(Nothing, Record, starter_build),
+}
+
+
+def load(module: str, settings: Settings | None = None) -> Any:
+    """Import a heavy module when its operation runs. With settings, Prefect's variables are set before its import."""
+    if settings is not None:
+        os.environ.update(stack.prefect_environment(settings, stack.needs_api_url(settings)))
+    return importlib.import_module(module)

@@ -1,0 +1,320 @@
+"""What a run would do, without doing it: the resolved chain, what is finished already, what it will take, what refuses.
+
+Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api.keys import content_key, outside
+from trainyard.api.stack import checkout
+from trainyard.backends.base import probe_all
+from trainyard.compute.gpus import read_gpus
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError
+from trainyard.serve import embedded
+from trainyard.settings import Settings
+from trainyard.spec.axes import BackendName, Device, Port, TargetType
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
+from trainyard.spec.compat import RunFacts, run_reasons
+from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
+from trainyard.spec.graph import Defaults, resolve
+from trainyard.spec.load.files import load_value, read_chain
+from trainyard.spec.nodes import DeployerConfig
+from trainyard.spec.templates import TEMPLATES
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
+from trainyard.stores.models import resolve_model
+
+JOB = "training-job"
+NAMES = (*TEMPLATES, JOB)
+"""What `plan` and `run` take instead of a file."""
+PRESETS = "deployments/presets"
+
+
+class Asked(BaseModel):
+    """What a user asked for: the chain, and the deployment with the parameters that carry it out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    spec: ChainSpec
+    deployment: str
+    parameters: dict[str, Any]
+
+
+class PlanNode(BaseModel):
+    """One node of the plan."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    type: str
+    needs: tuple[str, ...]
+    takes: dict[str, tuple[str, ...]]
+    """Port -> `node.port` from which it comes."""
+    gives: tuple[str, ...]
+    config: dict[str, Any]
+    """The complete config, every default written out."""
+    key: str | None
+    """Name of its result; None while an input is not made yet."""
+    reused: bool
+    problem: str
+    """Why it could not run now; empty if nothing is in the way."""
+    estimate: Estimate
+
+
+class Plan(BaseModel):
+    """What a run would do."""
+
+    model_config = ConfigDict(frozen=True)
+
+    chain: str
+    tenant: str
+    digest: str
+    order: tuple[str, ...]
+    nodes: tuple[PlanNode, ...]
+    backends: dict[str, str]
+    """Backend -> `available …`, or why not."""
+    refusals: tuple[dict[str, Any], ...]
+    """Reasons why this machine would refuse the chain now."""
+
+    @property
+    def exit_code(self) -> int:
+        return Refused.exit_code if self.refusals or any(node.problem for node in self.nodes) else 0
+
+
+# What is asked for
+
+
+def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str | None = None) -> Asked:
+    """What a template's name with parameters, or a file, asks for.
+
+    Raises `NotFound` (`E-TARGET`, `E-PRESET`), `Refused` with every reason.
+    """
+    given = dict(parameters or {})
+    if target in NAMES:
+        return asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
+    if not Path(target).is_file():
+        raise NotFound(
+            f"There is neither a template nor a file {target!r}.",
+            why=f"Templates are {', '.join(NAMES)}.",
+            do="Correct the name or the path.",
+            code="E-TARGET",
+        )
+    value = load_value(Path(target))
+    if isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
+        return asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
+    if given or preset:
+        raise InvalidInput(
+            f"{target} is a whole chain and takes no parameters.",
+            do="Edit the file, or run a template with -p.",
+            code="E-PARAMETER",
+        )
+    spec = accepted(value)
+    return Asked(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
+
+
+def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
+    if name == JOB:
+        spec = accepted({"dataset": {}, **given})
+        return Asked(spec=spec, deployment=f"{JOB}/local", parameters={"job": given})
+    spec = accepted({"template": name, "parameters": given})
+    return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
+
+
+def accepted(value: Any) -> ChainSpec:
+    spec, reasons = read_chain(value)
+    if spec is None:
+        raise Refused(reasons)
+    return spec
+
+
+def preset_parameters(name: str, preset: str) -> dict[str, Any]:
+    """The parameters in `deployments/presets/<template>.<preset>.yaml`."""
+    folder = checkout() / PRESETS
+    path = folder / f"{name}.{preset}.yaml"
+    if not path.is_file():
+        known = sorted(found.stem.partition(".")[2] for found in folder.glob(f"{name}.*.yaml"))
+        raise NotFound(
+            f"{name} has no preset {preset!r}.",
+            why=f"It has: {', '.join(known) or 'none'}.",
+            do=f"Correct the name, or add {path.name} to {PRESETS}.",
+            code="E-PRESET",
+        )
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, group by group."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def resolved(spec: ChainSpec, settings: Settings) -> ResolvedChain:
+    """The complete chain. Raises `Refused` with every reason."""
+    return resolve(spec, Defaults(base_model=settings.default_base_model))
+
+
+# What refuses here and now
+
+
+def refuse_here(chain: ResolvedChain, settings: Settings) -> None:
+    """Raise `Refused` with every reason why an accepted chain cannot run on this machine."""
+    reasons = run_reasons(chain, run_facts(chain, settings))
+    if reasons:
+        raise Refused(reasons)
+
+
+def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
+    """What the machine and the settings say; the embedded server is asked only if a node wants it."""
+    roots = data_roots(settings, chain.tenant)
+
+    def path_problem(path: str) -> str | None:
+        try:
+            resolve_inside(path, roots)
+        except Refused as refused:
+            return refused.reasons[0].because.removeprefix(f"{path!r} ").rstrip(".")
+        except TrainyardError:
+            return None  # it lies inside a root and is missing, which the node's own message tells better
+        return None
+
+    return RunFacts(
+        endpoints=frozenset(settings.endpoints),
+        path_problem=path_problem,
+        backends=backends(),
+        devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
+        embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
+    )
+
+
+def wants_embedded(chain: ResolvedChain) -> bool:
+    configs = (node.config for node in chain.nodes if isinstance(node.config, DeployerConfig))
+    return any(target.type is TargetType.EMBEDDED for config in configs for target in config.targets)
+
+
+@cache
+def backends() -> dict[BackendName, str | None]:
+    """Backend -> why it cannot be used here; None if it can."""
+    return {
+        name: None if found.available else f"{found.why} {found.fix}".strip() for name, found in probe_all().items()
+    }
+
+
+@cache
+def has_gpu() -> bool:
+    return bool(read_gpus().gpus)
+
+
+# The plan
+
+
+def plan(spec: ChainSpec, settings: Settings) -> Plan:
+    """Everything that a run would do, node by node. Raises `Refused` for a chain that is not valid."""
+    chain = resolved(spec, settings)
+    looks = look_up(chain, settings)
+    rows = {node_id: found.rows for node_id, found in looks.items() if found.rows}
+    known = Known(rows=rows, shapes=shapes(chain, settings), device=Device.CUDA if has_gpu() else Device.CPU)
+    estimates = {one.node: one for one in estimate(chain, known)}
+    reasons = run_reasons(chain, run_facts(chain, settings))
+    return Plan(
+        chain=chain.name,
+        tenant=chain.tenant,
+        digest=chain.digest,
+        order=chain.order,
+        nodes=tuple(plan_node(chain.node(one), looks[one], estimates[one]) for one in chain.order),
+        backends={name.value: "available" if why is None else why for name, why in backends().items()},
+        refusals=tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons),
+    )
+
+
+class Look(BaseModel):
+    """What was found about one node's result."""
+
+    key: str | None = None
+    output: NodeOutput | None = None
+    problem: str = ""
+
+    @property
+    def rows(self) -> dict[Port, int]:
+        outputs = self.output.outputs if self.output else {}
+        return {port: given.rows for port, given in outputs.items() if given.rows is not None}
+
+
+def look_up(chain: ResolvedChain, settings: Settings) -> dict[str, Look]:
+    """Which results are finished: a key is known as soon as all inputs are."""
+    looks: dict[str, Look] = {}
+    for node_id in chain.order:
+        node = chain.node(node_id)
+        inputs = inputs_of(node, looks)
+        looks[node_id] = look_outside(node, settings) if inputs is None else look_at(node, inputs, settings)
+    return looks
+
+
+def look_outside(node: ResolvedNode, settings: Settings) -> Look:
+    """A node whose inputs are not made yet: whether the files and models that it names are there."""
+    try:
+        outside(node, settings, run_id="")
+    except TrainyardError as error:
+        return Look(problem=str(error))
+    return Look()
+
+
+def inputs_of(node: ResolvedNode, looks: Mapping[str, Look]) -> dict[Port, list[Reference]] | None:
+    """The node's inputs if every node that they come from is finished."""
+    found: dict[Port, list[Reference]] = {}
+    for port, sources in node.inputs.items():
+        outputs = [(looks[source.node_id].output, source.port) for source in sources]
+        if any(output is None for output, _ in outputs):
+            return None
+        found[port] = [output.outputs[name] for output, name in outputs if output and name in output.outputs]
+    return found
+
+
+def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: Settings) -> Look:
+    try:
+        key = content_key(node, inputs, settings, run_id="")
+        return Look(key=key, output=ArtifactStore(settings.artifacts).find(key))
+    except TrainyardError as error:
+        return Look(problem=str(error))
+
+
+def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
+    return PlanNode(
+        id=node.id,
+        type=node.type,
+        needs=node.needs,
+        takes={port.value: tuple(f"{s.node_id}.{s.port.value}" for s in given) for port, given in node.inputs.items()},
+        gives=tuple(port.value for port in node.produces),
+        config=node.config.model_dump(mode="json"),
+        key=look.key,
+        reused=look.output is not None,
+        problem=look.problem,
+        estimate=estimated,
+    )
+
+
+def shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShape]:
+    """Shapes of the base models that are on this machine."""
+    configs = [node.config for node in chain.nodes if isinstance(node.config, TrainerConfig)]
+    found = {name: shape_of(name, settings) for name in {config.base_model for config in configs} if name}
+    return {name: shape for name, shape in found.items() if shape is not None}
+
+
+def shape_of(name: str, settings: Settings) -> ModelShape | None:
+    try:
+        folder = resolve_model(name, settings).path
+    except TrainyardError:
+        return None  # the trainer's own line says what is wrong with it
+    path = folder / "config.json" if folder else None
+    return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8"))) if path else None

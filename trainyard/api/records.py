@@ -1,0 +1,171 @@
+"""What one run leaves on disk: the resolved chain, its events as they happen, and its result.
+
+    runs/<run id>/
+        chain.json      the resolved chain, as it was carried out
+        events.jsonl    one line per event: {"time", "node", "event", …}; `--watch` tails it
+        result.json     per node: state, seconds, outputs, facts, message
+
+It lives beside Prefect's own state, which stays the truth about the run: losing this folder wedges no server, and
+losing Prefect's database loses no result.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.spec.axes import Port
+from trainyard.stores.artifacts import Reference, write_json_durably
+
+REFRESH_TAG = "refresh"
+"""A run with this tag makes every result anew, also those that are finished."""
+PROGRESS_EVERY_S = 0.5
+"""Least time between two progress lines of one node: a reader's eye is no faster, and a file stays small."""
+
+
+class RunState(StrEnum):
+    """Where a run stands; a detail in words stands beside it."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+class NodeState(StrEnum):
+    """Where one node of a run stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    REUSED = "reused"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    CANCELED = "canceled"
+
+    @property
+    def succeeded(self) -> bool:
+        return self in (NodeState.COMPLETED, NodeState.REUSED)
+
+
+class NodeResult(BaseModel):
+    """How one node ended and what it left."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    type: str
+    state: NodeState
+    seconds: float = 0.0
+    message: str = ""
+    outputs: dict[Port, Reference] = {}
+    facts: dict[str, Any] = {}
+
+
+class RunResult(BaseModel):
+    """How a run ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    name: str
+    chain: str
+    digest: str
+    state: RunState
+    message: str
+    nodes: tuple[NodeResult, ...] = ()
+    url: str = ""
+    seconds: float = 0.0
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state is RunState.COMPLETED
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that shows this result: a run that was only started has not failed."""
+        return 1 if self.state in (RunState.FAILED, RunState.CANCELED) else 0
+
+    def node(self, node_id: str) -> NodeResult:
+        """The result of one node. Raises `KeyError` for an id that the chain does not have."""
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise KeyError(node_id)
+
+
+@dataclass
+class RunRecord:
+    """Writer of one run's folder; several threads may write events."""
+
+    folder: Path
+    _last: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    def begin(self, chain: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json_durably(self.folder / "chain.json", chain)
+
+    def emit(self, node: str, event: str, **fields: Any) -> None:
+        """Append one event; progress comes at most twice a second for each node."""
+        now = time.time()
+        with self._lock:
+            if event == "progress":
+                if now - self._last.get(node, 0.0) < PROGRESS_EVERY_S:
+                    return
+                self._last[node] = now
+            line = json.dumps({"time": round(now, 3), "node": node, "event": event, **fields}, default=str)
+            with self.events.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+
+    def attempts(self, node: str) -> int:
+        """How often this node has been started in this run, restarts after a crash included."""
+        return sum(1 for event in read_events(self.folder) if event["node"] == node and event["event"] == "started")
+
+    def finish(self, result: RunResult) -> None:
+        write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
+
+
+@dataclass
+class EventReader:
+    """Reads a run's events as they are written. A last line without its newline is still being written."""
+
+    folder: Path
+    offset: int = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The whole lines since the last call."""
+        path = self.folder / "events.jsonl"
+        if not path.is_file():
+            return
+        with path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield json.loads(line)
+
+
+def read_events(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every event of a run so far."""
+    return EventReader(folder).read()
+
+
+def read_result(folder: Path) -> RunResult | None:
+    path = folder / "result.json"
+    return RunResult.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None

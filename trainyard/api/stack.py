@@ -1,0 +1,372 @@
+"""The processes of one machine: Prefect server and worker, started once, detached, and ended only if they are ours.
+
+Each service leaves `TRAINYARD_HOME/services/<name>.json` {pid, create_time, url, log}: a pid alone may belong to
+somebody else after a reboot, pid and start time together may not. Prefect itself is not imported here: a second
+`trainyard up` has to answer in well under five seconds, and importing Prefect alone takes most of that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import certifi
+import httpx
+import psutil
+
+import trainyard
+from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
+from trainyard.settings import Settings
+from trainyard.stores.artifacts import write_json_durably
+
+Say = Callable[[str], None]
+
+SERVER_WAIT_S = 180.0
+"""The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
+STOP_GRACE_S = 30.0
+"""A worker that ends first ends its flow runs, and those save a checkpoint."""
+PORTS_TRIED = 100
+
+HEARTBEAT_S = 30
+"""Seconds between the beats of a flow run; the automation in `api/runs.py` allows three times that."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process that `trainyard up` started."""
+
+    name: str
+    pid: int
+    create_time: float
+    url: str
+    log: str
+
+    def process(self) -> psutil.Process | None:
+        """The live process, or None when the pid is gone, a zombie, or somebody else's by now."""
+        try:
+            process = psutil.Process(self.pid)
+            alive = abs(process.create_time() - self.create_time) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+
+def checkout() -> Path:
+    """The folder that holds `prefect.yaml`, `flows/` and `nodes/`: the editable install's checkout.
+
+    Raises `NotFound` (`E-CHECKOUT`) when only the library is installed.
+    """
+    folder = Path(trainyard.__file__).resolve().parent.parent
+    if not (folder / "prefect.yaml").is_file():
+        raise NotFound(
+            f"There is no prefect.yaml beside the installed library at {folder}.",
+            why="Flows and deployments run from a checkout; the wheel holds only the library.",
+            do="Clone the repository and run `make setup` there.",
+            code="E-CHECKOUT",
+        )
+    return folder
+
+
+def record_path(settings: Settings, name: str) -> Path:
+    return settings.services / f"{name}.json"
+
+
+def running(settings: Settings, name: str) -> Service | None:
+    """The service of that name if its process is alive."""
+    path = record_path(settings, name)
+    if not path.is_file():
+        return None
+    service = Service(**json.loads(path.read_text(encoding="utf-8")))
+    return service if service.process() else None
+
+
+@contextmanager
+def exclusive(settings: Settings) -> Iterator[None]:
+    """One `up` or `down` at a time on this home; a second one waits for the first."""
+    settings.services.mkdir(parents=True, exist_ok=True)
+    with (settings.services / "lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
+    """The variables that make any Prefect command talk to this stack. `trainyard env` prints them."""
+    return {
+        "PREFECT_API_URL": api_url,
+        "PREFECT_HOME": str(settings.prefect_home),
+        "TRAINYARD_HOME": str(settings.home),
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
+    """For a server without TLS: one certificate instead of the whole bundle.
+
+    Prefect builds a TLS context for each client that it opens, two for every task, also for an http:// address. Loading
+    the bundle takes 46 ms each time, half a second for a chain of six nodes; one certificate takes 1 ms.
+    """
+    if not api_url.startswith("http://"):
+        return {}
+    path = settings.services / "one-certificate.pem"
+    if not path.is_file():
+        bundle = Path(certifi.where()).read_text(encoding="utf-8")
+        end = "-----END CERTIFICATE-----\n"
+        first = bundle[bundle.index("-----BEGIN CERTIFICATE-----") : bundle.index(end) + len(end)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(first, encoding="utf-8")
+    return {"PREFECT_API_SSL_CERT_FILE": str(path)}
+
+
+def service_environment(settings: Settings, api_url: str) -> dict[str, str]:
+    """The whole environment of a service: ours over the caller's, whose Prefect server settings do not leak in."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_SERVER_")}
+    return {
+        **kept,
+        **few_certificates(settings, api_url),
+        **prefect_environment(settings, api_url),
+        "PREFECT_CLI_PROMPT": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str], url: str) -> Service:
+    """Start a detached process: own session, no terminal, output to its log file."""
+    settings.services.mkdir(parents=True, exist_ok=True)
+    log = settings.services / f"{name}.log"
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell that starts us with `&` makes SIGINT ignored, and a Prefect worker ends itself by SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with log.open("w", encoding="utf-8") as stream:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True
+        )
+    service = Service(name, child.pid, psutil.Process(child.pid).create_time(), url, str(log))
+    write_json_durably(record_path(settings, name), asdict(service))
+    return service
+
+
+def stop(settings: Settings, name: str, grace_s: float = STOP_GRACE_S) -> bool:
+    """End our process of that name and everything below it; False if there was none."""
+    service = running(settings, name)
+    record_path(settings, name).unlink(missing_ok=True)
+    process = service.process() if service else None
+    if process is None:
+        return False
+    tree = [process, *process.children(recursive=True)]
+    process.terminate()
+    _, alive = psutil.wait_procs(tree, timeout=grace_s)
+    for left in alive:
+        left.kill()
+    psutil.wait_procs(alive, timeout=5)
+    return True
+
+
+def free_port(first: int) -> int:
+    """The first port from `first` up on which nobody listens on loopback; 0 lets the system choose."""
+    for port in range(first, first + PORTS_TRIED if first else 1):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Conflict(
+        f"No free port between {first} and {first + PORTS_TRIED - 1}.",
+        do="Set TRAINYARD_PREFECT_PORT to the start of a free range.",
+        code="E-NO-PORT",
+    )
+
+
+def healthy(api_url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a Prefect server answers at this address."""
+    return answers(f"{api_url}/health", timeout_s)
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a GET of this address gives 200."""
+    try:
+        return httpx.get(url, timeout=timeout_s).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def foreign_api_url(settings: Settings) -> str | None:
+    """The caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
+    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    record = record_path(settings, "server")
+    ours = json.loads(record.read_text(encoding="utf-8"))["url"] if record.is_file() else None
+    if not given or given == ours or os.environ.get("PREFECT_HOME") == str(settings.prefect_home):
+        return None
+    return given
+
+
+def api_url(settings: Settings) -> str | None:
+    """Where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
+    own = running(settings, "server")
+    return foreign_api_url(settings) or (own.url if own else None)
+
+
+def needs_api_url(settings: Settings) -> str:
+    """Like `api_url`, but a server that answers is required. Raises `Unavailable` (`E-NO-SERVER`)."""
+    url = api_url(settings)
+    if url is None:
+        raise Unavailable("No Prefect server is running.", do="Run `trainyard up`.", code="E-NO-SERVER")
+    if not healthy(url, timeout_s=10):
+        raise unreachable(url)
+    return url
+
+
+def unreachable(url: str) -> Unavailable:
+    return Unavailable(
+        f"The Prefect server at {url} does not answer.",
+        do="Start it, or unset PREFECT_API_URL and run `trainyard up` for one on this machine.",
+        code="E-SERVER-UNREACHABLE",
+    )
+
+
+def start_server(settings: Settings, say: Say) -> Service:
+    """The server of this home: the running one, or a new one on the first free port. Waits until it answers."""
+    existing = running(settings, "server")
+    if existing:
+        wait_until_healthy(existing)
+        return existing
+    settings.prefect_home.mkdir(parents=True, exist_ok=True)
+    port = free_port(settings.prefect_port)
+    url = f"http://127.0.0.1:{port}/api"
+    say(f"starting the Prefect server on port {port} (the first start prepares its database)")
+    argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    service = spawn(settings, "server", argv, service_environment(settings, url), url)
+    wait_until_healthy(service)
+    return service
+
+
+def wait_until_healthy(service: Service, timeout_s: float = SERVER_WAIT_S) -> None:
+    """Return when the server answers. Raises `Unavailable` (`E-SERVER-START`) with the cause from its log."""
+    deadline = time.monotonic() + timeout_s
+    while not healthy(service.url):
+        if service.process() is None:
+            raise cannot_start(service, "it ended at once")
+        if time.monotonic() > deadline:
+            raise cannot_start(service, f"it did not answer within {timeout_s:.0f} s")
+        time.sleep(0.2)
+
+
+CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        "unexpected keyword argument 'min_items'",
+        "This FastAPI is too new for Prefect 3.8.",
+        "Install the pinned versions: pip install -c constraints.txt -e .",
+    ),
+    ("address already in use", "Another process took the port meanwhile.", "Run `trainyard up` again."),
+    ("No space left on device", "The disk is full.", "Free space under TRAINYARD_HOME and run `trainyard up` again."),
+    ("database is locked", "Another server uses the same database.", "Run `trainyard down`, then `trainyard up`."),
+    (
+        "unable to open database file",
+        "The database folder cannot be written.",
+        "Make TRAINYARD_HOME/prefect writable, or point TRAINYARD_HOME elsewhere.",
+    ),
+    ("Permission denied", "A folder cannot be written.", "Make TRAINYARD_HOME writable, or point it elsewhere."),
+    ("No module named", "A package is missing.", "Install the pinned versions: pip install -c constraints.txt -e ."),
+    (
+        "Can't locate revision",
+        "The database was written by a newer Prefect.",
+        "Install that Prefect, or move TRAINYARD_HOME/prefect away.",
+    ),
+)
+"""(text in the log, what it means, what to do): what stopped servers from starting so far."""
+
+
+def cannot_start(service: Service, how: str) -> TrainyardError:
+    """The error for a service that does not come up: the cause if its log shows a known one, else its last lines."""
+    text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
+    last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
+    for marker, meaning, remedy in CAUSES:
+        if marker.lower() in text.lower():
+            why, do = f"{meaning} ({last})", remedy
+            break
+    else:
+        why, do = last, f"Read {service.log}."
+    return Unavailable(f"The Prefect {service.name} cannot start: {how}.", why=why, do=do, code="E-SERVER-START")
+
+
+def start_worker(settings: Settings, url: str, say: Say) -> Service:
+    """The worker of this home, in its own session so that a closing terminal does not end runs."""
+    existing = running(settings, "worker")
+    if existing and existing.url == url:
+        return existing
+    if existing:
+        stop(settings, "worker")
+    say(f"starting a worker for the pool {settings.work_pool!r}")
+    name = f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
+    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
+    argv += ["--name", name, "--install-policy", "never", "--no-create-pool-if-not-found"]
+    service = spawn(settings, "worker", argv, service_environment(settings, url), url)
+    time.sleep(0.5)
+    if service.process() is None:
+        raise cannot_start(service, "it ended at once")
+    return service
+
+
+def deploy_all(settings: Settings, url: str) -> None:
+    """`prefect deploy --all` in the checkout, as a user would type it. Raises with its last lines (`E-DEPLOY`)."""
+    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(
+        argv,
+        cwd=checkout(),
+        env=service_environment(settings, url),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (settings.services / "deploy.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode != 0:
+        last = " | ".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+        raise TrainyardError(
+            "The deployments of prefect.yaml could not be written to the server.",
+            why=last,
+            do=f"Read {settings.services / 'deploy.log'}.",
+            code="E-DEPLOY",
+        )
+
+
+def bootstrap_digest(settings: Settings, url: str) -> str:
+    """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
+    root = checkout()
+    files = [root / "prefect.yaml", Path(trainyard.__file__).parent / "api" / "runs.py"]
+    for folder in ("deployments", "flows", "trainyard/spec"):
+        files += sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml"))
+    hasher = hashlib.sha256(f"{root}|{url}|{settings.work_pool}|{version('prefect')}|{settings.prefect_home}".encode())
+    for path in files:
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def bootstrapped(settings: Settings, url: str) -> bool:
+    """Whether this server already holds our pool and deployments in their present form."""
+    stamp = settings.services / "bootstrap.json"
+    if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):
+        return False
+    paths = (f"work_pools/{settings.work_pool}", "deployments/name/chain/adhoc")
+    return all(httpx.get(f"{url}/{path}", timeout=10).status_code == httpx.codes.OK for path in paths)
+
+
+def mark_bootstrapped(settings: Settings, url: str) -> None:
+    write_json_durably(settings.services / "bootstrap.json", bootstrap_digest(settings, url))

@@ -1,0 +1,203 @@
+"""What people see: results as text on stdout, progress on stderr (a bar on a terminal, plain lines elsewhere)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from trainyard.errors import TrainyardError
+
+LINE_EVERY_S = 10.0
+"""Least time between two plain progress lines of one node: a log is read later, by people."""
+ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "skipped"}
+
+
+class Progress:
+    """Progress on stderr while an operation works. rich honours NO_COLOR and a dumb terminal by itself."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.bars: RichProgress | None = None
+        self.tasks: dict[str, TaskID] = {}
+        self.said: dict[str, float] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """One line about what happens now."""
+        self.console.print(text, markup=False)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event of a run."""
+        node, what = event["node"], event["event"]
+        if not node:
+            self.say(f"run {event.get('name', '')}: {event['text']}")
+        elif what in ENDS:
+            self.end(node, what, event)
+        elif what in ("note", "warning"):
+            self.say(f"{node}: {event['text']}")
+        elif self.console.is_terminal:
+            self.bar(node, float(event.get("fraction", 0.0)), str(event.get("text", "")))
+        else:
+            self.line(node, event)
+
+    def end(self, node: str, what: str, event: dict[str, Any]) -> None:
+        if self.bars is not None and node in self.tasks:
+            self.bars.remove_task(self.tasks.pop(node))
+        rows = ", ".join(f"{count:,} {port}" for port, count in event.get("rows", {}).items())
+        detail = event.get("message") or rows
+        self.say(f"{node}: {ENDS[what]}" + (f" ({detail})" if detail else ""))
+
+    def line(self, node: str, event: dict[str, Any]) -> None:
+        """A plain line, at most one every ten seconds for each node."""
+        if event["event"] == "started":
+            self.said[node] = time.monotonic()
+            self.say(f"{node}: started")
+        elif time.monotonic() - self.said.get(node, 0.0) >= LINE_EVERY_S:
+            self.said[node] = time.monotonic()
+            self.say(f"{node}: {event.get('text', '')} ({100 * float(event.get('fraction', 0.0)):.0f} %)")
+
+    def bar(self, node: str, fraction: float, text: str) -> None:
+        if self.bars is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self.bars = RichProgress(
+                *columns, TimeElapsedColumn(), TextColumn("{task.fields[text]}"), console=self.console, transient=True
+            )
+            self.bars.start()
+        if node not in self.tasks:
+            self.tasks[node] = self.bars.add_task(node, total=1.0, text=text)
+        self.bars.update(self.tasks[node], completed=fraction, text=text)
+
+
+def print_error(error: TrainyardError, *, as_json: bool) -> None:
+    """An error in words on stderr; with `--json` also as a document on stdout, so that a program always gets one."""
+    if as_json:
+        print(json.dumps({"error": error.as_dict()}, indent=2))
+    lines = [f"{error.code}: {error.what}"]
+    lines += [f"  {line}" for line in error.why.splitlines()]
+    lines += [f"  Do: {error.do}"] if error.do else []
+    print("\n".join(lines), file=sys.stderr)
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """Columns padded with spaces: readable, and cut and grep work on it."""
+    everything = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in everything) for column in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+                     for row in everything)  # fmt: skip
+
+
+def render(name: str, result: Any) -> str:
+    """A result as text for people."""
+    return RENDERERS.get(name, as_json)(result)
+
+
+def as_json(result: BaseModel) -> str:
+    return result.model_dump_json(indent=2)
+
+
+def check_text(result: Any) -> str:
+    lines = []
+    for one in result.files:
+        lines += [f"{one.file}: ok, {one.nodes} nodes, digest {one.digest[:12]}"] if one.ok else []
+        lines += [f"{one.file}: {reason.line}" for reason in one.reasons]
+    return "\n".join(lines)
+
+
+def env_text(result: Any) -> str:
+    return "\n".join(f"export {key}={json.dumps(value)}" for key, value in result.variables.items())
+
+
+def up_text(result: Any) -> str:
+    rows = [
+        ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
+        ("worker", f"pid {result.worker_pid}"),
+        ("model server", result.embedded_url or "-"),
+        ("home", result.home),
+    ]
+    return table(rows, ("up", ""))
+
+
+def down_text(result: Any) -> str:
+    return f"stopped: {', '.join(result.stopped)}" if result.stopped else "nothing was running"
+
+
+def doctor_text(result: Any) -> str:
+    rows = [
+        (("ok" if one.ok else "PROBLEM") if not one.note else "note", one.name, one.detail) for one in result.checks
+    ]
+    remedies = [f"{one.name}: {one.do}" for one in result.checks if not (one.ok or one.note)]
+    return "\n".join([table(rows, ("", "what", "found")), *remedies])
+
+
+def run_text(result: Any) -> str:
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
+            for node in result.nodes]  # fmt: skip
+    lines = [table(rows, ("node", "state", "seconds", "result"))] if rows else []
+    return "\n".join([*lines, f"{result.name}: {result.state.value}. {result.message}", result.url])
+
+
+def plan_text(result: Any) -> str:
+    """The plan as a table, then each node's estimate with its basis, then whatever is in the way."""
+    header = ("node", "type", "takes", "result", "rows", "steps", "memory", "time")
+    lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
+    lines.append(table([plan_row(node) for node in result.nodes], header))
+    lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: {node.problem}" for node in result.nodes if node.problem]
+    return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def plan_row(node: Any) -> list[str]:
+    given = node.estimate
+    takes = ", ".join(source for sources in node.takes.values() for source in sources)
+    return [
+        node.id,
+        node.type,
+        takes or "-",
+        "reused" if node.reused else "problem" if node.problem else "made",
+        "?" if given.rows is None else f"{given.rows:,}",
+        "-" if given.steps is None else f"{given.steps:,}",
+        "-" if given.memory_bytes is None else f"{given.memory_bytes / 2**30:.2f} GiB",
+        "-" if given.seconds is None else f"{given.seconds:,.0f} s",
+    ]
+
+
+def adapters_text(result: Any) -> str:
+    if not result.rows:
+        return "no adapters yet"
+    header = list(result.rows[0])
+    return table([[str(row[key]) for key in header] for row in result.rows], header)
+
+
+def record_text(result: Any) -> str:
+    return json.dumps(result.record, indent=2, default=str)
+
+
+RENDERERS: dict[str, Callable[[Any], str]] = {
+    "check": check_text,
+    "env": env_text,
+    "up": up_text,
+    "down": down_text,
+    "doctor": doctor_text,
+    "run": run_text,
+    "plan": plan_text,
+    "adapters list": adapters_text,
+    "adapters show": record_text,
+    "starter build": record_text,
+}

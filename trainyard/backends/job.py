@@ -1,0 +1,50 @@
+"""What a training child is told: `spec.json` as a model. Data, base and earlier adapter are folders, never content."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.spec.axes import ADAPTER_METHODS, Port
+from trainyard.spec.chain import digest
+from trainyard.spec.training import TrainerConfig
+
+
+class TrainingJob(BaseModel):
+    """One training execution, resolved: nothing in it needs a lookup any more."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: TrainerConfig
+    """Stage, method, backend and settings, as `resolve_trainer` returns them."""
+    data: dict[Port, str]
+    """Port -> folder with `rows.arrow`."""
+    data_sha256: dict[Port, str] = {}
+    base: str
+    """Folder of the base model, or its name on the Hub."""
+    base_sha256: str = ""
+    """Digest of the base's files; an adapter trained on other bytes is refused."""
+    adapter: str | None = None
+    """Folder of the earlier adapter that `config.adapter` speaks of."""
+    parents: tuple[str, ...] = ()
+    """Digests of the earlier adapter's or model's references."""
+    threads: int = 1
+    locks: str
+    """Folder of the device locks."""
+    run: str = ""
+    node: str = ""
+
+    @property
+    def output(self) -> Port:
+        return Port.ADAPTER if self.config.method in ADAPTER_METHODS else Port.MODEL
+
+    @property
+    def digest(self) -> str:
+        """Names the work folder: the same job in a restarted run finds its checkpoints, another job never does.
+
+        Where things lie is left out, what they contain is in. With `reuse: false` each run starts for itself.
+        """
+        content = self.model_dump(mode="json", exclude={"threads", "locks", "run", "node", "data", "base", "adapter"})
+        places = {} if self.base_sha256 else {"base": self.base}
+        data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
+        own = {} if self.config.reuse else {"run": self.run}
+        return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})

@@ -1,0 +1,331 @@
+"""The training child of the `trl` backend: SFT and DPO with LoRA, DoRA or full weights (imports torch and TRL).
+
+Reads `spec.json`, continues from the newest valid checkpoint or says that it starts from zero, and leaves
+`result/adapter` or `result/model` with a `training.json`. Everything that decides a number (threads, seed, precision,
+versions) is fixed before the first step and recorded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import orjson
+import peft
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
+
+from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.trl_arguments import Length, common_arguments, dpo_config, run_length, sft_config, trains_pairs
+from trainyard.backends.trl_loading import (
+    load_base,
+    load_tokenizer,
+    lora_facts,
+    pick_device,
+    template_sha256,
+    trainable,
+    with_adapter,
+)
+from trainyard.backends.trl_trainer import (
+    CommittedCheckpoints,
+    Curve,
+    OurDPOTrainer,
+    OurSFTTrainer,
+    Watch,
+    newest_trainer_state,
+    require_finite_weights,
+)
+from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
+from trainyard.compute.gpus import cpu_bf16
+from trainyard.compute.lease import device_lock
+from trainyard.data.rows import ROWS_FILE, PreferenceRow, SftRow, read_rows
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Precision
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.checkpoints import Found, newest_valid, require_space, seal, whole_or_nothing
+from trainyard.train.control import shuffled_answers, shuffled_preferences
+from trainyard.train.precision import PrecisionChoice, choose_precision
+from trainyard.train.tokens import Encoded, Ledger, encode_preference, encode_sft, require_targets
+
+LOCK_WAIT_S = 600
+"""How long a trainer waits for the device: an orphan of a dead run may still be saving."""
+ADAM_COPIES = 4
+"""Weights, two moments and room for the next checkpoint, as multiples of the trained bytes."""
+
+
+@dataclass
+class Prepared:
+    """Everything that a run needs before its first step."""
+
+    job: TrainingJob
+    device: str
+    tokenizer: PreTrainedTokenizerBase
+    examples: list[Encoded]
+    ledger: Ledger
+    length: Length
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json` to its end."""
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    device = pick_device(job.config.device)
+    fix_numbers(job)
+    with device_lock(
+        Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
+    ):
+        try:
+            train_on(job, folder, events, device)
+        except torch.OutOfMemoryError as error:
+            raise TrainyardError(
+                "The device ran out of memory.",
+                why=str(error).splitlines()[0],
+                do="Lower batch_size or max_length, or set gradient_checkpointing: true.",
+                code="E-DEVICE-MEMORY",
+            ) from error
+
+
+def fix_numbers(job: TrainingJob) -> None:
+    """Threads and seeds, before anything draws a random number."""
+    torch.set_num_threads(job.threads)
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+    set_seed(job.config.hyperparameters.seed)
+    transformers.logging.set_verbosity(logging.WARNING)
+
+
+def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> None:
+    found = newest_valid(folder / CHECKPOINT_FOLDER)
+    restarted_from = tell_restart(folder, found, events)
+    prepared = prepare(job, device, events)
+    stop_if_asked(events)
+    set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
+    model = with_adapter(load_base(job, device), job).to(device)
+    choice = decide_precision(prepared, model, folder)
+    trainer = build_trainer(prepared, model, folder, choice.precision)
+    trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trainable(trainer.model).values())
+    require_space(folder, ADAM_COPIES * trained_bytes)
+    curve = Curve.load(found.path) if found.path else Curve()
+    trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
+    trainer.add_callback(Watch(events, prepared.length, curve))
+    events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice))
+    started = time.monotonic()
+    trainer.train(resume_from_checkpoint=newest_trainer_state(found.path) if found.path else None)
+    if trainer.state.global_step < prepared.length.total_steps:
+        raise Stopped("asked to stop; a checkpoint is saved", step=trainer.state.global_step)
+    require_finite_weights(trainer.model)
+    record = training_record(prepared, trainer, choice, time.monotonic() - started)
+    save_result(trainer, prepared, folder, record)
+    events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
+
+
+def stop_if_asked(events: Events) -> None:
+    if events.stop_requested():
+        raise Stopped("asked to stop before the first step", step=0)
+
+
+def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] | str | None:
+    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one."""
+    for sentence in found.quarantined:
+        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
+    if found.path is None and not (folder / DECISIONS_FILE).exists():
+        return None
+    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
+    print(f"restart: {text}", flush=True)
+    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
+    return {"step": found.step} if found.path else "zero"
+
+
+def prepare(job: TrainingJob, device: str, events: Events) -> Prepared:
+    """Tokenise the data, print and check its account."""
+    tokenizer = load_tokenizer(job)
+    encode = encode_pairs if trains_pairs(job) else encode_conversations
+    examples, ledger = encode(job, tokenizer)
+    print(ledger.line(), flush=True)
+    events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
+    require_targets(ledger)
+    return Prepared(job, device, tokenizer, examples, ledger, run_length(job, len(examples)))
+
+
+def encode_conversations(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Encoded], Ledger]:
+    """Rows of the sft port, or the chosen side of a preference set."""
+    hyper = job.config.hyperparameters
+    if Port.SFT in job.data:
+        rows = [row for row in read_rows(Path(job.data[Port.SFT]) / ROWS_FILE, Port.SFT) if isinstance(row, SftRow)]
+    else:
+        rows = [
+            SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, tools=row.tools)
+            for row in preference_rows(job)
+        ]
+    if job.config.control == "shuffled_answers":
+        rows = shuffled_answers(rows, hyper.seed)
+    return encode_sft(rows, tokenizer, hyper.max_length)
+
+
+def encode_pairs(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Encoded], Ledger]:
+    rows, hyper = preference_rows(job), job.config.hyperparameters
+    if job.config.control == "shuffled_answers":
+        rows = shuffled_preferences(rows, hyper.seed)
+    return encode_preference(rows, tokenizer, hyper.max_length)
+
+
+def preference_rows(job: TrainingJob) -> list[PreferenceRow]:
+    if Port.PREFERENCE not in job.data:
+        raise InvalidInput(
+            f"Stage {job.config.stage} needs {'preference' if trains_pairs(job) else 'sft'} rows, and none arrived.",
+            why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
+            do="Connect a data_source, generator or validator that produces them.",
+            code="E-NO-DATA",
+        )
+    path = Path(job.data[Port.PREFERENCE]) / ROWS_FILE
+    return [row for row in read_rows(path, Port.PREFERENCE) if isinstance(row, PreferenceRow)]
+
+
+def decide_precision(prepared: Prepared, model: torch.nn.Module, folder: Path) -> PrecisionChoice:
+    """The precision of this job: measured at its first start, remembered for every later one."""
+    path = folder / DECISIONS_FILE
+    if path.exists():
+        known = orjson.loads(path.read_bytes())
+        return PrecisionChoice(Precision(known["precision"]), known["why"])
+    device = prepared.device
+    native = cpu_bf16() if device == "cpu" else device if device != "cuda" or torch.cuda.is_bf16_supported() else None
+    choice = choose_precision(
+        prepared.job.config.hyperparameters.precision,
+        device,
+        native=native,
+        seconds_per_step=lambda bf16: seconds_per_step(prepared, model, bf16=bf16),
+    )
+    write_json_durably(path, {"precision": choice.precision.value, "why": choice.why})
+    return choice
+
+
+def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) -> float:
+    """Fastest of three forward and backward passes over a batch of middling length, after one to warm up."""
+    sequences = sorted((sequence(example) for example in prepared.examples), key=len)
+    middle = sequences[len(sequences) // 2]
+    ids_BT = torch.tensor([middle] * prepared.job.config.hyperparameters.batch_size, device=prepared.device)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        with torch.autocast(prepared.device, dtype=torch.bfloat16, enabled=bf16):
+            model(input_ids=ids_BT, labels=ids_BT).loss.backward()
+        times.append(time.perf_counter() - started)
+        model.zero_grad(set_to_none=True)
+    return min(times[1:])
+
+
+def sequence(example: Encoded) -> list[int]:
+    """The ids of a row, or of the longer side of a pair."""
+    if "input_ids" in example:
+        return example["input_ids"]
+    return example["prompt_ids"] + max(example["chosen_ids"], example["rejected_ids"], key=len)
+
+
+def build_trainer(
+    prepared: Prepared, model: torch.nn.Module, folder: Path, precision: Precision
+) -> CommittedCheckpoints:
+    """TRL's trainer for the stage, with the reference that the stage needs."""
+    job = prepared.job
+    common = common_arguments(job, prepared.length, folder / "trainer", prepared.device, precision)
+    given = {
+        "model": model,
+        "train_dataset": Dataset.from_list(prepared.examples),
+        "processing_class": prepared.tokenizer,
+    }
+    trainer: CommittedCheckpoints
+    if trains_pairs(job):
+        # An adapter's reference is its own frozen start, which TRL keeps as a second adapter (or the bare base for a
+        # new one); whole weights need a second model.
+        reference = load_base(job, prepared.device).to(prepared.device) if job.config.method is Method.FULL else None
+        trainer = OurDPOTrainer(args=dpo_config(common, job), ref_model=reference, **given)
+    else:
+        takes_positions = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
+        trainer = OurSFTTrainer(args=sft_config(common), **given)
+        trainer.takes_positions = takes_positions
+    trainer.lengths = [len(sequence(example)) for example in prepared.examples]
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model inside, with or without an adapter around it."""
+    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
+
+
+def begin_facts(prepared: Prepared, choice: PrecisionChoice) -> dict[str, Any]:
+    return {
+        "total_steps": prepared.length.total_steps,
+        "total_epochs": round(prepared.length.epochs, 4),
+        "device": prepared.device,
+        "threads": torch.get_num_threads(),
+        "precision": choice.precision.value,
+        "precision_why": choice.why,
+    }
+
+
+def training_record(
+    prepared: Prepared, trainer: CommittedCheckpoints, choice: PrecisionChoice, seconds: float
+) -> dict[str, Any]:
+    """`training.json`: what was done, to the token."""
+    job, points = prepared.job, trainer.curve.points
+    config = job.config
+    return {
+        "stage": config.stage.value,
+        "method": config.method.value,
+        "backend": config.backend.value,
+        "base_model": config.base_model,
+        "base_path": job.base,
+        "base_sha256": job.base_sha256,
+        "chat_template_sha256": template_sha256(prepared.tokenizer),
+        "hyperparameters": config.hyperparameters.model_dump(mode="json"),
+        "preference": config.preference.model_dump(mode="json") if trains_pairs(job) else None,
+        "lora": lora_facts(trainer.model, job),
+        "control": config.control,
+        "parents": list(job.parents),
+        "tokens": prepared.ledger.tokens(),
+        "rows": dict(prepared.ledger.rows),
+        "steps": trainer.state.global_step,
+        "epochs": prepared.length.epochs,
+        "first_loss": points[0][1],
+        "final_loss": points[-1][1],
+        "losses": points,
+        "device": prepared.device,
+        "threads": torch.get_num_threads(),
+        "precision": choice.precision.value,
+        "precision_why": choice.why,
+        "seconds": round(seconds, 3),
+        "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},
+    }
+
+
+def save_result(trainer: CommittedCheckpoints, prepared: Prepared, folder: Path, record: dict[str, Any]) -> None:
+    """Write adapter or model whole, or not at all."""
+    job, final = prepared.job, folder / RESULT_FOLDER
+    temporary = folder / f".{RESULT_FOLDER}.tmp"
+    with whole_or_nothing(temporary):
+        target = temporary / job.output.value
+        if job.config.method in ADAPTER_METHODS:
+            save_adapter(trainer.model, job, target)
+            prepared.tokenizer.save_pretrained(target / "tokenizer")
+        else:
+            trainer.model.save_pretrained(target, safe_serialization=True)
+            prepared.tokenizer.save_pretrained(target)
+        write_json_durably(target / TRAINING_FILE, record)
+        faultpoint("result.written")
+        seal(temporary)
+        temporary.rename(final)
+
+
+def save_adapter(model: Any, job: TrainingJob, target: Path) -> None:
+    """Only the trained adapter: the frozen reference of DPO is not part of the result."""
+    model.peft_config["default"].base_model_name_or_path = job.base
+    model.save_pretrained(str(target), safe_serialization=True, selected_adapters=["default"])
+    (target / "README.md").unlink(missing_ok=True)

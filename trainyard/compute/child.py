@@ -1,0 +1,195 @@
+"""The child's side of supervision: events out, a stop request in, an exit code that means something.
+
+    with child_contract(folder) as events:          # spec.json is in the folder already
+        for step in work:
+            events.emit("progress", step=step)
+            if events.stop_requested():
+                save()
+                raise Stopped("asked to stop", step=step)
+
+Exit 0 means done, 75 (`EX_TEMPFAIL`) stopped with everything saved, anything else failed with `error.json` in the
+folder. The contract also ties the child's life to its parent's (`PR_SET_PDEATHSIG`) and makes it a sub-reaper, so that
+its own children cannot escape. Imports nothing heavy: programs are started by `python -m trainyard.compute.launch`,
+which enters the contract before the first slow import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+import psutil
+
+from trainyard.errors import TrainyardError
+
+STOPPED_EXIT = 75
+FAILED_EXIT = 1
+EVENTS_FILE, ERROR_FILE, LOG_FILE, SPEC_FILE = "events.jsonl", "error.json", "child.log", "spec.json"
+PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
+FAULT_VARIABLE = "TRAINYARD_FAULT"
+ORPHAN_GRACE_S = 60
+"""What a child has for saving after its parent died; nobody else is left to end it."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Stopped(Exception):
+    """The program stopped at a safe point because it was asked to; its state is saved."""
+
+    def __init__(self, reason: str, **fields: Any) -> None:
+        super().__init__(reason)
+        self.reason, self.fields = reason, fields
+
+
+class Events:
+    """The append-only file that the parent tails, and the flag that a SIGTERM sets."""
+
+    def __init__(self, path: Path, parent: int | None = None) -> None:
+        self.path, self.parent = path, parent
+        self._stop = False
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Append one event as one write. Numbers that are not finite become null, as JSON has no name for them."""
+        line = orjson.dumps(
+            {"event": event, "time": time.time(), **fields}, default=str, option=orjson.OPT_APPEND_NEWLINE
+        )
+        os.write(self._descriptor, line)
+
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def request_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+        """Signal handler: note the request. An orphan gets a last time limit, since nobody will insist."""
+        self._stop = True
+        if orphaned(self.parent):
+            signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux `prctl(2)` with one argument; raises OSError when the kernel refuses. A no-op on other systems."""
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def orphaned(parent: int | None) -> bool:
+    """Whether the supervising parent is gone. False for a program that was started by hand (parent None)."""
+    return parent is not None and os.getppid() != parent
+
+
+def tie_to_parent() -> int | None:
+    """Die with the parent: SIGTERM arrives when the thread that started this process ends. Returns the parent's pid.
+
+    The variable that names the parent is taken out of the environment: it is not true for our own children.
+    """
+    given = os.environ.pop(PARENT_VARIABLE, None)
+    if given is None:
+        return None
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if orphaned(int(given)):  # it died between the fork and the line above
+        raise SystemExit(STOPPED_EXIT)
+    return int(given)
+
+
+def faultpoint(name: str) -> None:
+    """Die by SIGKILL here if `TRAINYARD_FAULT` names this point. For tests of what survives a crash."""
+    if os.environ.get(FAULT_VARIABLE) == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_error(folder: Path, error: TrainyardError) -> None:
+    """Leave `error.json` {kind, code, what, why, do} so that a reader sees all of it or nothing."""
+    temporary = folder / f".{ERROR_FILE}.tmp"
+    temporary.write_bytes(orjson.dumps({"kind": type(error).__name__, **error.as_dict()}))
+    temporary.rename(folder / ERROR_FILE)
+
+
+def crash_error(error: BaseException) -> TrainyardError:
+    """An unforeseen exception as an error that a person can read; the traceback is in the log."""
+    last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    if isinstance(error, MemoryError):
+        return TrainyardError(
+            "The memory of this machine did not suffice.",
+            why=last_line,
+            do="Lower batch_size or max_length, or close other programs.",
+            code="E-MEMORY",
+        )
+    return TrainyardError(
+        f"The program ended with an unforeseen error: {last_line}",
+        do=f"Read the traceback in {LOG_FILE}; if the input looks right, report it.",
+        code="E-CRASH",
+    )
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; a zombie, which only waits for its parent to read its exit code, does not."""
+    try:
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL each and wait up to a second. Exit codes are left to who started them, so nothing is reaped here."""
+    processes = list(processes)
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue  # it ended by itself, which is what was wanted
+    deadline = time.monotonic() + 1
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def end_descendants() -> None:
+    """Kill every process below this one. As a sub-reaper it has inherited even those that detached themselves."""
+    while living := [process for process in psutil.Process().children(recursive=True) if alive(process)]:
+        kill(living)
+
+
+@contextmanager
+def child_contract(folder: Path) -> Iterator[Events]:
+    """Everything a supervised program owes its parent; leaves by SystemExit with the contract's exit code.
+
+    Writes `error.json` for every exception but `Stopped`; the traceback goes to stderr, which is the log file.
+    """
+    parent = tie_to_parent()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    events = Events(folder / EVENTS_FILE, parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, events.request_stop)
+    try:
+        events.emit("started", pid=os.getpid())
+        yield events
+        events.emit("done")
+    except Stopped as stopped:
+        events.emit("stopped", reason=stopped.reason, **stopped.fields)
+        raise SystemExit(STOPPED_EXIT) from None
+    except TrainyardError as error:
+        traceback.print_exc()
+        write_error(folder, error)
+        raise SystemExit(FAILED_EXIT) from None
+    except Exception as error:
+        traceback.print_exc()
+        write_error(folder, crash_error(error))
+        raise SystemExit(FAILED_EXIT) from None
+    finally:
+        end_descendants()
+        events.close()

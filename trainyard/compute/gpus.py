@@ -1,0 +1,106 @@
+"""What this machine has to compute with: GPUs by NVML, CPU threads and the CPU's number formats. Imports no torch.
+
+"No NVIDIA driver" is a state like any other, not an error: most first runs happen without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pynvml
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One reading of one GPU."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_mb: int
+    memory_used_mb: int
+    utilization_percent: int | None
+    processes: tuple[int, ...]
+    """Pids that compute on it now."""
+
+
+@dataclass(frozen=True)
+class GpuReadings:
+    """All GPUs, or why there are none."""
+
+    state: str
+    """`ok`, `no NVIDIA driver`, or NVML's own words."""
+    driver: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+
+def read_gpus() -> GpuReadings:
+    """A reading of every NVIDIA GPU through NVML; never raises."""
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return GpuReadings("no NVIDIA driver")
+    except pynvml.NVMLError as error:
+        return GpuReadings(str(error))
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        return GpuReadings("ok", pynvml.nvmlSystemGetDriverVersion(), tuple(read_gpu(index) for index in range(count)))
+    except pynvml.NVMLError as error:
+        return GpuReadings(str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_gpu(index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_mb=memory.total // MIB,
+        memory_used_mb=memory.used // MIB,
+        utilization_percent=utilization(handle),
+        processes=tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+    )
+
+
+def utilization(handle: object) -> int | None:
+    """Percent of the last sampling period; None where the GPU is shared in slices and has no such figure."""
+    try:
+        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use: two hyperthreads of one core do not multiply matrices faster."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return max(1, min(physical, allowed, cgroup_cores() or physical))
+
+
+def cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """Cores that the container's quota allows, rounded up; None without a quota (cgroup v2 `cpu.max`)."""
+    if not path.is_file():
+        return None
+    quota, _, period = path.read_text().strip().partition(" ")
+    return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+
+
+def training_threads(asked: int) -> int:
+    """Threads of a CPU training child: what was asked for, or one per physical core when that is 0."""
+    return asked or physical_cores()
+
+
+def cpu_bf16(path: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The instruction set by which this CPU multiplies bf16 natively (`amx_bf16`, `avx512_bf16`), or None."""
+    if not path.is_file():
+        return None
+    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "").split()
+    return next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)

@@ -1,0 +1,312 @@
+"""The parent's side of supervision: start a program, tail its events, stop it in time, leave nothing of it behind.
+
+One loop serves trainers, evaluations and servers. It never blocks longer than `poll_s`: the child writes events and
+log to *files* (a pipe would kill a child whose parent died before it has saved, inherited output would keep a dead
+flow "running"), so a gigabyte of log costs the parent nothing. The child stays in the caller's process group; what is
+ended is its process *tree*, by pid and start time, never a group.
+
+The calling thread must live as long as the child: the kernel signals the child when the thread that started it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from trainyard.compute.child import (
+    ERROR_FILE,
+    EVENTS_FILE,
+    LOG_FILE,
+    PARENT_VARIABLE,
+    STOPPED_EXIT,
+    alive,
+    kill,
+)
+
+Event = dict[str, Any]
+
+MAX_EVENT_BYTES = 1 << 20
+"""A longer line is not an event of ours; it is skipped and reported as a warning."""
+READ_BYTES = 1 << 22
+"""Events read at one poll, so that a flood of them cannot hold the loop."""
+TREE_REFRESH_S = 2.0
+ABANDONED_GRACE_S = 20.0
+"""What the child has for saving when the caller itself is interrupted."""
+
+
+class Wanted(StrEnum):
+    """What the owner of a run wants of its child at this moment."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Status(StrEnum):
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a supervised program ended."""
+
+    status: Status
+    exit_code: int
+    """Negative: the number of the signal that ended it."""
+    reason: str
+    """pause, cancel or budget if we asked; what the child said in its `stopped` event otherwise."""
+    error: dict[str, Any] | None
+    """{kind, code, what, why, do} of a failed program."""
+    seconds: float
+    killed: bool = False
+    """It did not stop within the grace and its tree was killed; only earlier checkpoints exist."""
+
+
+def always_run() -> Wanted:
+    return Wanted.RUN
+
+
+def ignore(_event: Event) -> None:
+    """Default listener."""
+
+
+@dataclass
+class EventTail:
+    """Reads complete lines of a growing file; a half-written line waits for its rest."""
+
+    path: Path
+    offset: int = 0
+    pending: bytes = b""
+    skipping: bool = False
+
+    @classmethod
+    def at_end(cls, path: Path) -> EventTail:
+        return cls(path, path.stat().st_size if path.exists() else 0)
+
+    def read(self) -> list[Event]:
+        """The events that were completed since the last call, at most `READ_BYTES` of them."""
+        if not self.path.exists():
+            return []
+        if self.path.stat().st_size < self.offset:  # the file was replaced
+            self.offset, self.pending = 0, b""
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            block = stream.read(READ_BYTES)
+        self.offset += len(block)
+        *lines, self.pending = (self.pending + block).split(b"\n")
+        events = [event for line in lines if (event := self._parse(line)) is not None]
+        if len(self.pending) > MAX_EVENT_BYTES:
+            self.pending, self.skipping = b"", True
+            events.append(unreadable("an event line longer than 1 MiB was skipped"))
+        return events
+
+    def read_rest(self) -> Iterator[Event]:
+        """Everything up to the end of the file, including a last line whose writer died before its newline."""
+        while events := self.read():
+            yield from events
+        if self.pending and (event := parse(self.pending)) is not None:
+            yield event
+
+    def _parse(self, line: bytes) -> Event | None:
+        if self.skipping:  # the end of a line that was too long
+            self.skipping = False
+            return None
+        if not line.strip():
+            return None
+        return parse(line) or unreadable(f"an event line could not be read: {line[:80]!r}")
+
+
+def parse(line: bytes) -> Event | None:
+    """The event of a line; None when it is no JSON object with an `event`."""
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def unreadable(text: str) -> Event:
+    return {"event": "warning", "time": time.time(), "code": "E-EVENT", "text": text}
+
+
+class ProcessTree:
+    """A process and everything that descends from it, remembered by pid and start time."""
+
+    def __init__(self, pid: int) -> None:
+        self.known: set[psutil.Process] = set()
+        self._refreshed = 0.0
+        try:
+            self.known.add(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            self.known = set()  # it was gone before we could look
+
+    def refresh(self, every_s: float = 0.0) -> None:
+        """Note new descendants; costs about a millisecond per hundred processes of the machine."""
+        if time.monotonic() - self._refreshed < every_s:
+            return
+        for process in list(self.known):
+            try:
+                self.known.update(process.children(recursive=True))
+            except psutil.NoSuchProcess:
+                continue  # its own children are known from an earlier look
+        self._refreshed = time.monotonic()
+
+    def end(self) -> None:
+        """SIGKILL all that still runs, until nothing does."""
+        self.refresh()
+        while living := [process for process in self.known if alive(process)]:
+            kill(living)
+            self.refresh()
+
+
+@dataclass
+class StopRequest:
+    """Whether, why and when the child was asked to stop."""
+
+    budget_s: float | None
+    grace_s: float
+    started: float = field(default_factory=time.monotonic)
+    reason: str = ""
+    kill_at: float | None = None
+
+    def update(self, wanted: Wanted, process: subprocess.Popen[bytes]) -> None:
+        """Ask once, by SIGTERM to the child alone; a later cancel replaces the reason of a pause."""
+        over = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
+        reason = wanted.value if wanted is not Wanted.RUN else "budget" if over else ""
+        if reason and not self.reason:
+            self.kill_at = time.monotonic() + self.grace_s
+            process.send_signal(signal.SIGTERM)
+        if reason and (not self.reason or reason == Wanted.CANCEL):
+            self.reason = reason
+
+    @property
+    def grace_over(self) -> bool:
+        return self.kill_at is not None and time.monotonic() > self.kill_at
+
+
+def supervise(
+    argv: list[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    wanted: Callable[[], Wanted] = always_run,
+    on_event: Callable[[Event], None] = ignore,
+    budget_s: float | None = None,
+    grace_s: float = 300,
+    poll_s: float = 0.5,
+) -> Outcome:
+    """Run a program to its end under the contract of `trainyard.compute.child`.
+
+    `folder` holds `spec.json`; events, log and error appear in it. `env` is added to this process's environment.
+    `wanted` is asked at every poll; PAUSE, CANCEL and the end of `budget_s` all lead to one SIGTERM, and after
+    `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the calling thread.
+    Returns the outcome; raises only what `wanted` or `on_event` raise, after the child has been ended.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ERROR_FILE).unlink(missing_ok=True)
+    tail = EventTail.at_end(folder / EVENTS_FILE)
+    last: list[Event] = []
+
+    def hand_on(event: Event) -> None:
+        if event["event"] == "stopped":
+            last[:] = [event]
+        on_event(event)
+
+    with started(argv, folder, env, min(grace_s, ABANDONED_GRACE_S)) as (process, tree):
+        stop = StopRequest(budget_s, grace_s)
+        while not ended(process, poll_s):
+            for event in tail.read():
+                hand_on(event)
+            tree.refresh(every_s=TREE_REFRESH_S)
+            stop.update(wanted(), process)
+            if stop.grace_over:
+                tree.end()
+        for event in tail.read_rest():
+            hand_on(event)
+    said = str(last[0].get("reason", "")) if last else ""
+    return outcome(process.returncode, stop, said, folder)
+
+
+@contextmanager
+def started(
+    argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
+) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
+    """The running child; its whole tree is gone when the block is left, by whatever way."""
+    environment = {**os.environ, **(env or {}), PARENT_VARIABLE: str(os.getpid())}
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+    tree = ProcessTree(process.pid)
+    try:
+        yield process, tree
+    except BaseException:
+        process.send_signal(signal.SIGTERM)
+        ended(process, abandoned_grace_s)
+        raise
+    finally:
+        tree.end()
+        process.wait()
+
+
+def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait at most `timeout_s` for the end of a process."""
+    try:
+        process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path) -> Outcome:
+    """Give the exit code its meaning."""
+    seconds = time.monotonic() - stop.started
+    if exit_code == 0:
+        return Outcome(Status.DONE, 0, "", None, seconds)
+    if exit_code == STOPPED_EXIT:
+        return Outcome(Status.STOPPED, exit_code, stop.reason or said, None, seconds)
+    if stop.reason and exit_code in (-signal.SIGTERM, -signal.SIGKILL):
+        return Outcome(Status.STOPPED, exit_code, stop.reason, None, seconds, killed=exit_code == -signal.SIGKILL)
+    return Outcome(Status.FAILED, exit_code, said, read_error(folder, exit_code), seconds)
+
+
+def read_error(folder: Path, exit_code: int) -> dict[str, Any]:
+    """`error.json`, or what can be said without it."""
+    path = folder / ERROR_FILE
+    if path.is_file():
+        try:
+            error: dict[str, Any] = orjson.loads(path.read_bytes())
+            return error
+        except orjson.JSONDecodeError:
+            return plain_error("E-CRASH", f"The program left an unreadable {ERROR_FILE}.", last_log_line(folder))
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        advice = "It may have used up the memory: lower batch_size or max_length." if name == "SIGKILL" else ""
+        return plain_error("E-KILLED", f"The program was ended from outside by {name}.", advice)
+    return plain_error("E-EXIT", f"The program ended with exit code {exit_code}.", last_log_line(folder))
+
+
+def plain_error(code: str, what: str, why: str) -> dict[str, Any]:
+    return {"kind": "TrainyardError", "code": code, "what": what, "why": why, "do": f"Read {LOG_FILE}."}
+
+
+def last_log_line(folder: Path) -> str:
+    """The last line that is not empty of the child's log, at most 500 characters."""
+    path = folder / LOG_FILE
+    if not path.is_file():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 8192))
+        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,236 @@
+"""Text to an outline: sections with their headings, paragraphs, list items, tables and code blocks.
+
+CommonMark (with tables) is parsed by markdown-it; reStructuredText by docutils with file access, raw nodes and messages
+switched off. Anything else is plain text: paragraphs between blank lines; a short line without full stop is a heading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from docutils import nodes
+from docutils.core import publish_doctree
+from docutils.utils import SystemMessage
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
+ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
+FOOTNOTE = re.compile(r"\[\^[\w-]+\]")
+SPACES = re.compile(r"\s+")
+DOCUTILS = {
+    "file_insertion_enabled": False,
+    "raw_enabled": False,
+    "report_level": 5,
+    "halt_level": 5,
+    "warning_stream": False,
+    "_disable_config": True,
+    "smart_quotes": False,
+    "line_length_limit": 100_000,
+}
+
+
+@dataclass
+class Item:
+    """One list item. `label` is its emphasised or code beginning, if it has one."""
+
+    label: str
+    text: str
+
+
+@dataclass
+class Section:
+    """What stands between two headings. `heading` is empty above the first one."""
+
+    heading: str
+    level: int
+    parent: str = ""
+    paragraphs: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
+    """Table rows; the header row comes first, and a table follows another one after an empty row."""
+    code: list[tuple[str, str]] = field(default_factory=list)
+    """(paragraph before the block, code)."""
+
+
+def outline(kind: str, text: str) -> list[Section]:
+    """The sections of a document of this kind (`DocumentRow.kind`)."""
+    if kind == "rst":
+        return rst_outline(text)
+    if kind == "markdown" or re.search(r"^#{1,6} \S", text, re.M):
+        return markdown_outline(text)
+    return plain_outline(text)
+
+
+def tidy(text: str) -> str:
+    """Footnote marks out, white space to single spaces."""
+    return SPACES.sub(" ", FOOTNOTE.sub("", text)).strip()
+
+
+class Builder:
+    """Collects sections and knows the heading above each."""
+
+    def __init__(self) -> None:
+        self.sections = [Section("", 0)]
+
+    @property
+    def current(self) -> Section:
+        return self.sections[-1]
+
+    def heading(self, text: str, level: int) -> None:
+        above = [section for section in self.sections if section.heading and section.level < level]
+        self.sections.append(Section(tidy(text), level, above[-1].heading if above else ""))
+
+    def code(self, code: str) -> None:
+        before = self.current.paragraphs[-1] if self.current.paragraphs else ""
+        self.current.code.append((before, code.rstrip()))
+
+
+def inline_text(token: Token) -> str:
+    """The words of an inline token: emphasis and link targets dropped, code kept in backticks, images left out."""
+    parts = []
+    for child in token.children or ():
+        if child.type == "text":
+            parts.append(child.content)
+        elif child.type == "code_inline":
+            parts.append(f"`{child.content}`")
+        elif child.type in ("softbreak", "hardbreak"):
+            parts.append(" ")
+    return tidy("".join(parts))
+
+
+def inline_label(token: Token) -> str:
+    """The emphasised or code text that an item begins with, else an empty string."""
+    children = token.children or []
+    children = [child for child in children if child.type != "text" or child.content]
+    if children and children[0].type == "code_inline":
+        return f"`{children[0].content}`"
+    if not children or children[0].type != "strong_open":
+        return ""
+    words = []
+    for child in children[1:]:
+        if child.type == "strong_close":
+            break
+        words.append(f"`{child.content}`" if child.type == "code_inline" else child.content)
+    return tidy("".join(words)).rstrip(":").strip()
+
+
+def only_a_link(token: Token) -> bool:
+    """Whether an item is an entry of a table of contents."""
+    types = [child.type for child in token.children or ()]
+    return types[:1] == ["link_open"] and types[-1:] == ["link_close"]
+
+
+def markdown_outline(text: str) -> list[Section]:
+    builder = Builder()
+    depth = quiet = 0
+    cells: list[str] = []
+    tokens = MARKDOWN.parse(FRONT_MATTER.sub("", text))
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.type in ("list_item_open", "list_item_close"):
+            depth += token.nesting
+        elif token.type in ("blockquote_open", "blockquote_close"):
+            quiet += token.nesting
+        elif token.type in {"fence", "code_block"}:
+            builder.code(token.content)
+        elif token.type == "table_open":
+            builder.current.rows.append([])
+        elif token.type == "tr_open":
+            cells = []
+        elif token.type == "tr_close":
+            builder.current.rows.append(cells)
+        elif token.type == "inline" and before is not None and not quiet:
+            place_inline(builder, before, token, depth, cells)
+    return builder.sections
+
+
+def place_inline(builder: Builder, before: Token, token: Token, depth: int, cells: list[str]) -> None:
+    """Put one run of inline text where it belongs: heading, table cell, list item or paragraph."""
+    words = inline_text(token)
+    if before.type == "heading_open":
+        builder.heading(words, int(before.tag[1]))
+    elif before.type in ("th_open", "td_open"):
+        cells.append(words)
+    elif depth:
+        if words and not only_a_link(token):
+            builder.current.items.append(Item(inline_label(token), words))
+    elif words:
+        builder.current.paragraphs.append(words)
+
+
+def rst_outline(text: str) -> list[Section]:
+    """reStructuredText; Sphinx roles become code, directives that docutils does not know are left out."""
+    try:
+        tree = publish_doctree(ROLE.sub(r"``\1``", text), settings_overrides=DOCUTILS)
+    except (SystemMessage, RecursionError, ValueError, AttributeError):
+        return plain_outline(text)
+    builder = Builder()
+    if isinstance(tree, nodes.document) and tree.get("title"):
+        builder.heading(tree["title"], 1)
+    walk_rst(tree, builder, 1 if tree.get("title") else 0)
+    return builder.sections
+
+
+def walk_rst(node: nodes.Element, builder: Builder, level: int) -> None:
+    for child in node.children:
+        if isinstance(child, nodes.section):
+            builder.heading(rst_text(child.next_node(nodes.title)), level + 1)
+            walk_rst(child, builder, level + 1)
+        elif isinstance(child, nodes.paragraph):
+            builder.current.paragraphs.append(rst_text(child))
+        elif isinstance(child, nodes.bullet_list | nodes.enumerated_list):
+            builder.current.items += [Item(rst_label(item), rst_text(item)) for item in child.children]
+        elif isinstance(child, nodes.definition_list):
+            builder.current.items += list(rst_definitions(child))
+        elif isinstance(child, nodes.literal_block):
+            builder.code(child.astext())
+        elif isinstance(child, nodes.table):
+            builder.current.rows.append([])
+            for row in child.findall(nodes.row):
+                builder.current.rows.append([rst_text(entry) for entry in row.children])
+
+
+def rst_text(node: nodes.Node | None) -> str:
+    if node is None:
+        return ""
+    parts = [
+        f"`{text.astext()}`" if isinstance(text.parent, nodes.literal) else text.astext()
+        for text in node.findall(nodes.Text)
+    ]
+    return tidy("".join(parts))
+
+
+def rst_label(item: nodes.Node) -> str:
+    paragraph = item.next_node(nodes.paragraph)
+    first = paragraph.children[0] if paragraph is not None and paragraph.children else None
+    return rst_text(first).rstrip(":") if isinstance(first, nodes.strong | nodes.literal) else ""
+
+
+def rst_definitions(block: nodes.definition_list) -> Iterator[Item]:
+    for entry in block.children:
+        term, meaning = rst_text(entry.next_node(nodes.term)), rst_text(entry.next_node(nodes.paragraph))
+        if term and meaning:
+            yield Item(term, f"{term}: {meaning}")
+
+
+def plain_outline(text: str) -> list[Section]:
+    builder = Builder()
+    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+        lines = [line.strip() for line in block.strip().split("\n")]
+        if len(lines) == 2 and re.fullmatch(r"[=\-~^]{3,}", lines[1]):
+            lines = lines[:1]
+        words = tidy(" ".join(lines))
+        if not words:
+            continue
+        if len(lines) == 1 and len(words.split()) <= 10 and words[-1] not in ".!:;," and words[0].isalnum():
+            builder.heading(words, 1 if len(builder.sections) == 1 else 2)
+        elif re.match(r"[-*•] ", lines[0]):
+            builder.current.items += [
+                Item("", tidy(item)) for item in re.split(r"(?:^|\n)\s*[-*•] ", block) if item.strip()
+            ]
+        else:
+            builder.current.paragraphs.append(words)
+    return builder.sections

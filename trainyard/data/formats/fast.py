@@ -1,0 +1,110 @@
+"""Typed decoders for the shapes that large files have; what they cannot prove exact goes the strict way.
+
+A decoded value is accepted only if its line holds exactly as many keys as the value: `key_bounds` counts every colon
+that could end a key, which is never fewer than the keys there are. Equality therefore proves that no key stands twice
+and none was ignored; a line whose text merely looks like a key (` :`) is read again by the strict parser.
+The strict parser defines what a row means; tests hold these decoders to its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import numpy as np
+
+from trainyard.data.formats import Kind, Normaliser
+from trainyard.data.formats.messages import ROLES, check_answered
+from trainyard.data.rows import Message, Row, SftRow
+
+QUOTE, BACKSLASH, COLON, NEWLINE, SPACE = b'"\\:\n '
+Flat = dict[str, str | int | float | bool | None]
+
+
+class Turn(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """An OpenAI turn of text."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    tool_calls: None = None
+
+
+class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from"}):
+    """A ShareGPT turn of text."""
+
+    who: Literal["human", "gpt", "system", "observation", "user", "assistant"]
+    value: str
+
+
+@dataclass(frozen=True)
+class FastDecoder:
+    """Three steps over the lines of a block: decode one line, count the keys of each value, make rows of all."""
+
+    kind: Kind
+    decode: Callable[[bytes], Any]
+    num_keys: Callable[[list[Any]], list[int]]
+    """-1 for None."""
+    rows: Callable[[list[Any]], list[Row]]
+    """Raises `BadRow` at the first bad row."""
+
+
+def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder:
+    """The decoder for rows that have these keys, which the first row of the file showed."""
+    kind = normalise.kind(keys)
+    return chat_decoder(kind) if kind.shape.name in ("openai", "sharegpt") else flat_decoder(kind, keys)
+
+
+def flat_decoder(kind: Kind, keys: frozenset[str]) -> FastDecoder:
+    """Rows of strings and numbers that all have the same keys, normalised by the shape's own function."""
+    parse = kind.shape.parse
+
+    def num_keys(values: list[Any]) -> list[int]:
+        return [len(value) if value is not None and value.keys() == keys else -1 for value in values]
+
+    def rows(values: list[Any]) -> list[Row]:
+        return list(map(parse, values))
+
+    return FastDecoder(kind, msgspec.json.Decoder(Flat).decode, num_keys, rows)
+
+
+def chat_decoder(kind: Kind) -> FastDecoder:
+    """Chats of plain text. Keys that no chat needs are decoded as raw JSON and counted as ignored."""
+    openai = kind.shape.name == "openai"
+    ignored = {f"ignored_{number}": key for number, key in enumerate(sorted(kind.ignored))}
+    turns: Any = Annotated[list[Turn] if openai else list[SharegptTurn], msgspec.Meta(min_length=1)]
+    chat = msgspec.defstruct(
+        "Chat",
+        [("messages", turns), *[(field, msgspec.Raw) for field in ignored]],
+        rename={"messages": "messages" if openai else "conversations", **ignored},
+        forbid_unknown_fields=True,
+        gc=False,
+    )
+    own, where = 1 + len(ignored), "the conversation"
+
+    def num_keys(values: list[Any]) -> list[int]:
+        return [-1 if value is None else own + 2 * len(value.messages) for value in values]
+
+    def openai_rows(values: list[Any]) -> list[Row]:
+        return [SftRow(check_answered(value.messages, where)) for value in values]
+
+    def sharegpt_rows(values: list[Any]) -> list[Row]:
+        spelled = ([Message(ROLES[turn.who], turn.value) for turn in value.messages] for value in values)
+        return [SftRow(check_answered(messages, where)) for messages in spelled]
+
+    return FastDecoder(kind, msgspec.json.Decoder(chat).decode, num_keys, openai_rows if openai else sharegpt_rows)
+
+
+def key_bounds(data: bytes) -> list[int]:
+    """For each line that ends in a newline: how many keys it can have at most.
+
+    A key ends in a quote, then optional white space, then a colon. So every colon after a quote or after white space
+    may end one, except after an escaped quote: a key that ends in a backslash is known to no decoder.
+    """
+    bytes_ = np.frombuffer(data, np.uint8)
+    colons = np.flatnonzero(bytes_ == COLON)
+    before = bytes_[colons - 1]
+    ends_key = ((before == QUOTE) & (bytes_[colons - 2] != BACKSLASH)) | (before <= SPACE)
+    newlines = np.flatnonzero(bytes_ == NEWLINE)
+    return cast(list[int], np.diff(np.searchsorted(colons[ends_key], newlines), prepend=0).tolist())

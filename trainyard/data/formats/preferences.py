@@ -1,0 +1,111 @@
+"""Shapes that become PreferenceRow or LabelledRow: pairs of a better and a worse answer, answers with a label."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from trainyard.data.formats.messages import Record, check_answered, filled, kind_of, read_messages, tools_of
+from trainyard.data.formats.supervised import alpaca_prompt, as_turns, conversation, pair_of, with_system
+from trainyard.data.quarantine import BadRow
+from trainyard.data.rows import LabelledRow, Message, PreferenceRow
+
+PROMPT_KEYS = ("prompt", "question", "query", "input")
+LABEL_KEYS = ("label", "kto_tag")
+LABELS: dict[bool | int | str, bool] = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
+DIALOGUE_TURN = re.compile(r"\n\n(Human|Assistant):")
+
+
+def dialogue(text: str) -> list[Message] | None:
+    """The turns of a transcript whose speakers are written `Human:` and `Assistant:`; None if it is no transcript."""
+    parts = DIALOGUE_TURN.split(text)
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [Message(roles[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def prompt_of(record: Record) -> list[Message] | None:
+    """The prompt that a row names beside its answers; None if the answers hold the whole conversation."""
+    if "messages" in record or "conversations" in record:
+        return conversation(record)
+    if "instruction" in record:
+        return alpaca_prompt(record)
+    key = next((key for key in PROMPT_KEYS if record.get(key) is not None), None)
+    return None if key is None else with_system(record, as_turns(record[key], "user", key))
+
+
+def side(value: Any, field: str) -> list[Message]:
+    if isinstance(value, str):
+        return dialogue(filled(value, field)) or [Message("assistant", value)]
+    return as_turns(value, "assistant", field)
+
+
+def preference(record: Record) -> PreferenceRow:
+    chosen, rejected = side(record["chosen"], "chosen"), side(record["rejected"], "rejected")
+    whole = chosen[0].role != "assistant" and rejected[0].role != "assistant"
+    prompt = shared_prompt(record, chosen, rejected) if whole else prompt_of(record)
+    if prompt is None:
+        raise BadRow("no_prompt", "there is no prompt, and chosen and rejected are not whole conversations")
+    start = len(prompt) if whole else 0
+    return pair(prompt, chosen[start:], rejected[start:], tools_of(record))
+
+
+def shared_prompt(record: Record, chosen: list[Message], rejected: list[Message]) -> list[Message]:
+    """The turns with which both conversations begin."""
+    count = 0
+    for left, right in zip(chosen[:-1], rejected[:-1], strict=False):
+        if left != right:
+            break
+        count += 1
+    return chosen[:count]
+
+
+def openai_preference(record: Record) -> PreferenceRow:
+    """OpenAI's fine-tuning spelling: input.messages, preferred_output, non_preferred_output."""
+    given = record["input"]
+    if not isinstance(given, dict):
+        raise BadRow("wrong_type", f"input is {kind_of(given)}, expected an object with messages")
+    prompt = read_messages(given.get("messages"), "input.messages")
+    chosen = read_messages(record["preferred_output"], "preferred_output")
+    rejected = read_messages(record["non_preferred_output"], "non_preferred_output")
+    return pair(prompt, chosen, rejected, tools_of(given))
+
+
+def pair(prompt: list[Message], chosen: list[Message], rejected: list[Message], tools: str | None) -> PreferenceRow:
+    """Both answers follow the same prompt, and they differ."""
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not prompt or not answer or answer[0].role != "assistant":
+            raise BadRow("prompts_differ", "chosen and rejected answer different prompts")
+        check_answered([*prompt, *answer], f"prompt + {name}")
+    if chosen == rejected:
+        raise BadRow("identical_pair", "chosen and rejected are the same")
+    return PreferenceRow(prompt, chosen, rejected, tools=tools)
+
+
+def labelled(record: Record) -> LabelledRow:
+    prompt, completion = labelled_turns(record)
+    if not completion:
+        raise BadRow("no_answer", "there is no assistant turn to label")
+    check_answered([*prompt, *completion], "prompt + completion")
+    return LabelledRow(prompt, completion, label_of(record), tools=tools_of(record))
+
+
+def labelled_turns(record: Record) -> tuple[list[Message], list[Message]]:
+    if "messages" in record or "conversations" in record:
+        messages = conversation(record)
+        return messages[:-1], messages[-1:]
+    if "instruction" in record and "output" in record:
+        return alpaca_prompt(record), as_turns(record["output"], "assistant", "output")
+    names = pair_of(record)
+    assert names is not None
+    prompt = with_system(record, as_turns(record[names[0]], "user", names[0]))
+    return prompt, as_turns(record[names[1]], "assistant", names[1])
+
+
+def label_of(record: Record) -> bool:
+    key = next(key for key in LABEL_KEYS if key in record)
+    value = record[key].strip().lower() if isinstance(record[key], str) else record[key]
+    if not isinstance(value, bool | int | str) or value not in LABELS:
+        raise BadRow("bad_label", f"{key} is {value!r:.40}, expected true or false")
+    return LABELS[value]

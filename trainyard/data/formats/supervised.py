@@ -1,0 +1,104 @@
+"""Shapes that become SftRow, TextRow or DocumentRow: chat, Alpaca, prompt and completion, plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.data.formats.messages import (
+    Record,
+    check_answered,
+    filled,
+    kind_of,
+    optional_text,
+    read_messages,
+    text_of,
+    tools_of,
+)
+from trainyard.data.quarantine import BadRow
+from trainyard.data.rows import DocumentRow, Message, SftRow, TextRow
+
+ALPACA_KEYS = frozenset({"instruction", "input", "output", "system", "history"})
+PAIRS = (
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("prompt", "response"),
+    ("question", "response"),
+    ("query", "response"),
+    ("instruction", "response"),
+    ("input", "output"),
+)
+"""Names of a prompt and its completion, the first pair that a row has counts."""
+CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
+
+
+def conversation(record: Record) -> list[Message]:
+    """`messages` (OpenAI) or `conversations` (ShareGPT), with a `system` key beside it put first."""
+    key = "messages" if "messages" in record else "conversations"
+    return with_system(record, read_messages(record[key], key))
+
+
+def with_system(record: Record, messages: list[Message]) -> list[Message]:
+    system = optional_text(record, "system")
+    if not system or messages[0].role == "system":
+        return messages
+    return [Message("system", system), *messages]
+
+
+def chat(record: Record) -> SftRow:
+    messages = conversation(record)
+    return SftRow(check_answered(messages, "the conversation"), tools=tools_of(record))
+
+
+def alpaca_prompt(record: Record) -> list[Message]:
+    """instruction, a newline and input, after the `history` of earlier questions and answers."""
+    instruction, added = text_of(record["instruction"], "instruction"), optional_text(record, "input")
+    prompt = f"{instruction}\n{added}" if instruction and added else instruction or added
+    messages = []
+    history = record.get("history") or []
+    if not isinstance(history, list):
+        raise BadRow("wrong_type", f"history is {kind_of(history)}, expected a list of pairs")
+    for index, pair in enumerate(history):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow("wrong_type", f"history[{index}] is not a pair of question and answer")
+        messages += [
+            Message(role, text_of(part, f"history[{index}]"))
+            for role, part in zip(("user", "assistant"), pair, strict=True)
+        ]
+    return with_system(record, [*messages, Message("user", filled(prompt, "instruction"))])
+
+
+def alpaca(record: Record) -> SftRow:
+    return SftRow([*alpaca_prompt(record), Message("assistant", filled(record["output"], "output"))])
+
+
+def pair_of(keys: Any) -> tuple[str, str] | None:
+    """The names under which a row holds prompt and completion."""
+    return next((pair for pair in PAIRS if pair[0] in keys and pair[1] in keys), None)
+
+
+def as_turns(value: Any, role: str, field: str) -> list[Message]:
+    """A string as one turn of `role`, an object as one turn, a list as turns."""
+    if isinstance(value, list):
+        return read_messages(value, field)
+    if isinstance(value, dict):
+        return read_messages([value], field)
+    return [Message(role, filled(value, field))]
+
+
+def prompt_completion(record: Record) -> SftRow:
+    pair = pair_of(record)
+    assert pair is not None
+    prompt = with_system(record, as_turns(record[pair[0]], "user", pair[0]))
+    answer = as_turns(record[pair[1]], "assistant", pair[1])
+    return SftRow(check_answered([*prompt, *answer], f"{pair[0]} + {pair[1]}"), tools=tools_of(record))
+
+
+def plain_text(record: Record) -> TextRow:
+    return TextRow(filled(record["text"], "text"))
+
+
+def document(record: Record) -> DocumentRow:
+    """A row of a documents file: `text`, and `title` if it has one."""
+    text = filled(record["text"], "text")
+    title = optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
+    return DocumentRow("", "", "text", title[:200], text)

@@ -1,0 +1,152 @@
+"""What became of every row that was asked for: asked = kept + rejected, per document and in total.
+
+rows.arrow         the kept rows
+quarantine.jsonl   {line, source, reason, detail, rows, row}: one line per rejection, with how many rows it cost
+accounting.json    totals, and {doc_id, source, asked, kept, rejected: {reason: rows}} per document
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from pyarrow import ipc
+
+from trainyard.data.quarantine import QUARANTINE_FILE, ROW_CHARS, printable
+from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, PreferenceRow, SftRow, to_batch
+from trainyard.spec.axes import Port
+
+ACCOUNTING_FILE = "accounting.json"
+
+
+class Account(msgspec.Struct):
+    """The rows of one document."""
+
+    doc_id: str
+    source: str
+    asked: int
+    kept: int = 0
+    rejected: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Books:
+    """Writes rows as they come and keeps the accounts. A context manager; `close` writes the accounting."""
+
+    def __init__(self, folder: Path, port: Port) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, port
+        self.accounts: list[Account] = []
+        self.pending: list[Any] = []
+        self.questions: set[bytes] = set()
+        self.pairs = self.surplus = self.rejections = self.unseen_wording = 0
+
+    def __enter__(self) -> Books:
+        self.writer = ipc.new_file(self.folder / ROWS_FILE, SCHEMAS[self.port])
+        self.quarantine = (self.folder / QUARANTINE_FILE).open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+        self.writer.close()
+        self.quarantine.close()
+
+    def ask(self, doc_id: str, source: str, rows: int) -> Account:
+        account = Account(doc_id, source, rows)
+        self.accounts.append(account)
+        return account
+
+    def first_time(self, question: str) -> bool:
+        """Whether nobody asked this before; case and spaces do not tell questions apart."""
+        mark = hashlib.blake2b(
+            " ".join(question.lower().split()).encode("utf-8", "surrogatepass"), digest_size=12
+        ).digest()
+        if mark in self.questions:
+            return False
+        self.questions.add(mark)
+        return True
+
+    def keep(self, account: Account, rows: Sequence[SftRow | PreferenceRow]) -> None:
+        account.kept += len(rows)
+        self.pairs += 1
+        self.unseen_wording += sum(row.split == "unseen_wording" for row in rows)
+        self.pending += rows
+        if len(self.pending) >= BATCH_ROWS:
+            self.flush()
+
+    def reject(self, account: Account, reason: str, rows: int, detail: str, text: str = "") -> None:
+        """Count `rows` rows of a document as rejected and write one line about it."""
+        if not rows:
+            return
+        account.rejected[reason] = account.rejected.get(reason, 0) + rows
+        self.rejections += 1
+        line = {
+            "line": self.rejections,
+            "source": account.source,
+            "reason": reason,
+            "detail": printable(detail[:ROW_CHARS]),
+            "rows": rows,
+            "row": printable(text[:ROW_CHARS]),
+        }
+        self.quarantine.write(msgspec.json.encode(line) + b"\n")
+
+    def flush(self) -> None:
+        if self.pending:
+            self.writer.write_batch(to_batch(self.pending, self.port))
+            self.pending = []
+
+    @property
+    def asked(self) -> int:
+        return sum(account.asked for account in self.accounts)
+
+    @property
+    def kept(self) -> int:
+        return sum(account.kept for account in self.accounts)
+
+    @property
+    def rejected(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for account in self.accounts:
+            total.update(account.rejected)
+        return total
+
+    def balance(self) -> dict[str, Any]:
+        """The totals; asserts that every document's rows and their sum add up."""
+        for account in self.accounts:
+            assert account.asked == account.kept + sum(account.rejected.values()), account
+        rejected = dict(sorted(self.rejected.items()))
+        return {"asked": self.asked, "kept": self.kept, "rejected": rejected, "surplus": self.surplus}
+
+    def write_accounting(self, facts: dict[str, Any]) -> None:
+        """Write `accounting.json`: facts of the run, the balance, and one entry per document."""
+        value = {**facts, **self.balance(), "documents": self.accounts}
+        (self.folder / ACCOUNTING_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def spread_by_weight(count: int, weights: Sequence[float]) -> list[int]:
+    """`count` shares in proportion to the weights, by largest remainder; earlier entries win ties."""
+    total = sum(weights)
+    if not total:
+        return [0] * len(weights)
+    exact = [count * weight / total for weight in weights]
+    shares = [int(value) for value in exact]
+    order = sorted(range(len(weights)), key=lambda index: (shares[index] - exact[index], index))
+    for index in order[: count - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def spread_evenly(count: int, capacities: Sequence[int]) -> list[int]:
+    """At most `count` shares, as even as capacities allow: who has little gives it all, the others share the rest."""
+    shares = [0] * len(capacities)
+    left = count
+    for place, index in enumerate(sorted(range(len(capacities)), key=lambda index: (capacities[index], index))):
+        shares[index] = min(capacities[index], left // (len(capacities) - place))
+        left -= shares[index]
+    return shares

@@ -1,0 +1,305 @@
+"""A language model writes the rows: many requests at once, each reply checked, a dead server noticed.
+
+Requests are made in document order and accepted in the same order, whatever order the replies come in: the same
+replies give the same files. At most `concurrency` are under way; a reply that waits for an earlier one costs its text
+in memory, at most `WINDOW` times the concurrency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+from jsonschema import Draft202012Validator
+
+from trainyard.data.generation.accounting import Account, Books, spread_by_weight
+from trainyard.data.generation.shapes import preference_row, read_documents, rows_per_pair, wording_rows, wordings_of
+from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
+from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.nodes import AiGeneratorConfig
+
+MOST_PAIRS = 8
+"""Pairs asked for in one request; small models lose count beyond."""
+PAIR_TOKENS = 96
+WORDING_TOKENS = 32
+LEAST_ANSWERED = 0.5
+"""Below this share of answered requests the run fails instead of handing on what came back."""
+WINDOW = 64
+PATIENCE = 2
+"""The server is given up after this many times `concurrency` failures in a row (at least 4)."""
+FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*\Z", re.S)
+Progress = Callable[[float, str], None]
+
+
+class Complete(Protocol):
+    """One reply of a language model; see the package's docstring for the contract."""
+
+    def __call__(self, messages: Messages, schema: dict[str, Any] | None, seed: int) -> Awaitable[str]: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt: some pairs on one piece of a document."""
+
+    document: DocumentRow
+    account: Account
+    text: str
+    rows: list[int]
+    """Rows of each pair that is asked for."""
+    part: int
+    parts: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The reply's text, or the reason (and words) why there is none."""
+
+    text: str = ""
+    reason: str = ""
+    detail: str = ""
+
+
+def pieces(text: str, most: int) -> list[str]:
+    """Pieces of at most `most` characters, cut at the last blank line, line end or space that fits."""
+    found = []
+    while len(text) > most:
+        cut = next((at for mark in ("\n\n", "\n", " ") if (at := text.rfind(mark, most // 2, most)) > 0), most)
+        found.append(text[:cut])
+        text = text[cut:].lstrip()
+    return [piece for piece in (*found, text) if piece.strip()]
+
+
+def pairs_per_request(config: AiGeneratorConfig) -> int:
+    """So many pairs that their JSON fits `max_tokens`."""
+    return max(1, min(MOST_PAIRS, config.max_tokens // (PAIR_TOKENS + WORDING_TOKENS * wordings_of(config))))
+
+
+def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterator[Request]:
+    """Every request of a run, in document order. Opens the accounts of the documents as it comes to them."""
+    lengths = [len(row.text.strip()) for row in read_documents(documents)]
+    wordings = wordings_of(config)
+    shares = spread_by_weight(-(-config.count // wordings), lengths)
+    rows = rows_per_pair(config.count, shares, wordings) if any(shares) else []
+    seed = config.seed
+    for document, wanted in zip(read_documents(documents), rows, strict=False):
+        account = books.ask(document.doc_id, document.source, sum(wanted))
+        parts = pieces(document.text, config.max_chars)
+        start = 0
+        for text, share in zip(parts, spread_by_weight(len(wanted), [len(part) for part in parts]), strict=True):
+            own = wanted[start : start + share]
+            start += share
+            size = pairs_per_request(config)
+            batches = [own[at : at + size] for at in range(0, len(own), size)]
+            for part, batch in enumerate(batches, 1):
+                yield Request(document, account, text, batch, part, len(batches), seed)
+                seed = (seed + 1) % 2**31
+
+
+class Line:
+    """The way to the server: asks, counts failures in a row, and is cut when there were too many."""
+
+    def __init__(self, complete: Complete, patience: int) -> None:
+        self.complete, self.patience = complete, patience
+        self.in_a_row = self.asked = self.answered = 0
+        self.last: TrainyardError | None = None
+
+    @property
+    def cut(self) -> bool:
+        return self.in_a_row >= self.patience
+
+    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> Outcome:
+        if self.cut:
+            return Outcome(
+                reason="not_asked", detail=f"The server was given up after {self.in_a_row} failures in a row."
+            )
+        self.asked += 1
+        try:
+            text = await self.complete(messages, schema, seed)
+        except TrainyardError as error:
+            self.in_a_row += 1
+            self.last = error
+            return Outcome(reason=reason_of(error), detail=str(error))
+        self.in_a_row = 0
+        self.answered += 1
+        return Outcome(text=text)
+
+
+def reason_of(error: TrainyardError) -> str:
+    """`E-SERVER-TIMEOUT` -> `server_timeout`: errors are told apart by their codes across rooms."""
+    return error.code.removeprefix("E-").lower().replace("-", "_")
+
+
+@asynccontextmanager
+async def opened(complete: Complete) -> AsyncIterator[Complete]:
+    """The callable, entered if it is a context manager."""
+    async with AsyncExitStack() as stack:
+        if hasattr(complete, "__aenter__"):
+            await stack.enter_async_context(complete)  # type: ignore[arg-type]
+        yield complete
+
+
+async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
+    """Ask for all rows and write what comes back to the books. Never raises for a server that fails."""
+    wordings = wordings_of(config)
+    line = Line(complete, max(4, PATIENCE * config.concurrency))
+    reader = ReplyReader(config.template, wordings, books)
+    with Prompter(config.template, wordings=wordings, prompt=config.prompt) as prompter:
+        async with opened(complete):
+            wanted = requests(config, documents, books)
+            await pump(config, wanted, line, prompter=prompter, reader=reader, report=report)
+    return line
+
+
+async def pump(
+    config: AiGeneratorConfig,
+    wanted: Iterator[Request],
+    line: Line,
+    *,
+    prompter: Prompter,
+    reader: ReplyReader,
+    report: Progress,
+) -> None:
+    """Keep `concurrency` requests under way and accept their replies in order."""
+    slots = asyncio.Semaphore(config.concurrency)
+    waiting: deque[tuple[Request, asyncio.Task[Outcome]]] = deque()
+    schemas = {size: reply_schema(config.template, wordings_of(config), size) for size in range(1, MOST_PAIRS + 1)}
+    settled = 0
+
+    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> Outcome:
+        try:
+            return await line.ask(messages, schema, seed)
+        finally:
+            slots.release()
+
+    async def accept() -> None:
+        nonlocal settled
+        request, task = waiting.popleft()
+        reader.accept(request, await task)
+        settled += sum(request.rows)
+        report(min(1.0, settled / config.count), f"{settled:,} of {config.count:,} rows settled, {reader.kept:,} kept")
+
+    try:
+        for request in wanted:
+            document = {name: getattr(request.document, name) for name in ("title", "source", "kind")}
+            given = {**document, "text": request.text}
+            messages = prompter.messages(given, pairs=len(request.rows), part=request.part, parts=request.parts)
+            await slots.acquire()
+            waiting.append((request, asyncio.create_task(one(messages, schemas[len(request.rows)], request.seed))))
+            while waiting and (waiting[0][1].done() or len(waiting) > WINDOW * config.concurrency):
+                await accept()
+        while waiting:
+            await accept()
+    finally:
+        for _, task in waiting:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+
+class ReplyReader:
+    """Checks replies and turns them into rows; every row that was asked for is kept or rejected with a reason."""
+
+    def __init__(self, template: GenerationTemplate, wordings: int, books: Books) -> None:
+        self.template, self.wordings, self.books = template, wordings, books
+        self.validator = Draft202012Validator(item_schema(template, wordings))
+        self.kept = 0
+
+    def accept(self, request: Request, outcome: Outcome) -> None:
+        if outcome.reason:
+            self.books.reject(request.account, outcome.reason, sum(request.rows), outcome.detail)
+            return
+        items = self.items(request, outcome.text)
+        if items is None:
+            return
+        for rows, item in zip(request.rows, items, strict=False):
+            self.one(request, rows, item)
+        if len(items) < len(request.rows):
+            detail = f"{len(request.rows)} pairs were asked for, {len(items)} came back"
+            self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, outcome.text)
+        self.books.surplus += max(0, len(items) - len(request.rows))
+
+    def items(self, request: Request, text: str) -> list[Any] | None:
+        """The list of pairs of a reply; None when it is not JSON of that form, which is then in the books."""
+        fenced = FENCE.match(text)
+        try:
+            value = orjson.loads(fenced["inside"] if fenced else text)
+        except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
+            self.books.reject(request.account, "invalid_json", sum(request.rows), str(error), text)
+            return None
+        items = value.get("pairs") if isinstance(value, dict) else value
+        if not isinstance(items, list):
+            detail = 'the reply is not of the form {"pairs": […]}'
+            self.books.reject(request.account, "wrong_form", sum(request.rows), detail, text)
+            return None
+        return items
+
+    def one(self, request: Request, rows: int, item: Any) -> None:
+        fault = next(self.validator.iter_errors(item), None)
+        problem = ("wrong_form", fault.message) if fault else self.problem(item)
+        if problem:
+            text = orjson.dumps(item).decode()
+            self.books.reject(request.account, problem[0], rows, problem[1], text)
+            return
+        made = self.rows(request, rows, item)
+        self.books.keep(request.account, made)
+        self.kept += len(made)
+
+    def problem(self, item: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Why a well-formed pair cannot be used: reason and detail."""
+        texts = [*item["questions"], item["answer"]] if self.template is GenerationTemplate.QA else list(item.values())
+        if any(not text.strip() for text in texts):
+            return "empty_text", "a text of the pair has only white space"
+        questions = item["questions"] if self.template is GenerationTemplate.QA else texts[:1]
+        if len({" ".join(question.lower().split()) for question in questions}) < len(questions):
+            return "same_wording", "two wordings of the question are the same"
+        if self.template is GenerationTemplate.PREFERENCE and item["chosen"].strip() == item["rejected"].strip():
+            return "same_reply", "chosen and rejected are the same"
+        new = [self.books.first_time(question) for question in questions]
+        return None if all(new) else ("duplicate", "the question was asked before")
+
+    def rows(self, request: Request, rows: int, item: Mapping[str, Any]) -> list[SftRow] | list[PreferenceRow]:
+        document = request.document
+        if self.template is GenerationTemplate.PREFERENCE:
+            return [preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
+        if self.template is GenerationTemplate.QA:
+            questions, answer = [question.strip() for question in item["questions"]], item["answer"].strip()
+        else:
+            question, answer = (item[name].strip() for name in FIELDS[self.template])
+            questions = [question]
+        return wording_rows(document, pair_id(document, questions[0], answer), questions, answer, rows)
+
+
+def pair_id(document: DocumentRow, question: str, answer: str) -> str:
+    text = "\0".join((document.doc_id, question, answer))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def check_answered(line: Line, books: Books) -> None:
+    """Fail when the server answered less than half of the requests that were planned, or nothing could be kept."""
+    rejected = books.rejected
+    lost = sum(count for reason, count in rejected.items() if reason == "not_asked" or reason.startswith("server_"))
+    counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
+    if line.last is not None and lost > (1 - LEAST_ANSWERED) * books.asked:
+        raise Unavailable(
+            f"The model server failed for {lost:,} of {books.asked:,} rows ({counts}); {books.kept:,} were kept.",
+            why=f"{line.last.what} {line.last.why}".strip(),
+            do=f"{line.last.do} At least half of the rows have to be answered; then run the chain again.".strip(),
+            code=line.last.code,
+        )
+    if not books.kept:
+        raise TrainyardError(
+            f"None of the {books.asked:,} rows that were asked for could be kept ({counts}).",
+            why="The model's replies do not meet the schema, or repeat themselves.",
+            do="Use a model or a server that follows response_format json_schema, or raise config.max_tokens.",
+            code="E-GENERATOR-EMPTY",
+        )

@@ -1,0 +1,72 @@
+"""The extractive engine's part: how many pairs of which document, and no question twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from trainyard.data.extractive import Pair, pairs
+from trainyard.data.generation.accounting import Account, Books, spread_evenly
+from trainyard.data.generation.shapes import preference_row, read_documents, rows_per_pair, wording_rows, wordings_of
+from trainyard.data.rows import DocumentRow
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.nodes import AiGeneratorConfig
+
+
+def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Callable[[float, str], None]) -> None:
+    """Write the pairs of all documents, evenly spread, to the books.
+
+    Raises `TrainyardError` (`E-GENERATOR-EMPTY`) when the rules find nothing in any document.
+    """
+    wordings = wordings_of(config)
+    wanted = -(-config.count // wordings)
+    found: list[tuple[DocumentRow, list[Pair]]] = []
+    for number, document in enumerate(read_documents(documents), 1):
+        own = [
+            pair for pair in pairs(document, config.template, wordings=wordings) if books.first_time(pair.wordings[0])
+        ]
+        found.append((DocumentRow(document.doc_id, document.source, document.kind, document.title, ""), own))
+        report(0.0, f"{number:,} documents read")
+    if not any(own for _, own in found):
+        raise TrainyardError(
+            f"The extractive engine found no pair for template {config.template.value!r} in {len(found):,} documents.",
+            why="It reads headings, definitions, tables, docstrings and commit messages; these documents have none.",
+            do="Give documents with headings, or name a model that writes the pairs.",
+            code="E-GENERATOR-EMPTY",
+        )
+    shares = spread_evenly(wanted, [len(own) for _, own in found])
+    rows = rows_per_pair(config.count, shares, wordings)
+    short = spread_evenly(max(0, config.count - sum(map(sum, rows))), [config.count] * len(found))
+    for (document, own), wanted_rows, missing in zip(found, rows, short, strict=True):
+        account = books.ask(document.doc_id, document.source, sum(wanted_rows) + missing)
+        books.reject(account, "no_more_pairs", missing, f"its text gives {len(own)} pairs by rule")
+        settle(config, document, list(zip(chosen(own, len(wanted_rows)), wanted_rows, strict=True)), account, books)
+
+
+def chosen(own: list[Pair], count: int) -> list[Pair]:
+    """`count` pairs: the most worthwhile kinds first, and of the last kind evenly over the document."""
+    kinds: dict[int, list[Pair]] = defaultdict(list)
+    for pair in own:
+        kinds[pair.worth].append(pair)
+    taken: list[Pair] = []
+    for _, kind in sorted(kinds.items()):
+        size = min(len(kind), count - len(taken))
+        taken += [kind[step * len(kind) // size] for step in range(size)]
+    return taken
+
+
+def settle(
+    config: AiGeneratorConfig, document: DocumentRow, own: list[tuple[Pair, int]], account: Account, books: Books
+) -> None:
+    """Write a document's pairs, each with its number of rows."""
+    answers = list(dict.fromkeys(pair.answer for pair, _ in own))
+    for pair, rows in own:
+        if config.template is not GenerationTemplate.PREFERENCE:
+            books.keep(account, wording_rows(document, pair.id, pair.wordings, pair.answer, rows))
+        elif len(answers) < 2:
+            books.reject(account, "no_other_answer", rows, "no second answer that could be the rejected one")
+        else:
+            other = answers[(answers.index(pair.answer) + 1) % len(answers)]
+            books.keep(account, [preference_row(document, pair.wordings[0], pair.answer, other)])

@@ -1,0 +1,66 @@
+"""Texts to rows: which port a template fills, and how the wordings of a question become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from trainyard.data.rows import ROWS_FILE, TRAIN, UNSEEN_WORDING, DocumentRow, Message, PreferenceRow, SftRow, read_rows
+from trainyard.spec.axes import GenerationTemplate, Port
+from trainyard.spec.nodes import AiGeneratorConfig
+
+
+def read_documents(folder: Path) -> Iterator[DocumentRow]:
+    """The rows of a documents port."""
+    return cast(Iterator[DocumentRow], read_rows(folder / ROWS_FILE, Port.DOCUMENTS))
+
+
+def port_of(template: GenerationTemplate) -> Port:
+    return Port.PREFERENCE if template is GenerationTemplate.PREFERENCE else Port.SFT
+
+
+def wordings_of(config: AiGeneratorConfig) -> int:
+    """Rows of one pair: only questions are asked in several wordings."""
+    return config.wordings if config.template is GenerationTemplate.QA else 1
+
+
+def rows_per_pair(count: int, shares: Sequence[int], wordings: int) -> list[list[int]]:
+    """Rows of each pair, per document, for `shares` pairs a document.
+
+    Every pair has `wordings` rows; where that makes more than `count`, the last pair has fewer.
+    """
+    rows = [[wordings] * share for share in shares]
+    surplus = wordings * sum(shares) - count
+    if surplus > 0:
+        last = max(index for index, share in enumerate(shares) if share)
+        rows[last][-1] -= surplus
+    return rows
+
+
+def wording_rows(document: DocumentRow, pair: str, wordings: Sequence[str], answer: str, rows: int) -> list[SftRow]:
+    """`rows` rows of one pair. With several, the last is of the last wording and marked `unseen_wording`."""
+    chosen = [*wordings[: rows - 1], wordings[-1]] if rows > 1 else [wordings[0]]
+    made = [
+        SftRow(
+            messages=[Message("user", question), Message("assistant", answer)],
+            doc_id=document.doc_id,
+            source=document.source,
+            split=TRAIN,
+            pair=pair,
+        )
+        for question in chosen
+    ]
+    if rows > 1:
+        made[-1].split = UNSEEN_WORDING
+    return made
+
+
+def preference_row(document: DocumentRow, prompt: str, chosen: str, rejected: str) -> PreferenceRow:
+    return PreferenceRow(
+        prompt=[Message("user", prompt)],
+        chosen=[Message("assistant", chosen)],
+        rejected=[Message("assistant", rejected)],
+        doc_id=document.doc_id,
+        source=document.source,
+    )

@@ -1,0 +1,82 @@
+"""Paths that stay inside their roots: resolve first, then ask whether the result is contained, never filter text.
+
+A chain may name any path; at run it has to resolve, symbolic links included, into one of the data roots. Spellings
+that mean something else on another layer (percent escapes, backslashes, drive letters, `//host`, NUL) are refused too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from trainyard.errors import InvalidInput, NotFound, Reason, Refused
+from trainyard.settings import Settings
+
+ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
+
+
+def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...]:
+    """Where chains may read: the working folder, the tenant's root, then the operator's `data_roots`."""
+    return (settings.working_folder, settings.home / "tenants" / (tenant or settings.tenant), *settings.data_roots)
+
+
+def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "config.path") -> Path:
+    """The real path of `path`, which lies inside one of `roots`.
+
+    A relative path is looked up in each root in turn; the first that exists wins. Raises `Refused` (`R-PATH-ROOT`)
+    for a path that leaves its root, whether or not it exists there, and `NotFound` (`E-DATA-MISSING`).
+    """
+    text = os.fspath(path)
+    if ODD_SPELLING.search(text):
+        raise outside(text, roots, field, "is not a plain path (escapes, drives, hosts and backslashes are not read)")
+    real_roots = [root.expanduser().resolve() for root in roots]
+    candidates = [(root / text).resolve() for root in real_roots]
+    contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
+    if not contained:
+        raise outside(text, roots, field, f"leads to {candidates[0]}, outside of the data roots")
+    existing = next((place for place in contained if place.exists()), None)
+    if existing is None:
+        raise NotFound(
+            f"There is no file or folder {text!r}.",
+            why=f"It was looked for in {', '.join(map(str, real_roots))}.",
+            do="Correct the path, or start from the folder that it is relative to.",
+            code="E-DATA-MISSING",
+        )
+    return existing
+
+
+def outside(text: str, roots: Sequence[Path], field: str, because: str) -> Refused:
+    allowed = ", ".join(map(str, roots))
+    instead = f"A path inside {allowed}, or let the operator add the folder to data_roots."
+    return Refused([Reason("R-PATH-ROOT", None, field, f"{text!r} {because}.", instead)])
+
+
+def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
+    """Open a regular file that `resolve_inside` returned, refusing what was put in its place meanwhile.
+
+    The last part is opened without following a link, and the opened file's own path is checked once more, so that a
+    folder swapped for a link between the two calls does not lead out.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path.name} cannot be opened: {os.strerror(error.errno or 0)}.",
+            do="Give a readable regular file.",
+            code="E-DATA-OPEN",
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidInput(
+            f"{path.name} is not a regular file.", why="Pipes and devices never end.", do="Give a file.",
+            code="E-DATA-OPEN",
+        )  # fmt: skip
+    opened = Path(f"/proc/self/fd/{descriptor}")
+    if opened.exists() and not any(opened.resolve().is_relative_to(root.resolve()) for root in roots):
+        os.close(descriptor)
+        raise outside(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
+    return os.fdopen(descriptor, "rb")

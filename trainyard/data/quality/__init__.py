@@ -1,0 +1,12 @@
+"""The checks between raw rows and training rows: one module a family, every step with the same signature.
+
+    blocks            one Arrow batch and the texts the steps look at; the ledger of what was dropped and why
+    words             texts as arrays of word hashes: the common ground of near-duplicates, grounding, decontamination
+    filters           format, JSON Schema and quality rules
+    lengths           the length policy, in tokens
+    duplicates        exact and near-duplicates
+    grounding         how much of an answer stands in its source document
+    decontamination   what training shares with held-out rows and evaluation sets
+
+`trainyard.data.validation` runs them in order and holds the balance.
+"""

@@ -1,0 +1,229 @@
+"""One batch of rows with the texts that the steps look at, and the ledger of the rows that fell out.
+
+Steps are columnar: they compute a mask over a block and hand it to `Ledger.drop`, which counts the rows under a
+reason, writes each to the quarantine file and returns the block without them. Nothing leaves a block another way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ipc
+
+from trainyard.data.quality.words import Words, words
+from trainyard.data.rows import BATCH_ROWS
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import Port
+
+MAX_BLOCK_BYTES = 64 << 20
+"""Blocks of long rows hold fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""
+MAX_QUARANTINE_CHARS = 2000
+ANSWERS = {Port.SFT: (), Port.PREFERENCE: ("chosen", "rejected"), Port.LABELLED: ("completion",), Port.TEXT: ()}
+"""Columns that hold what is learned; an SFT row's is the last message of `messages`, a text row's the text itself."""
+
+Detail = str | Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A column of message lists, flat: `roles[offsets[i]:offsets[i + 1]]` are the roles of row `i`."""
+
+    roles: pa.Array
+    contents: pa.Array
+    calls: pa.Array
+    offsets: np.ndarray
+
+    @staticmethod
+    def of(column: pa.Array) -> Turns:
+        sizes = values(pc.list_value_length(column).fill_null(0))
+        flat = column.flatten()
+        roles, contents, calls = (part.fill_null("") for part in flat.flatten())
+        return Turns(roles, contents, calls, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+
+    def joined(self, texts: pa.Array, wanted: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
+        """One text a row: those of its (wanted) messages in order."""
+        counts = self.offsets
+        if wanted is not None:
+            counts = np.concatenate([[0], np.cumsum(wanted)])[self.offsets]
+            texts = texts.filter(pa.array(wanted))
+        return pc.binary_join(pa.ListArray.from_arrays(pa.array(counts, pa.int32()), texts), separator)
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """Whether a message is its row's last."""
+        found = np.zeros(len(self.roles), bool)
+        found[self.offsets[1:][np.diff(self.offsets) > 0] - 1] = True
+        return found
+
+    def is_role(self, role: str) -> np.ndarray:
+        return values(pc.equal(self.roles, role))
+
+
+@dataclass
+class Block:
+    """Rows of one Arrow batch that are still in the run, with their line numbers in the incoming set (from 1)."""
+
+    port: Port
+    batch: pa.RecordBatch
+    numbers: np.ndarray
+    tokens: np.ndarray | None = None
+    """int64 tokens a row, set by the length step."""
+    counted_words: Words | None = None
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    def keep(self, mask: np.ndarray) -> Block:
+        tokens = None if self.tokens is None else self.tokens[mask]
+        known = None if self.counted_words is None else self.counted_words.keep(np.repeat(mask, 2))
+        return Block(self.port, self.batch.filter(pa.array(mask)), self.numbers[mask], tokens, known)
+
+    def column(self, name: str) -> pa.Array:
+        return self.batch.column(name)
+
+    def turns(self, name: str) -> Turns:
+        return self._turns.setdefault(name, Turns.of(self.column(name)))
+
+    @cached_property
+    def _turns(self) -> dict[str, Turns]:
+        return {}
+
+    @cached_property
+    def question(self) -> pa.Array:
+        """What the model is shown, system messages apart; empty for text rows."""
+        if self.port is Port.TEXT:
+            return pa.array([""] * len(self), pa.string())
+        turns = self.turns("messages" if self.port is Port.SFT else "prompt")
+        wanted = ~turns.is_role("system")
+        return turns.joined(turns.contents, wanted & ~turns.last if self.port is Port.SFT else wanted)
+
+    @cached_property
+    def answer(self) -> pa.Array:
+        """What the model is to learn: the last assistant turn, the chosen side, the completion, the text."""
+        if self.port is Port.TEXT:
+            return self.column("text").fill_null("")
+        if self.port is Port.SFT:
+            turns = self.turns("messages")
+            return turns.joined(turns.contents, turns.last)
+        turns = self.turns(ANSWERS[self.port][0])
+        return turns.joined(turns.contents)
+
+    @cached_property
+    def body(self) -> pa.Array:
+        """The answer with everything else that tells two rows apart: calls of tools, the rejected side."""
+        if self.port is Port.TEXT:
+            return self.answer
+        if self.port is Port.SFT:
+            turns = self.turns("messages")
+            return pc.binary_join_element_wise(self.answer, turns.joined(turns.calls), "\n")
+        parts = [self.turns(name) for name in ANSWERS[self.port]]
+        texts = [part.joined(side) for part in parts for side in (part.contents, part.calls)]
+        return pc.binary_join_element_wise(*texts, "\n")
+
+    @property
+    def words(self) -> Words:
+        """Words of question and body in turn: text 2i is row i's question, text 2i + 1 its body."""
+        if self.counted_words is None:
+            both = pa.concat_arrays([self.question, self.body])
+            order = np.arange(2 * len(self)).reshape(2, -1).T.ravel()
+            self.counted_words = words(both.take(pa.array(order)))
+        return self.counted_words
+
+    @property
+    def row_words(self) -> Words:
+        """Words of each row, question and body as one text."""
+        return Words(self.words.hashes, self.words.offsets[::2])
+
+
+def values(array: pa.Array) -> np.ndarray:
+    """An Arrow array without nulls as NumPy, copied where its layout differs (booleans)."""
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def read_blocks(path: Path, port: Port) -> Iterator[Block]:
+    """The rows of an Arrow IPC file in blocks of at most 10,000 rows and 64 MiB.
+
+    Read, not memory-mapped: mapped pages count as resident, and the run has to stay small on a set of many GB.
+    """
+    number = 1
+    with pa.OSFile(str(path)) as stream, ipc.open_file(stream) as reader:
+        for index in range(reader.num_record_batches):
+            batch = reader.get_batch(index)
+            step = block_rows(batch)
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
+                yield Block(port, part, np.arange(number, number + part.num_rows))
+                number += part.num_rows
+
+
+def block_rows(batch: pa.RecordBatch) -> int:
+    """How many rows of a batch make one block."""
+    return max(1, min(BATCH_ROWS, MAX_BLOCK_BYTES * int(batch.num_rows) // max(int(batch.nbytes), 1)))
+
+
+@dataclass
+class Ledger:
+    """What happened to every row that was read. `read = kept + held out + dropped`, or the run fails."""
+
+    quarantine: Path
+    read: int = 0
+    kept: int = 0
+    heldout: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    """Reason -> where its first row is and why, for messages."""
+
+    def drop(self, block: Block, mask: np.ndarray, reason: str, detail: Detail) -> Block:
+        """The block without the masked rows, which are counted under `reason` and written to quarantine.
+
+        `detail` is a sentence, or a function from a row's index in the block to one.
+        """
+        if not mask.any():
+            return block
+        self.put_aside(block, np.flatnonzero(mask), [reason], detail)
+        return block.keep(~mask)
+
+    def put_aside(self, block: Block, indices: np.ndarray, reasons: Sequence[str], detail: Detail) -> None:
+        """Count and write rows of a block; `reasons` has one entry for all rows, or one a row."""
+        rows = block.batch.take(pa.array(indices)).to_pylist()
+        with self.quarantine.open("ab") as stream:
+            for position, (index, row) in enumerate(zip(indices.tolist(), rows, strict=True)):
+                reason = reasons[position if len(reasons) > 1 else 0]
+                text = detail(index) if callable(detail) else detail
+                entry = quarantine_entry(int(block.numbers[index]), row, reason, text)
+                stream.write(msgspec.json.encode(entry) + b"\n")
+                self.dropped[reason] += 1
+                self.first.setdefault(reason, f"{entry['source'] or 'row'} (line {entry['line']}): {text}")
+
+    def check_balance(self) -> None:
+        """Raise `TrainyardError` (`E-BALANCE`) if a row is unaccounted for or counted twice."""
+        out = self.kept + sum(self.heldout.values()) + self.dropped.total()
+        if self.read != out:
+            raise TrainyardError(
+                f"The validator's balance is wrong: read {self.read}, kept {self.kept}, held out "
+                f"{sum(self.heldout.values())}, dropped {self.dropped.total()}.",
+                why="A row was lost or counted twice; this is a defect of the validator, not of the data.",
+                do="Report it with the config of the validator; the set was not handed on.",
+                code="E-BALANCE",
+            )
+
+
+def quarantine_entry(line: int, row: dict[str, Any], reason: str, detail: str) -> dict[str, Any]:
+    """One line of `quarantine.jsonl`; the row itself is cut after 2,000 characters of its JSON."""
+    text = msgspec.json.encode(row).decode()
+    return {
+        "line": line,
+        "source": row.get("source") or "",
+        "reason": reason,
+        "detail": detail,
+        "row": text[:MAX_QUARANTINE_CHARS],
+    }

@@ -1,0 +1,215 @@
+"""Decontamination: training keeps no row that shows what a held-out row or an evaluation set asks.
+
+A training row is dropped if it asks a whole question that is kept apart, or if it shares a run of `decontaminate`
+words (13 by default) with a text that is kept apart. The method is that of Brown et al. 2020 (arXiv 2005.14165,
+appendix C): lower case, no punctuation, 13-grams; and, as there, a run that stands in more than 10 training documents
+is boilerplate and does not count. That exception is for our own held-out sets only; evaluation files are strict.
+
+Two texts may share more, on purpose: rows of *unseen wording* are other questions about trained documents. Of those
+only the questions are compared: runs of words with rows of other documents, whole questions with all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from trainyard.data.quality.blocks import Block
+from trainyard.data.quality.words import Words, words
+from trainyard.errors import InvalidInput, NotFound
+
+BOILERPLATE_DOCUMENTS = 10
+"""A run of words in more training documents than this tells nothing about any of them."""
+QUESTION_KEYS = frozenset({"question", "prompt", "instruction", "input", "query", "ctx"})
+MAX_BITMAP_BITS = 25
+"""32 MiB at most, made anew for each block: less time than one block's look-ups."""
+SEVERAL = np.uint64(1)
+
+
+@dataclass
+class Apart:
+    """What one set keeps out of training: its runs of words (each with the document it is from) and its questions."""
+
+    name: str
+    questions_only: bool = False
+    strict: bool = False
+    length: int = 13
+    runs: list[np.ndarray] = field(default_factory=list)
+    documents: list[np.ndarray] = field(default_factory=list)
+    questions: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        return f"contaminated_{self.name}"
+
+    def add(self, block: Block, documents: np.ndarray, asked: np.ndarray) -> None:
+        """Take the rows of a block, all of this set; `documents` and `asked` (question hashes) are one uint64 a row."""
+        self.add_words(questions(block) if self.questions_only else block.row_words, documents, asked)
+
+    def add_words(self, found: Words, documents: np.ndarray, asked: np.ndarray) -> None:
+        runs = found.runs(self.length)
+        self.runs.append(runs.hashes)
+        self.documents.append(documents[runs.owners()])
+        self.questions.append(asked)
+
+    def sealed(self) -> Sealed:
+        """The set, sorted for look-up; a run that is in several documents is marked so."""
+        runs, documents = concatenated(self.runs), concatenated(self.documents)
+        order = np.argsort(runs, kind="stable")
+        runs, documents = runs[order], documents[order]
+        first = np.ones(len(runs), bool)
+        first[1:] = runs[1:] != runs[:-1]
+        starts = np.flatnonzero(first)
+        owners = documents[starts].copy()
+        if len(starts):
+            lowest, highest = np.minimum.reduceat(documents, starts), np.maximum.reduceat(documents, starts)
+            owners[lowest != highest] = SEVERAL
+        asked = np.unique(concatenated(self.questions))
+        return Sealed(self, runs[starts], owners, asked[asked != 0])
+
+
+@dataclass
+class Sealed:
+    """A set kept apart, sorted."""
+
+    apart: Apart
+    runs: np.ndarray
+    owners: np.ndarray
+    questions: np.ndarray
+    rows: list[np.ndarray] = field(default_factory=list)
+    """Training rows that share a run, one entry a shared run …"""
+    shared: list[np.ndarray] = field(default_factory=list)
+    """… the index of that run …"""
+    documents: list[np.ndarray] = field(default_factory=list)
+    """… and the row's document."""
+    asks: list[np.ndarray] = field(default_factory=list)
+    """Training rows that ask a question of the set."""
+
+    def compare(self, block: Block, rows: np.ndarray, documents: np.ndarray, asked: np.ndarray) -> None:
+        """Note what training rows share with the set; `rows` are their indices over the run."""
+        self.asks.append(rows[is_in(asked, self.questions)[0]])
+        found = (questions(block) if self.apart.questions_only else block.row_words).runs(self.apart.length)
+        hit, place = is_in(found.hashes, self.runs)
+        owner = found.owners()[hit]
+        place = place[hit]
+        foreign = self.owners[place] != documents[owner] if self.apart.questions_only else np.ones(len(owner), bool)
+        self.rows.append(rows[owner[foreign]])
+        self.shared.append(place[foreign])
+        self.documents.append(documents[owner[foreign]])
+
+    def contaminated(self) -> np.ndarray:
+        """Indices of the training rows that have to go."""
+        rows, shared, documents = (concatenated(x) for x in (self.rows, self.shared, self.documents))
+        if not self.apart.strict:
+            seen = np.unique(np.stack([shared.astype(np.uint64), documents.astype(np.uint64)]), axis=1)[0]
+            boilerplate = np.bincount(seen.astype(np.int64), minlength=len(self.runs)) > BOILERPLATE_DOCUMENTS
+            rows = rows[~boilerplate[shared.astype(np.int64)]]
+        return np.unique(np.concatenate([rows, *self.asks]).astype(np.int64))
+
+
+def questions(block: Block) -> Words:
+    """Words of the questions of a block."""
+    is_question = np.arange(len(block.words)) % 2 == 0
+    return block.words.keep(is_question)
+
+
+def question_hashes(block: Block) -> np.ndarray:
+    """uint64 hash of each row's question by its words, or by its characters where it has no word; 0 for none."""
+    found = questions(block).text_hashes()
+    for index in np.flatnonzero(found == 0).tolist():
+        text = block.question[index].as_py().strip()
+        found[index] = xxhash.xxh3_64_intdigest(text.encode()) if text else 0
+    return found
+
+
+def is_in(values: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each value, whether it is in the sorted table, and where it would be."""
+    hit, place = np.zeros(len(values), bool), np.zeros(len(values), np.int64)
+    if not len(table) or not len(values):
+        return hit, place
+    # Most values are not there. A look at a bitmap of their first bits, 16 times as long as the table, spares nearly
+    # all of them the binary search, whose cache misses would be half of the validator's time.
+    shift = np.uint64(64 - min(max((16 * len(table)).bit_length(), 10), MAX_BITMAP_BITS))
+    bitmap = np.zeros(1 << (64 - int(shift)), bool)
+    bitmap[table >> shift] = True
+    likely = np.flatnonzero(bitmap[values >> shift])
+    place[likely] = np.minimum(np.searchsorted(table, values[likely]), len(table) - 1)
+    hit[likely] = table[place[likely]] == values[likely]
+    return hit, place
+
+
+def concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+# --- evaluation files -----------------------------------------------------------------------------------------------
+
+
+def load_evaluation_sets(paths: tuple[str, ...], length: int) -> Apart | None:
+    """Questions and texts of task files: JSON Lines, or one JSON list. None without files.
+
+    Raises `NotFound` (`E-EVALUATION-SET-MISSING`) or `InvalidInput` (`E-EVALUATION-SET`) naming file and line.
+    """
+    if not paths:
+        return None
+    apart = Apart("evaluation_sets", strict=True, length=length)
+    for path in paths:
+        for asked, texts in tasks(Path(path)):
+            found = words(pa.array([*asked, "\n".join(texts)], pa.string()))
+            hashes = found.text_hashes()
+            apart.add_words(found, np.zeros(len(found), np.uint64), hashes[: len(asked)])
+    return apart
+
+
+def tasks(path: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """(questions, all texts) of each task of a file."""
+    if not path.is_file():
+        raise NotFound(
+            f"The evaluation set {path} does not exist.",
+            do="Correct evaluation_sets of the validator.",
+            code="E-EVALUATION-SET-MISSING",
+        )
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            line = line.removeprefix(b"\xef\xbb\xbf").strip()
+            if not line:
+                continue
+            if number == 1 and line.startswith(b"["):
+                yield from (task_texts(task) for task in decode(line + stream.read(), path, number))
+                return
+            yield task_texts(decode(line, path, number))
+
+
+def decode(text: bytes, path: Path, number: int) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(
+            f"Line {number} of the evaluation set {path} is not JSON: {error}.",
+            do="Give a file with one JSON object a line, or one JSON list.",
+            code="E-EVALUATION-SET",
+        ) from error
+
+
+def task_texts(task: Any) -> tuple[list[str], list[str]]:
+    """The questions of a task (by the names that task files use) and all its texts."""
+    asked, texts, open_ = [], [], [("", task)]
+    while open_:
+        key, value = open_.pop()
+        if isinstance(value, str):
+            texts.append(value)
+            if key in QUESTION_KEYS:
+                asked.append(value)
+        elif isinstance(value, dict):
+            is_user = value.get("role") == "user"
+            open_ += [("question" if is_user and name == "content" else name, part) for name, part in value.items()]
+        elif isinstance(value, list):
+            open_ += [(key, part) for part in value]
+    return asked, texts

@@ -1,0 +1,235 @@
+"""Format compliance, JSON Schema and quality rules: what a row has to be, whatever it says.
+
+Every rule has a name; a row that breaks several is counted under the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.protocols import Validator
+from referencing import Registry
+
+from trainyard.data.quality.blocks import ANSWERS, Block, Detail, Ledger, Turns, values
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import QualityRules, ValidatorConfig
+
+ROLES = ("system", "user", "assistant", "tool")
+Check = tuple[str, np.ndarray, Detail]
+"""Reason, mask of the rows that break the rule, and why."""
+
+
+class FilterSieve(Protocol):
+    """What these steps need of the run that they are steps of."""
+
+    config: ValidatorConfig
+    ledger: Ledger
+    row_validator: Validator | None
+
+
+def apply(block: Block, ledger: Ledger, check: Callable[[Block], Check]) -> Block:
+    """Drop the rows of a block that break one rule."""
+    if not len(block):
+        return block
+    reason, mask, detail = check(block)
+    return ledger.drop(block, mask, reason, detail)
+
+
+# --- format ---------------------------------------------------------------------------------------------------------
+
+
+def check_format(block: Block, sieve: FilterSieve) -> Block:
+    """Known roles, no empty content, a user's message before an assistant's last one, two sides that differ."""
+    for check in FORMAT_CHECKS[block.port]:
+        block = apply(block, sieve.ledger, check)
+    return block
+
+
+def message_columns(block: Block) -> list[str]:
+    """Columns of message lists."""
+    return ["messages"] if block.port is Port.SFT else ["prompt", *ANSWERS[block.port]]
+
+
+def any_message(turns: Turns, mask: np.ndarray) -> np.ndarray:
+    """Per row, whether the mask holds for one of its messages."""
+    counts = np.concatenate([[0], np.cumsum(mask)])
+    return np.asarray(np.diff(counts[turns.offsets]) > 0)
+
+
+def without_messages(block: Block) -> Check:
+    mask = np.zeros(len(block), bool)
+    for name in message_columns(block):
+        mask |= np.diff(block.turns(name).offsets) == 0
+    return "no_messages", mask, f"{' or '.join(message_columns(block))} holds no message"
+
+
+def unknown_role(block: Block) -> Check:
+    mask = np.zeros(len(block), bool)
+    for name in message_columns(block):
+        turns = block.turns(name)
+        known = values(pc.is_in(turns.roles, value_set=pa.array(ROLES)))
+        mask |= any_message(turns, ~known)
+    return "unknown_role", mask, f"a message's role is none of {', '.join(ROLES)}"
+
+
+def empty_content(block: Block) -> Check:
+    """Blank texts; a call of a tool needs no text beside it, and a tool may answer nothing."""
+    if block.port is Port.TEXT:
+        return "empty_content", blank(block.column("text").fill_null("")), "the text is blank"
+    mask = np.zeros(len(block), bool)
+    for name in message_columns(block):
+        turns = block.turns(name)
+        mask |= any_message(turns, blank(turns.contents) & blank(turns.calls) & ~turns.is_role("tool"))
+    return "empty_content", mask, "a message is blank"
+
+
+def without_user(block: Block) -> Check:
+    turns = block.turns(message_columns(block)[0])
+    return "no_user", ~any_message(turns, turns.is_role("user")), "no message is the user's"
+
+
+def last_not_assistant(block: Block) -> Check:
+    mask = np.zeros(len(block), bool)
+    for name in ANSWERS[block.port] or ("messages",):
+        turns = block.turns(name)
+        mask |= ~any_message(turns, turns.last & turns.is_role("assistant"))
+    return "last_not_assistant", mask, "the last message is not the assistant's, so there is nothing to learn"
+
+
+def same_sides(block: Block) -> Check:
+    sides = []
+    for name in ANSWERS[block.port]:
+        turns = block.turns(name)
+        texts = pc.utf8_trim_whitespace(turns.joined(turns.contents))
+        sides.append(pc.binary_join_element_wise(texts, turns.joined(turns.calls), "\x1f"))
+    return "chosen_equals_rejected", values(pc.equal(*sides)), "chosen and rejected are the same"
+
+
+def without_label(block: Block) -> Check:
+    return "no_label", values(pc.is_null(block.column("label"))), "the label is missing"
+
+
+def blank(texts: pa.Array) -> np.ndarray:
+    return values(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0))
+
+
+_CHAT = (without_messages, unknown_role, empty_content, without_user, last_not_assistant)
+FORMAT_CHECKS: dict[Port, tuple[Callable[[Block], Check], ...]] = {
+    Port.SFT: _CHAT,
+    Port.PREFERENCE: (*_CHAT, same_sides),
+    Port.LABELLED: (*_CHAT, without_label),
+    Port.TEXT: (empty_content,),
+}
+
+
+# --- JSON Schema ----------------------------------------------------------------------------------------------------
+
+
+def row_validator(schema: dict[str, Any] | None) -> Validator | None:
+    """A validator for the config's `row_schema`; remote references are not fetched.
+
+    Raises `InvalidInput` (`E-ROW-SCHEMA`) if it is not a JSON Schema.
+    """
+    if schema is None:
+        return None
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise InvalidInput(
+            f"row_schema is not a JSON Schema: {error.message}.",
+            do="Write a schema of draft 2020-12 for a row as docs/data-formats.md shows it.",
+            code="E-ROW-SCHEMA",
+        ) from error
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def check_schema(block: Block, sieve: FilterSieve) -> Block:
+    """Rows that do not meet the config's JSON Schema."""
+    if sieve.row_validator is None or not len(block):
+        return block
+    errors = [next(sieve.row_validator.iter_errors(row), None) for row in block.batch.to_pylist()]
+    texts = [f"{error.json_path}: {error.message}"[:300] if error else "" for error in errors]
+    return sieve.ledger.drop(block, np.array([bool(text) for text in texts]), "row_schema", lambda row: texts[row])
+
+
+# --- quality --------------------------------------------------------------------------------------------------------
+
+
+def quality(block: Block, sieve: FilterSieve) -> Block:
+    """Rules about the answer. A call of a tool and an undesirable completion are not judged by them."""
+    for rule in QUALITY_RULES:
+        if not len(block):
+            break
+        reason, mask, detail = rule(block, sieve.config.quality)
+        block = sieve.ledger.drop(block, mask & judged(block), reason, detail)
+    return block
+
+
+def judged(block: Block) -> np.ndarray:
+    """Rows whose answer is meant to be good prose: all but tool calls and completions that are labelled bad."""
+    if block.port is Port.LABELLED:
+        return values(block.column("label")).astype(bool)
+    if block.port is Port.SFT:
+        turns = block.turns("messages")
+        return ~any_message(turns, turns.last & ~blank(turns.calls))
+    return np.ones(len(block), bool)
+
+
+def answer_too_short(block: Block, rules: QualityRules) -> Check:
+    sizes = characters(block.answer)
+    least = rules.min_answer_chars
+    return "answer_too_short", sizes < least, lambda row: f"the answer has {sizes[row]} characters, least {least}"
+
+
+def answer_too_long(block: Block, rules: QualityRules) -> Check:
+    sizes = characters(block.answer)
+    most = rules.max_answer_chars
+    # Length of running text is the length policy's business (in tokens), not an answer's.
+    mask = (sizes > most) & (block.port is not Port.TEXT)
+    return "answer_too_long", mask, lambda row: f"the answer has {sizes[row]} characters, most {most}"
+
+
+def characters(texts: pa.Array) -> np.ndarray:
+    return values(pc.utf8_length(pc.utf8_trim_whitespace(texts)))
+
+
+def repeated_lines(block: Block, rules: QualityRules) -> Check:
+    """Share of lines that stood in the answer before (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
+    shares = np.zeros(len(block))
+    several = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
+    for index in np.flatnonzero(several).tolist():
+        lines = [line for text in block.answer[index].as_py().split("\n") if (line := text.strip())]
+        shares[index] = 1 - len(set(lines)) / max(len(lines), 1)
+    most = rules.max_repeated_line_fraction
+    return "repeated_lines", shares > most, lambda row: f"{shares[row]:.0%} of the lines repeat others, most {most:.0%}"
+
+
+def symbols(block: Block, rules: QualityRules) -> Check:
+    """Share of characters that are neither letters, digits nor spaces."""
+    counts = values(pc.count_substring_regex(block.answer, r"[^\pL\pN\pM\s]"))
+    shares = counts / np.maximum(values(pc.utf8_length(block.answer)), 1)
+    most = rules.max_symbol_fraction
+    return "symbols", shares > most, lambda row: f"{shares[row]:.0%} of the answer is symbols, most {most:.0%}"
+
+
+def refused_phrase(block: Block, rules: QualityRules) -> Check:
+    mask = np.zeros(len(block), bool)
+    for phrase in rules.refuse_phrases:
+        mask |= values(pc.match_substring(block.answer, phrase, ignore_case=True))
+    return "refused_phrase", mask, "the answer holds a refused phrase"
+
+
+QUALITY_RULES: tuple[Callable[[Block, QualityRules], Check], ...] = (
+    answer_too_short,
+    answer_too_long,
+    repeated_lines,
+    symbols,
+    refused_phrase,
+)

@@ -1,0 +1,83 @@
+"""Grounding: the share of an answer's different words that stand in its source document.
+
+A word overlap, not a judgement: it finds answers that a model made up, and passes a wrong answer that is written with
+the document's own words. Switched on by the validator's `grounding`; costs nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.words import words
+from trainyard.data.rows import ROWS_FILE
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import ValidatorConfig
+
+Vocabulary = dict[int, np.ndarray]
+"""Hash of a document's id -> its different word hashes, sorted."""
+
+
+class GroundingSieve(Protocol):
+    config: ValidatorConfig
+    ledger: Ledger
+    vocabulary: Vocabulary | None
+
+
+def load_vocabulary(documents: Path | None) -> Vocabulary:
+    """The words of every document of a documents folder: 8 bytes for each different word of each document.
+
+    Raises `InvalidInput` (`E-GROUNDING-DOCUMENTS`) without a folder.
+    """
+    if documents is None:
+        raise InvalidInput(
+            "The validator's grounding is set, but no documents reach it.",
+            why="An answer is compared with the document that it was written from.",
+            do="Put the validator behind a data_source of documents, or remove grounding.",
+            code="E-GROUNDING-DOCUMENTS",
+        )
+    found: Vocabulary = {}
+    for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):
+        of_block = words(pa.concat_arrays([block.column("text").fill_null("")]))
+        for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
+            found[document_key(doc_id)] = np.unique(of_block.of(index))
+    return found
+
+
+def document_key(doc_id: str | None) -> int:
+    return xxhash.xxh3_64_intdigest((doc_id or "").encode())
+
+
+def grounding(block: Block, sieve: GroundingSieve) -> Block:
+    """Drop rows whose answer shares too few words with its document, and rows whose document is not known."""
+    least = sieve.config.grounding
+    if least is None or sieve.vocabulary is None or not len(block):
+        return block
+    answers = words(block.answer)
+    shares = np.full(len(block), -1.0)
+    for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
+        document = sieve.vocabulary.get(document_key(doc_id))
+        if document is not None:
+            shares[index] = share_found(np.unique(answers.of(index)), document)
+    unknown = shares < 0
+    block = sieve.ledger.drop(block, unknown, "no_document", "its source document is not among the documents")
+    shares = shares[~unknown]
+
+    def detail(row: int) -> str:
+        return f"{shares[row]:.0%} of the answer's words are in its document, least {least:.0%}"
+
+    return sieve.ledger.drop(block, shares < least, "ungrounded", detail)
+
+
+def share_found(answer: np.ndarray, document: np.ndarray) -> float:
+    """Share of the (different) words of an answer that are among the document's; 1 for an answer without words."""
+    if not len(answer):
+        return 1.0
+    places = np.minimum(np.searchsorted(document, answer), max(len(document) - 1, 0))
+    return float((document[places] == answer).mean()) if len(document) else 0.0

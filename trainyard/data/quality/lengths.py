@@ -1,0 +1,240 @@
+"""The length policy, in tokens of the model that will be trained: drop, truncate or raise.
+
+Tokens are counted by the model's own `tokenizer.json` through the `tokenizers` library; no transformers, no torch.
+The chat template is not rendered, because a template is foreign code; its tokens are estimated as four a message
+beside the role's own (start, end and two separators: right for ChatML, Llama 3 and Gemma) and one for the begin of
+the sequence. The trainer counts the rendered text once more, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from trainyard.data.quality.blocks import ANSWERS, Block, Ledger
+from trainyard.data.rows import SCHEMAS, Message
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import ValidatorConfig
+
+Item = list[Message] | str
+TokenCounter = Callable[[Sequence[Item]], list[int]]
+"""Tokens of each conversation (with its template) or plain text, counted as a batch."""
+
+MESSAGE_OVERHEAD = 4
+"""Template tokens around a message beside its role: start, end and two separators."""
+SEQUENCE_OVERHEAD = 1
+"""The begin-of-sequence token of a conversation."""
+
+
+class LengthSieve(Protocol):
+    """What the length step needs of the run that it is a step of."""
+
+    config: ValidatorConfig
+    ledger: Ledger
+    truncated: int
+    read_tokens: int
+
+    @property
+    def tokens(self) -> TokenCounter: ...
+
+
+class TokenizerCounter:
+    """Counts with a loaded tokenizer. Cost: about 1 M tokens a CPU second, by far the dearest step of a validator."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.roles: dict[str, int] = {}
+
+    def __call__(self, items: Sequence[Item]) -> list[int]:
+        sizes = [1 if isinstance(item, str) else len(item) for item in items]
+        texts = [
+            [item] if isinstance(item, str) else [m.content + (m.tool_calls or "") for m in item] for item in items
+        ]
+        encoded = self.tokenizer.encode_batch_fast(list(chain.from_iterable(texts)), add_special_tokens=False)
+        counts = np.concatenate([[0], np.cumsum([len(encoding) for encoding in encoded], dtype=np.int64)])
+        ends = np.cumsum(sizes, dtype=np.int64)
+        contents = (counts[ends] - counts[ends - sizes]).tolist()
+        return [count + self.overhead(item) for count, item in zip(contents, items, strict=True)]
+
+    def overhead(self, item: Item) -> int:
+        if isinstance(item, str):
+            return 0
+        return SEQUENCE_OVERHEAD + sum(MESSAGE_OVERHEAD + self.role_tokens(message.role) for message in item)
+
+    def role_tokens(self, role: str) -> int:
+        if role not in self.roles:
+            self.roles[role] = len(self.tokenizer.encode(role, add_special_tokens=False))
+        return self.roles[role]
+
+
+def parts(item: Item) -> list[str]:
+    """The texts of an item that are counted: a call of a tool counts as its JSON text."""
+    return [item] if isinstance(item, str) else [message.content + (message.tool_calls or "") for message in item]
+
+
+def load_token_counter(model_folder: Path) -> TokenCounter:
+    """A counter for the model in a folder, from its `tokenizer.json`.
+
+    Raises `NotFound` (`E-TOKENIZER-MISSING`) or `InvalidInput` (`E-TOKENIZER`).
+    """
+    path = model_folder / "tokenizer.json"
+    if not path.is_file():
+        raise NotFound(
+            f"There is no tokenizer.json in {model_folder}.",
+            why="The length policy is in tokens of the model, so its fast tokenizer is needed.",
+            do="Name a folder with tokenizer.json as the validator's `tokenizer`.",
+            code="E-TOKENIZER-MISSING",
+        )
+    try:
+        return TokenizerCounter(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare Exception for a file that it cannot read
+        raise InvalidInput(
+            f"{path} is not a tokenizer that the tokenizers library can read: {error}.",
+            do="Save the tokenizer again with save_pretrained, or name another folder as `tokenizer`.",
+            code="E-TOKENIZER",
+        ) from error
+
+
+def length(block: Block, sieve: LengthSieve) -> Block:
+    """Count the tokens of every row; drop the short ones; drop, truncate or refuse those over `max_tokens`."""
+    if not len(block):
+        return block
+    rules, ledger = sieve.config, sieve.ledger
+    tokens = count_tokens(block, sieve.tokens)
+    sieve.read_tokens += int(tokens.sum())
+    block.tokens = tokens
+    short = tokens < rules.min_tokens
+    block = ledger.drop(block, short, "too_short", lambda row: f"{tokens[row]} tokens, least {rules.min_tokens}")
+    assert block.tokens is not None
+    long = block.tokens > rules.max_tokens
+    if long.any() and rules.too_long == "raise":
+        raise too_long(block, long, rules.max_tokens)
+    if long.any() and rules.too_long == "truncate":
+        block, cut = truncate(block, np.flatnonzero(long), rules.max_tokens, sieve.tokens)
+        sieve.truncated += cut
+    sizes = block.tokens
+    assert sizes is not None
+    most = rules.max_tokens
+    return ledger.drop(block, sizes > most, "too_long", lambda row: f"{sizes[row]} tokens, most {most}")
+
+
+def too_long(block: Block, long: np.ndarray, limit: int) -> InvalidInput:
+    assert block.tokens is not None
+    first = int(np.flatnonzero(long)[0])
+    where = block.column("source")[first].as_py() or "the set"
+    return InvalidInput(
+        f"Line {block.numbers[first]} of {where} has {block.tokens[first]} tokens; max_tokens is {limit}.",
+        why="The validator's too_long is raise, so the first row that is too long ends the run.",
+        do="Raise max_tokens, shorten the row, or set too_long to drop or truncate.",
+        code="E-DATA-TOO-LONG",
+    )
+
+
+def count_tokens(block: Block, tokens: TokenCounter) -> np.ndarray:
+    """int64 tokens of each row; of a preference row its longer side. Tool schemas count as text."""
+    sides = [np.asarray(tokens(items), np.int64) for items in conversations(block)]
+    counts: np.ndarray = np.maximum.reduce(sides)
+    if "tools" in block.batch.schema.names and block.column("tools").null_count < len(block):
+        counts = counts + np.asarray(tokens(block.column("tools").fill_null("").to_pylist()), np.int64)
+    return counts
+
+
+def conversations(block: Block) -> list[list[Item]]:
+    """What is counted: one list of items, or one a side of a preference row."""
+    if block.port is Port.TEXT:
+        return [block.column("text").to_pylist()]
+    if block.port is Port.SFT:
+        return [messages(block, "messages")]
+    prompts = messages(block, "prompt")
+    return [
+        [prompt + answer for prompt, answer in zip(prompts, messages(block, name), strict=True)]
+        for name in ANSWERS[block.port]
+    ]
+
+
+def messages(block: Block, column: str) -> list[Any]:
+    """The message lists of a column as `Message` objects."""
+    turns = block.turns(column)
+    columns = (turns.roles.to_pylist(), turns.contents.to_pylist(), turns.calls.to_pylist())
+    flat = [Message(role, content, calls or None) for role, content, calls in zip(*columns, strict=True)]
+    offsets = turns.offsets.tolist()
+    return [flat[start:end] for start, end in pairwise(offsets)]
+
+
+def truncate(block: Block, long: np.ndarray, limit: int, tokens: TokenCounter) -> tuple[Block, int]:
+    """The block with the answers of the `long` rows cut so that they fit, and how many could be.
+
+    The answer's end is cut, never the prompt; a row whose prompt alone is too long, or whose answer is a call of a
+    tool, stays as it is (and is dropped by the caller).
+    """
+    rows = block.batch.take(pa.array(long)).to_pylist()
+    tools = tokens([row.get("tools") or "" for row in rows])
+    for column in ANSWERS[block.port] or (None,):
+        cut_side(rows, block.port, column, [limit - size for size in tools], tokens)
+    fresh = pa.RecordBatch.from_pylist(rows, schema=SCHEMAS[block.port])
+    order = np.arange(len(block))
+    order[long] = len(block) + np.arange(len(long))
+    joined = pa.Table.from_batches([block.batch.cast(SCHEMAS[block.port]), fresh]).combine_chunks().to_batches()
+    result = Block(block.port, joined[0].take(pa.array(order)), block.numbers)
+    assert block.tokens is not None
+    counts = block.tokens.copy()
+    counts[long] = count_tokens(Block(block.port, fresh, block.numbers[long]), tokens)
+    result.tokens = counts
+    return result, int((counts[long] <= limit).sum())
+
+
+def cut_side(
+    rows: list[dict[str, Any]], port: Port, column: str | None, limits: list[int], tokens: TokenCounter
+) -> None:
+    """Cut one learned text of each row in place, where that makes the row fit."""
+    if port is Port.TEXT:
+        texts = [row["text"] for row in rows]
+        for row, text in zip(rows, longest_fit(texts, lambda _, text: text, limits, tokens), strict=True):
+            row["text"] = row["text"] if text is None else text
+        return
+    turns = [row["messages"] if column is None else row["prompt"] + row[column] for row in rows]
+    heads = [msgspec.convert(messages[:-1], list[Message]) for messages in turns]
+    texts = ["" if messages[-1]["tool_calls"] else messages[-1]["content"] for messages in turns]
+
+    def build(index: int, text: str) -> Item:
+        return [*heads[index], Message(turns[index][-1]["role"], text)]
+
+    for messages_, text in zip(turns, longest_fit(texts, build, limits, tokens), strict=True):
+        if text is not None and not messages_[-1]["tool_calls"]:
+            messages_[-1]["content"] = text
+
+
+def longest_fit(
+    texts: list[str], build: Callable[[int, str], Item], limits: list[int], tokens: TokenCounter
+) -> list[str | None]:
+    """For each text its longest beginning whose item has at most its limit of tokens; None if none has.
+
+    Bisection over characters, all texts at once: about 13 counts for a text of 8,000 characters. The cut goes back to
+    the last space, where there is one in the second half, so that no word is left half.
+    """
+    low, high = [0] * len(texts), [len(text) for text in texts]
+    while open_ := [index for index in range(len(texts)) if low[index] < high[index]]:
+        middles = [(low[index] + high[index] + 1) // 2 for index in open_]
+        items = [build(index, texts[index][:middle]) for index, middle in zip(open_, middles, strict=True)]
+        for index, middle, count in zip(open_, middles, tokens(items), strict=True):
+            if count <= limits[index]:
+                low[index] = middle
+            else:
+                high[index] = middle - 1
+    return [whole_words(text, size) if size else None for text, size in zip(texts, low, strict=True)]
+
+
+def whole_words(text: str, size: int) -> str:
+    """The first `size` characters, back to the last space if it is in their second half."""
+    if size == len(text) or text[size].isspace():
+        return text[:size].rstrip() or text[:size]
+    space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
+    return text[: space if space > size // 2 else size].rstrip() or text[:size]

@@ -1,0 +1,286 @@
+"""What can be decided only with all rows known: near-duplicates, held-out sets, decontamination.
+
+Each row that passed the row steps leaves a small entry in `Survivors` (42 bytes) and itself in the working file. Every
+set step has the signature `(survivors, sieve) -> None` and writes the fate of rows; a row whose fate is no longer
+`TRAIN` is not looked at again, except that a wording falls when its question is no longer trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from trainyard.data.quality.blocks import Block, read_blocks
+from trainyard.data.quality.decontamination import Apart, question_hashes
+from trainyard.data.quality.duplicates import Shingles, identities
+from trainyard.data.quality.words import Words
+from trainyard.data.rows import SCHEMAS, UNSEEN_DOCUMENTS, UNSEEN_WORDING
+from trainyard.data.splits import documents_needed, holdout_order
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import ValidatorConfig
+
+
+class Fate(IntEnum):
+    """Where a row goes. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
+
+    TRAIN = 0
+    UNSEEN_DOCUMENTS = 1
+    UNSEEN_WORDING = 2
+    NEAR_DUPLICATE = 3
+    SPARE_WORDING = 4
+    SEEN_WORDING = 5
+    UNTRAINED_WORDING = 6
+    CONTAMINATED_UNSEEN_DOCUMENTS = 7
+    CONTAMINATED_UNSEEN_WORDING = 8
+    CONTAMINATED_EVALUATION_SETS = 9
+
+    @property
+    def reason(self) -> str:
+        return self.name.lower()
+
+
+DETAILS = {
+    Fate.NEAR_DUPLICATE: "almost the same as line {origin}",
+    Fate.SPARE_WORDING: "another wording of this question stands for it in the set of unseen documents",
+    Fate.SEEN_WORDING: "training asks this question in the same words, so it cannot test an unseen wording",
+    Fate.UNTRAINED_WORDING: "the other wordings of this question are not in training any more",
+    Fate.CONTAMINATED_UNSEEN_DOCUMENTS: "shares a question or a run of words with the set of unseen documents",
+    Fate.CONTAMINATED_UNSEEN_WORDING: "shares a question or a run of words with the set of unseen wording",
+    Fate.CONTAMINATED_EVALUATION_SETS: "shares a question or a run of words with an evaluation set",
+}
+MARKS = {UNSEEN_DOCUMENTS: 1, UNSEEN_WORDING: 2}
+
+
+class SetSieve(Protocol):
+    """What these steps need of the run that they are steps of."""
+
+    config: ValidatorConfig
+    port: Port
+    shingles: Shingles
+    evaluation: Apart | None
+
+
+@dataclass
+class Survivors:
+    """One entry a row of the working file, as columns."""
+
+    path: Path
+    port: Port
+    numbers: np.ndarray
+    """Line in the incoming set."""
+    documents: np.ndarray
+    """uint64 place of the row's document in the hold-out order; equal for equal documents."""
+    pairs: np.ndarray
+    """uint64, equal for wordings of one question; 0 for none."""
+    asked: np.ndarray
+    """uint64 hash of the question's words; 0 for none."""
+    tokens: np.ndarray
+    marks: np.ndarray
+    """What the generator asked for: 0 nothing, 1 unseen documents, 2 unseen wording."""
+    fates: np.ndarray
+    origins: dict[int, int] = field(default_factory=dict)
+    """Near-duplicate -> line of the row that it repeats."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def are(self, fate: Fate) -> np.ndarray:
+        return np.asarray(self.fates == fate)
+
+    def blocks(self) -> Iterator[tuple[Block, np.ndarray]]:
+        """The working file again: blocks with their lines in the incoming set, and the entries of their rows."""
+        for block in read_blocks(self.path, self.port):
+            entries = block.numbers - 1
+            rows = block.batch.select(SCHEMAS[self.port].names)
+            yield Block(self.port, rows, self.numbers[entries], counted_words=stored_words(block)), entries
+
+    def detail(self, entry: int) -> str:
+        return DETAILS[Fate(self.fates[entry])].format(origin=self.origins.get(entry, 0))
+
+
+def work_schema(port: Port) -> pa.Schema:
+    """Rows with their words, the question's first, so that words are counted once in a run."""
+    return SCHEMAS[port].append(pa.field("words", pa.list_(pa.uint64()))).append(pa.field("asked", pa.int64()))
+
+
+def with_words(block: Block) -> pa.RecordBatch:
+    """A block's rows for the working file."""
+    found = block.row_words
+    column = pa.ListArray.from_arrays(pa.array(found.offsets, pa.int32()), pa.array(found.hashes))
+    asked = pa.array(np.diff(block.words.offsets)[::2])
+    return block.batch.append_column("words", column).append_column("asked", asked)
+
+
+def stored_words(block: Block) -> Words:
+    """The words of a block of the working file, question and body in turn."""
+    column = block.column("words")
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    ends = np.stack([offsets[:-1] + block.column("asked").to_numpy(), offsets[1:]], axis=1).ravel() - offsets[0]
+    return Words(column.flatten().to_numpy(), np.concatenate([[0], ends]))
+
+
+@dataclass
+class Entries:
+    """Collects the entries of `Survivors` block by block."""
+
+    columns: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+
+    def add(self, block: Block) -> None:
+        documents, pairs = origins(block)
+        splits = block.column("split").to_pylist()
+        marks = np.fromiter((MARKS.get(split, 0) for split in splits), np.uint8, len(block))
+        assert block.tokens is not None
+        self.columns.append((block.numbers, documents, pairs, question_hashes(block), block.tokens, marks))
+
+    def survivors(self, path: Path, port: Port) -> Survivors:
+        kinds = (np.int64, np.uint64, np.uint64, np.uint64, np.int64, np.uint8)
+        whole = [
+            np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
+            for place, kind in enumerate(kinds)
+        ]
+        numbers, documents, pairs, asked, tokens, marks = whole
+        fates = np.zeros(len(numbers), np.uint8)
+        return Survivors(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
+
+
+def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """(document, pair) of each row as numbers. A row without a document is its own."""
+    ids = block.column("doc_id").to_pylist()
+    if not all(ids):
+        ids = [doc_id or key.hex() for doc_id, key in zip(ids, identities(block), strict=True)]
+    places = {doc_id: holdout_order(doc_id) for doc_id in set(ids)}
+    documents = np.fromiter((places[doc_id] for doc_id in ids), np.uint64, len(block))
+    if "pair" not in block.batch.schema.names:
+        return documents, np.zeros(len(block), np.uint64)
+    names = zip(ids, block.column("pair").to_pylist(), strict=True)
+    keys = (xxhash.xxh3_64_intdigest(f"{doc_id}\0{pair}".encode()) if pair else 0 for doc_id, pair in names)
+    return documents, np.fromiter(keys, np.uint64, len(block))
+
+
+# --- near-duplicates ------------------------------------------------------------------------------------------------
+
+
+def near_duplicates(survivors: Survivors, sieve: SetSieve) -> None:
+    """Rows that are almost an earlier row."""
+    if sieve.config.near_duplicates is None:
+        return
+    found = sieve.shingles.near_duplicates(sieve.config.near_duplicates, survivors.pairs)
+    sieve.shingles = Shingles()
+    for entry, earlier in found.items():
+        survivors.fates[entry] = Fate.NEAR_DUPLICATE
+        survivors.origins[entry] = int(survivors.numbers[earlier])
+
+
+# --- held-out sets --------------------------------------------------------------------------------------------------
+
+
+def holdout(survivors: Survivors, sieve: SetSieve) -> None:
+    """Rows of held-out documents, then one wording of each question that training asks in other words."""
+    alive = survivors.are(Fate.TRAIN)
+    held = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
+    stands = last_wording(survivors, held)
+    survivors.fates[held & stands] = Fate.UNSEEN_DOCUMENTS
+    survivors.fates[held & ~stands] = Fate.SPARE_WORDING
+    if sieve.config.holdout.wording:
+        hold_wordings_out(survivors)
+
+
+def heldout_keys(survivors: Survivors, alive: np.ndarray, config: ValidatorConfig) -> np.ndarray:
+    """The documents held out: the first ones of the order, and those with a row that its maker marked so."""
+    documents, of_row = np.unique(survivors.documents[alive], return_inverse=True)
+    rows = np.bincount(of_row[last_wording(survivors, alive)[alive]], minlength=len(documents))
+    first = documents[: documents_needed(rows, config.holdout.documents, config.holdout.min_rows)]
+    return np.union1d(first, survivors.documents[alive & (survivors.marks == MARKS[UNSEEN_DOCUMENTS])])
+
+
+def last_wording(survivors: Survivors, among: np.ndarray) -> np.ndarray:
+    """Rows that stand for their question: the last wording of each among these rows, and every row without others."""
+    entries = np.flatnonzero(among & (survivors.pairs != 0))[::-1]
+    _, first = np.unique(survivors.pairs[entries], return_index=True)
+    stands = among & (survivors.pairs == 0)
+    stands[entries[first]] = True
+    return np.asarray(stands)
+
+
+def hold_wordings_out(survivors: Survivors) -> None:
+    """A marked wording is set aside if training asks the same question, and never in the same words."""
+    train = survivors.are(Fate.TRAIN)
+    marked = train & (survivors.marks == MARKS[UNSEEN_WORDING])
+    eligible = marked & trained(survivors, train & ~marked)
+    asked = survivors.asked[train & ~eligible]
+    seen = eligible & np.isin(survivors.asked, asked[asked != 0])
+    survivors.fates[eligible] = Fate.UNSEEN_WORDING
+    survivors.fates[seen] = Fate.SEEN_WORDING
+
+
+def trained(survivors: Survivors, train: np.ndarray) -> np.ndarray:
+    """Rows whose question (or document, where rows have no pair) is asked by a training row."""
+    by_pair = np.isin(survivors.pairs, survivors.pairs[train])
+    by_document = np.isin(survivors.documents, survivors.documents[train])
+    return np.asarray(np.where(survivors.pairs != 0, by_pair, by_document))
+
+
+# --- decontamination ------------------------------------------------------------------------------------------------
+
+
+def decontamination(survivors: Survivors, sieve: SetSieve) -> None:
+    """Training rows that show a question or a run of words of a set that is kept apart."""
+    length = sieve.config.decontaminate
+    if not length:
+        return
+    sets = kept_apart(survivors, length)
+    if sieve.evaluation is not None:
+        sets[Fate.CONTAMINATED_EVALUATION_SETS] = sieve.evaluation
+    sealed = {fate: apart.sealed() for fate, apart in sets.items()}
+    for block, entries in survivors.blocks():
+        mask = survivors.fates[entries] == Fate.TRAIN
+        if mask.any():
+            part, kept = block.keep(mask), entries[mask]
+            for one in sealed.values():
+                one.compare(part, kept, survivors.documents[kept], survivors.asked[kept])
+    for fate, one in sealed.items():
+        gone = one.contaminated()
+        survivors.fates[gone[survivors.fates[gone] == Fate.TRAIN]] = fate
+    wording = survivors.are(Fate.UNSEEN_WORDING)
+    survivors.fates[wording & ~trained(survivors, survivors.are(Fate.TRAIN))] = Fate.UNTRAINED_WORDING
+
+
+def kept_apart(survivors: Survivors, length: int) -> dict[Fate, Apart]:
+    """The two held-out sets, read from the working file."""
+    documents = Apart(UNSEEN_DOCUMENTS, length=length)
+    wording = Apart(UNSEEN_WORDING, questions_only=True, length=length)
+    held = {Fate.UNSEEN_DOCUMENTS: documents, Fate.UNSEEN_WORDING: wording}
+    for block, entries in survivors.blocks():
+        for fate, apart in held.items():
+            mask = survivors.fates[entries] == fate
+            if mask.any():
+                held_here = entries[mask]
+                apart.add(block.keep(mask), survivors.documents[held_here], survivors.asked[held_here])
+    return {Fate.CONTAMINATED_UNSEEN_DOCUMENTS: documents, Fate.CONTAMINATED_UNSEEN_WORDING: wording}
+
+
+def too_few(survivors: Survivors, config: ValidatorConfig) -> list[str]:
+    """A sentence for each held-out set that is smaller than asked."""
+    rules, sentences = config.holdout, []
+    held = int(survivors.are(Fate.UNSEEN_DOCUMENTS).sum())
+    if rules.documents > 0 and held < rules.min_rows:
+        count = len(np.unique(survivors.documents[survivors.fates != Fate.NEAR_DUPLICATE]))
+        sentences.append(
+            f"unseen_documents has {held} rows, asked were {rules.min_rows}: of {count} documents at most half may be "
+            "held out. Add documents, or lower holdout.min_rows."
+        )
+    marked = int((survivors.marks == MARKS[UNSEEN_WORDING]).sum())
+    wordings = int(survivors.are(Fate.UNSEEN_WORDING).sum())
+    if rules.wording and marked and wordings < rules.min_rows:
+        sentences.append(
+            f"unseen_wording has {wordings} rows, asked were {rules.min_rows}: {marked} rows were marked for it. "
+            "Generate more rows, or lower holdout.min_rows."
+        )
+    return sentences

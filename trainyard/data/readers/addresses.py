@@ -1,0 +1,238 @@
+"""Files from http(s) addresses, without reaching into private networks (server-side request forgery).
+
+A host name is resolved once, every address it has is judged, and the connection goes to the judged address itself, so
+a name that changes its answer in between gains nothing. Each redirect is a new address and is judged again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpcore
+
+from trainyard.data.readers.streams import Limits
+from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Reason, Refused, Unavailable
+
+MAX_REDIRECTS = 5
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DEADLINE_S = 10.0, 30.0, 3600.0
+REDIRECTS = {301, 302, 303, 307, 308}
+NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+SUFFIX_OF_TYPE = {
+    "application/jsonl": ".jsonl",
+    "application/x-ndjson": ".jsonl",
+    "application/json": ".json",
+    "application/vnd.apache.parquet": ".parquet",
+    "text/csv": ".csv",
+    "text/markdown": ".md",
+    "text/plain": ".txt",
+    "text/html": ".html",
+    "application/xhtml+xml": ".html",
+    "application/pdf": ".pdf",
+}
+Resolve = Callable[..., list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file that was fetched, and the name that its address or its type gives it."""
+
+    path: Path
+    name: str
+    url: str
+    """Where it came from after redirects, without its query."""
+
+
+def refused(url: str, because: str, instead: str, code: str = "R-URL-PRIVATE") -> Refused:
+    return Refused([Reason(code, None, "config.url", f"{shown(url)!r} {because}.", instead)])
+
+
+def shown(url: str) -> str:
+    """An address for messages: no user, no password, no query, where secrets stand."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{host}{port}{parts.path}"
+
+
+def check_url(url: str) -> tuple[str, int]:
+    """Host and port of an address that is spelled plainly. Raises `Refused` (`R-URL`, `R-URL-PRIVATE`)."""
+    plainly = "An address such as https://example.org/data.jsonl."
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise Refused(
+            [Reason("R-URL", None, "config.url", f"The address cannot be read: {error}.", plainly)]
+        ) from error
+    host = (parts.hostname or "").rstrip(".")
+    if parts.scheme not in ("http", "https") or not host:
+        raise refused(url, "is not an http or https address", plainly, "R-URL")
+    if parts.username is not None or parts.password is not None:
+        raise refused(url, "holds a user or a password, which a chain must not store", plainly, "R-URL")
+    if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
+        raise refused(url, "has a host with odd characters", plainly, "R-URL")
+    last = host.rsplit(".", 1)[-1]
+    if NUMBER.fullmatch(last) and ":" not in host and not is_plain_ipv4(host):
+        raise refused(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
+    return host, port
+
+
+def is_plain_ipv4(host: str) -> bool:
+    try:
+        return str(ipaddress.IPv4Address(host)) == host
+    except ValueError:
+        return False
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is on the public internet, looking through addresses that embed another one."""
+    ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if ip in NAT64:
+            inner = ipaddress.IPv4Address(ip.packed[-4:])
+        if inner is not None:
+            return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast
+
+
+class CheckedNetwork(httpcore.NetworkBackend):
+    """Connects only to addresses that were judged."""
+
+    def __init__(self, allowed: Iterable[str], resolve: Resolve = socket.getaddrinfo) -> None:
+        self._allowed = {host.lower() for host in allowed}
+        self._resolve = resolve
+        self._network = httpcore.SyncBackend()
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """The host's addresses, all judged. Raises `Refused` (`R-URL-PRIVATE`) and `Unavailable`."""
+        try:
+            found = list(dict.fromkeys(entry[4][0] for entry in self._resolve(host, port, type=socket.SOCK_STREAM)))
+        except (OSError, UnicodeError) as error:
+            raise Unavailable(
+                f"The host {host} is not known.", why=str(error), do="Correct the address or the network.",
+                code="E-URL-UNREACHABLE",
+            ) from error  # fmt: skip
+        private = [address for address in found if not is_public(address)]
+        if private and host.lower() not in self._allowed:
+            raise refused(
+                f"http://[{host}]" if ":" in host else f"http://{host}",
+                f"leads to {private[0]}, a private, local or metadata address",
+                "A public address, or let the operator add the host to allow_private_urls.",
+            )
+        return found
+
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.NetworkStream:  # fmt: skip
+        found = self.addresses(host, port)
+        for address in found[:-1]:
+            try:
+                return self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return self._network.connect_tcp(found[-1], port, timeout, local_address, socket_options)
+
+
+def fetch(
+    url: str,
+    folder: Path,
+    *,
+    allowed: Iterable[str] = (),
+    limits: Limits | None = None,
+    resolve: Resolve = socket.getaddrinfo,
+    deadline_s: float = DEADLINE_S,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Fetched:
+    """Fetch a file into `folder`. `progress` gets bytes so far and in all (0 if the server does not say).
+
+    Raises `Refused` (`R-URL…`), `NotFound` (`E-URL-STATUS`), `Unavailable` (`E-URL-UNREACHABLE`) and
+    `LimitExceeded` (`E-URL-SIZE`, `E-URL-TIME`).
+    """
+    limits = limits or Limits()
+    network = CheckedNetwork(allowed, resolve)
+    budget = Budget(limits.download, time.monotonic() + deadline_s, progress)
+    with httpcore.ConnectionPool(network_backend=network, ssl_context=ssl.create_default_context()) as pool:
+        for _ in range(MAX_REDIRECTS + 1):
+            check_url(url)
+            try:
+                target = follow(pool, url, folder, budget)
+            except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError) as error:
+                raise Unavailable(
+                    f"{shown(url)} could not be read: {type(error).__name__} {error}".rstrip() + ".",
+                    do="Try again later, or give a file.",
+                    code="E-URL-UNREACHABLE",
+                ) from error
+            if isinstance(target, Fetched):
+                return target
+            url = target
+    raise refused(url, f"is reached only after more than {MAX_REDIRECTS} redirects", "The final address.", "R-URL")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one fetch may take."""
+
+    max_bytes: int
+    deadline: float
+    progress: Callable[[int, int], None]
+
+    def spend(self, url: str, done: int, size: int) -> None:
+        if max(done, size) > self.max_bytes:
+            what, code = f"{shown(url)} is larger than {self.max_bytes:,} bytes.", "E-URL-SIZE"
+            raise LimitExceeded(what, do="Give a smaller file, or a path.", code=code)
+        if time.monotonic() > self.deadline:
+            what, code = f"{shown(url)} did not arrive in time; {done:,} bytes did.", "E-URL-TIME"
+            raise LimitExceeded(what, do="Try again, or give a file.", code=code)
+        self.progress(done, size)
+
+
+def follow(pool: httpcore.ConnectionPool, url: str, folder: Path, budget: Budget) -> Fetched | str:
+    """One request: the file, or the address of a redirect."""
+    timeouts = {"connect": CONNECT_TIMEOUT_S, "read": READ_TIMEOUT_S, "write": READ_TIMEOUT_S, "pool": READ_TIMEOUT_S}
+    headers: Mapping[bytes | str, bytes | str] = {
+        "Host": urlsplit(url).netloc,
+        "Accept-Encoding": "identity",
+        "User-Agent": "trainyard",
+    }
+    with pool.stream("GET", url, headers=headers, extensions={"timeout": timeouts}) as response:
+        given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        if response.status in REDIRECTS and given.get("location"):
+            return urljoin(url, given["location"])
+        if response.status != 200:
+            raise bad_status(url, response.status)
+        size = int(given["content-length"]) if given.get("content-length", "").isdigit() else 0
+        done = 0
+        path = folder / "fetched"
+        with path.open("wb") as stream:
+            for part in response.iter_stream():
+                done += len(part)
+                budget.spend(url, done, size)
+                stream.write(part)
+        return Fetched(path, name_of(url, given.get("content-type", "")), shown(url))
+
+
+def bad_status(url: str, status: int) -> NotFound | Unavailable | InvalidInput:
+    what, do = f"{shown(url)} answered with status {status}.", "Correct the address; a login is not supported."
+    if status in (404, 410):
+        return NotFound(what, do=do, code="E-URL-STATUS")
+    kind = Unavailable if status >= 500 or status == 429 else InvalidInput
+    return kind(what, do=do, code="E-URL-STATUS")
+
+
+def name_of(url: str, content_type: str) -> str:
+    """File name of an address; the content type gives the extension where the address has none."""
+    name = PurePosixPath(urlsplit(url).path).name or "index"
+    kind = content_type.split(";", maxsplit=1)[0].strip().lower()
+    return name if PurePosixPath(name).suffix else name + SUFFIX_OF_TYPE.get(kind, "")

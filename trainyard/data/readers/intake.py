@@ -1,0 +1,99 @@
+"""The writing end of every reader: rows to `rows.arrow`, bad rows to the quarantine, everything counted."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import pyarrow as pa
+from pyarrow import ipc
+from xxhash import xxh3_128_digest
+
+from trainyard.data.quarantine import QUARANTINE_FILE, Balance, Quarantine
+from trainyard.data.readers.chunks import Chunk
+from trainyard.data.readers.seen import SeenRows
+from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, Row, to_batch
+from trainyard.spec.axes import Port
+
+ENCODER = msgspec.json.Encoder()
+
+
+class Intake:
+    """One set being written into `folder`. A context manager; `take` chunks, then read `balance`.
+
+    XXH3-128 of a row's normalised content (`source` and `doc_id` still empty) finds exact duplicates, and its first
+    half is the `doc_id` of a row that came from no document.
+    """
+
+    def __init__(self, folder: Path, port: Port, *, deduplicate: bool = False, max_rows: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, self.balance = port, Balance()
+        self._left = max_rows
+        self._seen = SeenRows() if deduplicate else None
+        self._pending: list[Row] = []
+        self._digests: list[bytes] = []
+        self._file = pa.OSFile(str(folder / ROWS_FILE), "wb")
+        self._writer = ipc.new_file(self._file, SCHEMAS[port])
+        self.quarantine = Quarantine(folder / QUARANTINE_FILE, self.balance)
+
+    def __enter__(self) -> Intake:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+        self._file.close()
+        self.quarantine.close()
+
+    @property
+    def full(self) -> bool:
+        """Whether `max_rows` rows were taken."""
+        return self._left is not None and self._left <= 0
+
+    @property
+    def taken(self) -> int:
+        """Rows so far, bad ones left out."""
+        return self.balance.read - self.balance.bad + len(self._pending)
+
+    def take(self, chunk: Chunk) -> None:
+        """Count and keep a chunk, as far as `max_rows` allows."""
+        rows, kinds = chunk.rows, chunk.kinds
+        if self._left is not None:
+            rows, kinds = rows[: self._left], kinds[: self._left]
+            self._left -= len(rows)
+        for bad in itertools.takewhile(lambda bad: not self.full or bad.before < len(rows), chunk.bad):
+            self.quarantine.add(chunk.source, bad.line, bad.offset, bad.reason, bad.text)
+        for kind, count in Counter(kinds).items():
+            self.balance.shapes[kind.shape.name] += count
+            self.balance.ignore(kind.ignored, count)
+        self._stamp(rows, chunk.places)
+        if len(self._pending) >= BATCH_ROWS:
+            self._flush()
+
+    def _stamp(self, rows: list[Row], places: list[str]) -> None:
+        """Give each row its digest, its place, and its `doc_id` if it came from no document."""
+        encode, digests = ENCODER.encode, self._digests
+        for row, place in zip(rows, places, strict=False):
+            digest = xxh3_128_digest(encode(row))
+            digests.append(digest)
+            row.source = place
+            if not row.doc_id:
+                row.doc_id = digest[:8].hex()
+        self._pending += rows
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        rows = self._pending
+        self.balance.read += len(rows)
+        if self._seen is not None:
+            rows = list(itertools.compress(rows, self._seen.fresh(self._digests).tolist()))
+            self.balance.dropped["duplicate"] += len(self._pending) - len(rows)
+        if rows:
+            self._writer.write_batch(to_batch(rows, self.port))
+        self.balance.kept += len(rows)
+        self._pending, self._digests = [], []

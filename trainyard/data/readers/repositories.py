@@ -1,0 +1,231 @@
+"""A git repository as documents: each commit's message with its diff, and the text files of its newest commit.
+
+Objects are read, never the working tree, and git runs with everything switched off that a repository can use to start
+a program: hooks, pagers, external diffs, text conversion, file monitors, signature checks, remote helpers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from trainyard.data.paths import outside
+from trainyard.data.quarantine import BadRow
+from trainyard.data.readers.documents import TYPES, read_document
+from trainyard.data.readers.streams import Limits
+from trainyard.data.rows import DocumentRow
+from trainyard.errors import InvalidInput
+
+MAX_COMMITS = 20_000
+MAX_DIFF_BYTES = 100_000
+GIT_TIMEOUT_S = 600
+SAFE = {
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.attributesFile": os.devnull,
+    "core.pager": "cat",
+    "core.quotePath": "false",
+    "diff.external": "",
+    "log.showSignature": "false",
+    "protocol.allow": "never",
+    "gc.auto": "0",
+}
+ENVIRONMENT = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "LC_ALL": "C.UTF-8",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_CEILING_DIRECTORIES": "/",
+}
+
+
+@dataclass
+class Repository:
+    """A repository whose objects lie inside the data roots."""
+
+    path: Path
+    limits: Limits = field(default_factory=Limits)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What was left out, with its reason: merges, commits without text, too large diffs, other file types."""
+
+    def command(self, *arguments: str) -> list[str]:
+        safe = [part for name, value in SAFE.items() for part in ("-c", f"{name}={value}")]
+        trusted = ["-c", f"safe.directory={self.path}"]
+        return ["git", "--no-pager", "--no-optional-locks", *safe, *trusted, "-C", str(self.path), *arguments]
+
+    def run(self, *arguments: str) -> bytes:
+        """Output of one git command. Raises `InvalidInput` (`E-REPOSITORY`)."""
+        try:
+            return subprocess.run(
+                self.command(*arguments), env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, check=True,
+                timeout=GIT_TIMEOUT_S,
+            ).stdout  # fmt: skip
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, FileNotFoundError) as error:
+            said = (getattr(error, "stderr", b"") or b"").decode("utf-8", "replace").strip().splitlines()
+            raise self.unusable(said[-1] if said else str(error)) from error
+
+    def unusable(self, why: str) -> InvalidInput:
+        return InvalidInput(
+            f"{self.path.name} cannot be read as a git repository.", why=f"{why.rstrip('.')}.",
+            do="Give the folder that holds .git, with at least one commit.", code="E-REPOSITORY",
+        )  # fmt: skip
+
+    def commits(self) -> list[str]:
+        """Ids of the commits of the current branch, newest first, at most 20,000."""
+        listed = self.run("rev-list", f"--max-count={MAX_COMMITS}", "--end-of-options", "HEAD")
+        return listed.decode("ascii").split()
+
+
+def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Repository:
+    """Check that the repository and every object store that it borrows from lie inside the roots.
+
+    Raises `Refused` (`R-PATH-ROOT`) and `InvalidInput` (`E-REPOSITORY`).
+    """
+    repository = Repository(path, limits)
+    answer = repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
+    stores = [Path(line) for line in answer.decode("utf-8", "replace").splitlines()]
+    if stores[0] != path and not (path / ".git").exists():
+        raise repository.unusable("The folder itself is no repository")
+    seen: set[Path] = set()
+    waiting = [store.resolve() for store in stores]
+    while waiting:
+        store = waiting.pop()
+        if not any(store.is_relative_to(root.resolve()) for root in roots):
+            raise outside(str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots")
+        seen.add(store)
+        for base in (store / "objects", store):
+            borrowed = base / "info" / "alternates"
+            if borrowed.is_file():
+                names = borrowed.read_text(encoding="utf-8", errors="replace").splitlines()
+                found = {(base / name).resolve() for name in names if name and not name.startswith("#")}
+                waiting += found - seen
+    return repository
+
+
+def batch(repository: Repository, ids: Sequence[str]) -> Iterator[bytes | None]:
+    """Contents of objects by id, in order; None for one that is over the document cap or missing."""
+    with tempfile.TemporaryFile() as wanted:
+        wanted.write("".join(f"{name}\n" for name in ids).encode("ascii"))
+        wanted.seek(0)
+        with subprocess.Popen(
+            repository.command("cat-file", "--batch"), env=ENVIRONMENT, stdin=wanted, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for _ in ids:
+                header = process.stdout.readline().split()
+                if len(header) != 3 or not header[2].isdigit():
+                    yield None
+                    continue
+                size = int(header[2])
+                content = process.stdout.read(min(size, repository.limits.document))
+                left = size - len(content)
+                while left > 0 and (piece := process.stdout.read(min(left, 1 << 20))):
+                    left -= len(piece)
+                process.stdout.read(1)
+                yield content if size <= repository.limits.document else None
+
+
+def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | None]:
+    """The patch of each commit against its first parent, in order; empty for merges, None over the cap."""
+    with tempfile.TemporaryFile() as wanted:
+        wanted.write("".join(f"{name}\n" for name in commits).encode("ascii"))
+        wanted.seek(0)
+        command = repository.command(
+            "diff-tree", "--stdin", "--root", "--patch", "--always", "--no-ext-diff", "--no-textconv", "--no-color",
+            "--no-renames", "--submodule=short", "--unified=3",
+        )  # fmt: skip
+        with subprocess.Popen(
+            command, env=ENVIRONMENT, stdin=wanted, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            yield from patches(process.stdout, commits)
+
+
+def patches(output: IO[bytes], commits: Sequence[str]) -> Iterator[bytes | None]:
+    """Cut the output at the lines that are the id of a coming commit.
+
+    A patch never has such a line: its lines begin with a space, a sign or a word. Long lines arrive in pieces, so only
+    a piece that begins a line counts.
+    """
+    place = {f"{name}\n".encode("ascii"): index for index, name in enumerate(commits)}
+    parts: list[bytes] = []
+    size, at, begins = 0, -1, True
+    while piece := output.readline(MAX_DIFF_BYTES):
+        index = place.get(piece, -1) if begins else -1
+        begins = piece.endswith(b"\n")
+        if index <= at:
+            size += len(piece)
+            if size <= MAX_DIFF_BYTES:
+                parts.append(piece)
+            continue
+        if at >= 0:
+            yield b"".join(parts) if size <= MAX_DIFF_BYTES else None
+        yield from itertools.repeat(b"", index - at - 1)
+        parts, size, at = [], 0, index
+    if at >= 0:
+        yield b"".join(parts) if size <= MAX_DIFF_BYTES else None
+    yield from itertools.repeat(b"", len(commits) - at - 1)
+
+
+def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
+    """One document per commit that changes text: title = subject, text = message, an empty line, diff."""
+    ids = repository.commits()
+    for name, raw, diff in zip(ids, batch(repository, ids), diffs(repository, ids), strict=False):
+        if raw is None or diff is None:
+            repository.skipped["large_diff"] += 1
+            continue
+        header, _, message = raw.decode("utf-8", "replace").partition("\n\n")
+        message = message.strip()
+        changed = diff.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip("\n")
+        if header.count("\nparent ") > 1:
+            repository.skipped["merge"] += 1
+        elif not message or "\n@@" not in changed or "\0" in message:
+            repository.skipped["no_text_change"] += 1
+        else:
+            text = f"{message}\n\n{changed}\n"
+            doc_id = hashlib.sha256(text.encode()).hexdigest()[:16]
+            place = f"{repository.path.name}@{name[:12]}"
+            yield DocumentRow(doc_id, place, "commit", message.splitlines()[0][:200], text)
+
+
+def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | BadRow]]:
+    """(path, document) of the files of the newest commit whose type is known."""
+    listed = repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
+    wanted: dict[str, str] = {}
+    for entry in filter(None, listed):
+        about, _, raw_name = entry.partition(b"\t")
+        mode, _, object_id = about.decode("ascii").split()[:3]
+        name = raw_name.decode("utf-8", "replace")
+        if mode in ("100644", "100755") and PurePosixPath(name).suffix.lower() in TYPES:
+            wanted[name] = object_id
+        else:
+            repository.skipped[PurePosixPath(name).suffix.lower()[:20] or "(no extension)"] += 1
+    for name, data in zip(wanted, batch(repository, list(wanted.values())), strict=False):
+        place = f"{repository.path.name}/{name}"
+        if data is None:
+            yield place, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
+        elif not data.strip():
+            repository.skipped["empty_file"] += 1
+        else:
+            try:
+                document = read_document(data, name)
+            except BadRow as reason:
+                yield place, reason
+            else:
+                document.source = place
+                yield place, document

@@ -1,0 +1,218 @@
+"""Bytes of a file as UTF-8 blocks and as blocks of whole lines: gzip, encodings and every size cap live here.
+
+Blocks are about 1 MiB, so memory does not depend on the file. Recognised by content, not by name: gzip (magic bytes),
+UTF-8 with a byte order mark, UTF-16 (converted), lines that end with CR alone. A binary file is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from trainyard.errors import InvalidInput, LimitExceeded
+
+BLOCK_BYTES = 1 << 20
+SNIFFED_BYTES = 8192
+GZIP_MAGIC = b"\x1f\x8b"
+OTHER_MAGIC = {
+    b"\x28\xb5\x2f\xfd": "it is compressed with zstd",
+    b"BZh": "it is compressed with bzip2",
+    b"\xfd7zXZ\0": "it is compressed with xz",
+    b"PK\x03\x04": "it is a zip archive",
+    b"%PDF-": "it is a PDF",
+    b"PAR1": "it is a Parquet file",
+}
+"""How files begin that are often given by mistake, for the message."""
+CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b") + b"\x7f"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps of reading, in bytes unless named otherwise. Tests lower them; no chain can raise them."""
+
+    line: int = 16 << 20
+    """Longest row; a longer one is skipped without being held and goes to quarantine."""
+    document: int = 32 << 20
+    """Largest document; a longer one goes to quarantine."""
+    expanded: int = 64 << 30
+    """Most bytes that a compressed file may expand to."""
+    expansion: int = 200
+    """Most bytes out of one byte in; real rows compress 3 to 30 times, a bomb about 1,000 times."""
+    expansion_grace: int = 8 << 20
+    """Expanded bytes below which the ratio is not judged."""
+    download: int = 16 << 30
+    """Largest file that is fetched from an address."""
+
+
+@dataclass
+class TextStream:
+    """A file as UTF-8: `blocks` yields its bytes without a byte order mark."""
+
+    blocks: Iterator[bytes]
+    encoding: str
+    compressed: bool
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Whole lines. `data` holds them with their newlines, and may go on with the beginning of the next line."""
+
+    data: bytes
+    lines: list[bytes]
+    """Without their newlines."""
+    first_line: int
+    offset: int
+    """Position of the first byte in the UTF-8 text."""
+    too_long: int = 0
+    """If not 0: `data` is the beginning of one line of that many bytes, which was skipped."""
+
+
+def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    while block := stream.read(block_bytes):
+        yield block
+
+
+def open_text(stream: BinaryIO, name: str, limits: Limits) -> TextStream:
+    """The text of a file. Raises `InvalidInput` (`E-DATA-BINARY`); reading `blocks` may raise what `gunzip` does."""
+    blocks = raw_blocks(stream, min(BLOCK_BYTES, limits.line))
+    first = next(blocks, b"")
+    compressed = first.startswith(GZIP_MAGIC)
+    blocks = itertools.chain([first], blocks)
+    if compressed:
+        blocks = gunzip(blocks, name, limits)
+        first = next(blocks, b"")
+        blocks = itertools.chain([first], blocks)
+    encoding = encoding_of(first[:SNIFFED_BYTES], name)
+    return TextStream(in_utf8(blocks, encoding, name), encoding, compressed)
+
+
+def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes]:
+    """Expand gzip members block by block.
+
+    Raises `LimitExceeded` (`E-DATA-BOMB`) beyond the caps and `InvalidInput` (`E-DATA-GZIP`) for a file that is cut
+    off or damaged: rows behind the damage are lost, so the run must not go on as if it had read them all.
+    """
+    member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    taken = given = 0
+    whole = False
+    for block in blocks:
+        taken += len(block)
+        while block:
+            try:
+                out = member.decompress(block, BLOCK_BYTES)
+            except zlib.error as error:
+                raise broken_gzip(name, f"it is damaged after {given:,} expanded bytes ({error})") from error
+            given += len(out)
+            if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
+                raise bomb(name, given, taken, limits)
+            if out:
+                yield out
+            block = member.unconsumed_tail
+            whole = member.eof
+            if whole:
+                block = member.unused_data.lstrip(b"\0")
+                member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    if not whole:
+        raise broken_gzip(name, f"it ends in the middle, after {given:,} expanded bytes")
+
+
+def bomb(name: str, given: int, taken: int, limits: Limits) -> LimitExceeded:
+    return LimitExceeded(
+        f"{name} expands to more than is read: {given:,} bytes out of {taken:,}.",
+        why=f"The caps are {limits.expansion} to 1 and {limits.expanded:,} bytes; it looks like a decompression bomb.",
+        do="Give the file uncompressed if it is meant.",
+        code="E-DATA-BOMB",
+    )
+
+
+def broken_gzip(name: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name} is not a whole gzip file: {why}.",
+        why="The rows behind that place cannot be read, and a part must not pass for the whole.",
+        do="Fetch or write the file again.",
+        code="E-DATA-GZIP",
+    )
+
+
+def encoding_of(head: bytes, name: str) -> str:
+    """`utf-8`, `utf-8-sig`, `utf-16-le` or `utf-16-be`. Raises `InvalidInput` (`E-DATA-BINARY`)."""
+    if head.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        raise binary(name, "it is UTF-32 text")
+    if head.startswith(codecs.BOM_UTF16_LE):
+        return "utf-16-le"
+    if head.startswith(codecs.BOM_UTF16_BE):
+        return "utf-16-be"
+    known = next((what for magic, what in OTHER_MAGIC.items() if head.startswith(magic)), None)
+    if known:
+        raise binary(name, known)
+    even, odd = head[0::2].count(0), head[1::2].count(0)
+    if len(head) >= 4 and max(even, odd) > 0.4 * len(head) / 2 and min(even, odd) == 0:
+        return "utf-16-be" if even else "utf-16-le"
+    control = len(head) - len(head.translate(None, CONTROL))
+    if control > 0.02 * len(head):
+        raise binary(name, f"{control} of its first {len(head)} bytes are control characters")
+    return "utf-8"
+
+
+def binary(name: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name} is a binary file, not text: {why}.",
+        do="Give UTF-8 text (JSON Lines, JSON, CSV, Markdown, …), also gzipped, or Parquet, PDF, DOCX by their usual name.",
+        code="E-DATA-BINARY",
+    )
+
+
+def in_utf8(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
+    """The same text in UTF-8, without a byte order mark, with CR line ends turned into LF."""
+    if encoding.startswith("utf-16"):
+        blocks = from_utf16(blocks, encoding, name)
+    first = next(blocks, b"")
+    if encoding == "utf-8-sig":
+        first = first.removeprefix(codecs.BOM_UTF8)
+    only_cr = b"\r" in first and b"\n" not in first
+    for block in itertools.chain([first], blocks):
+        yield block.replace(b"\r", b"\n") if only_cr else block
+
+
+def from_utf16(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
+    """Half a surrogate pair is kept as the replacement character, which the JSON then shows to a reader."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    first = True
+    for block in blocks:
+        text = decoder.decode(block)
+        if first:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text.encode()
+    yield decoder.decode(b"", final=True).encode()
+
+
+def line_blocks(blocks: Iterator[bytes], limits: Limits) -> Iterator[LineBlock]:
+    """Cut the text into lines, block by block. A line over the cap is passed over without being held."""
+    rest = b""
+    line, offset, skipped = 1, 0, 0
+    for block in blocks:
+        if skipped:
+            cut = block.find(b"\n") + 1
+            if not cut:
+                skipped += len(block)
+                continue
+            yield LineBlock(rest, [], line, offset, too_long=skipped + cut - 1)
+            line, offset, skipped, rest, block = line + 1, offset + skipped + cut, 0, b"", block[cut:]
+        data = rest + block if rest else block
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines:
+            yield LineBlock(data, lines, line, offset)
+            line, offset = line + len(lines), offset + len(data) - len(rest)
+        if len(rest) > limits.line:
+            rest, skipped = rest[:SNIFFED_BYTES], len(rest)
+    if skipped:
+        yield LineBlock(rest, [], line, offset, too_long=skipped)
+    elif rest:
+        yield LineBlock(rest + b"\n", [rest], line, offset)

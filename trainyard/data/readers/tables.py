@@ -1,0 +1,249 @@
+"""JSON arrays, CSV and Parquet as chunks of rows, each read piece by piece so that memory stays flat."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from trainyard.data.formats import Normaliser
+from trainyard.data.quarantine import BadRow
+from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk
+from trainyard.data.readers.jsonl import finite, unique_keys
+from trainyard.data.readers.streams import Limits, LineBlock
+from trainyard.errors import InvalidInput, LimitExceeded
+
+BETWEEN_VALUES = re.compile(r"[\s,]*")
+JSON_COLUMNS = {"messages", "conversations", "tools", "functions", "history", "input"}
+"""CSV columns whose text may be JSON; a prompt or an answer that is a list of turns begins with `[{`."""
+
+
+class LenientHooks:
+    """Strict parsing that goes on to the end of the value: the end is needed to find the next one in an array."""
+
+    def __init__(self) -> None:
+        self.fault: BadRow | None = None
+        self.decoder = json.JSONDecoder(
+            object_pairs_hook=self.pairs, parse_float=self.number, parse_constant=self.constant
+        )
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        try:
+            return unique_keys(pairs)
+        except BadRow as fault:
+            self.fault = self.fault or fault
+            return dict(pairs)
+
+    def number(self, text: str) -> float:
+        try:
+            return finite(text)
+        except BadRow as fault:
+            self.fault = self.fault or fault
+            return 0.0
+
+    def constant(self, name: str) -> float:
+        self.fault = self.fault or BadRow("not_a_number", f"{name} is not JSON")
+        return 0.0
+
+
+class ValueStream:
+    """The values of a JSON array (or of values one after another), parsed out of a sliding window of text."""
+
+    def __init__(self, blocks: Iterator[bytes], name: str, limits: Limits) -> None:
+        self._blocks, self._name, self._limits = blocks, name, limits
+        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+        self._hooks = LenientHooks()
+        self._window, self._at, self._ended = "", 0, False
+        self.line, self.offset = 1, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+        """(line, byte offset, value or `BadRow`) of each value."""
+        self._skip(re.compile(r"\s*\[?"))
+        while True:
+            self._skip(BETWEEN_VALUES)
+            if self._at >= len(self._window) or self._window[self._at] == "]":
+                self._finish()
+                return
+            self._hooks.fault = None
+            value, end = self._parse()
+            yield self.line, self.offset, self._hooks.fault or value
+            self._advance(end)
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        while True:
+            match = pattern.match(self._window, self._at)
+            assert match is not None
+            self._advance(match.end())
+            if self._at < len(self._window) or not self._refill():
+                return
+
+    def _advance(self, end: int) -> None:
+        passed = self._window[self._at : end]
+        self.line += passed.count("\n")
+        self.offset += len(passed) if passed.isascii() else len(passed.encode("utf-8", "surrogateescape"))
+        self._at = end
+
+    def _refill(self) -> bool:
+        """Drop what was read and add the next block; False at the end of the file."""
+        block = next(self._blocks, None)
+        if block is None:
+            self._ended = True
+            return False
+        self._window, self._at = self._window[self._at :] + self._decode(block), 0
+        return True
+
+    def _parse(self) -> tuple[Any, int]:
+        while True:
+            try:
+                value, end = self._hooks.decoder.raw_decode(self._window, self._at)
+            except json.JSONDecodeError as error:
+                if len(self._window) - self._at > self._limits.line:
+                    raise self._broken(f"one value is longer than {self._limits.line:,} characters") from error
+                if not self._refill():
+                    raise self._broken(f"{error.msg} behind it") from error
+            except RecursionError as error:
+                raise self._broken("it is nested too deeply") from error
+            except ValueError as error:
+                raise self._broken("a number has too many digits") from error
+            else:
+                if end < len(self._window) or not self._refill():
+                    return value, end
+
+    def _finish(self) -> None:
+        rest = self._window[self._at :].strip()
+        if rest not in ("", "]"):
+            raise self._broken("text follows the end of the array")
+
+    def _broken(self, why: str) -> InvalidInput:
+        return InvalidInput(
+            f"{self._name} is not valid JSON in the value at line {self.line}, byte {self.offset}: {why}.",
+            why="The values behind it cannot be found, and a part must not pass for the whole.",
+            do="Correct the file, or write it as JSON Lines, where one bad row costs only itself.",
+            code="E-DATA-JSON",
+        )
+
+
+def read_json_values(blocks: Iterator[bytes], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
+    """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-JSON`) where the array itself is broken."""
+    chunk = Chunk(name)
+    for line, offset, value in ValueStream(blocks, name, limits):
+        chunk.add(normalise, value, line, offset, value)
+        if len(chunk) >= CHUNK_ROWS:
+            yield chunk
+            chunk = Chunk(name)
+    yield chunk
+
+
+class CsvLines:
+    """Text lines of a CSV file for the csv module, remembering where the current record began."""
+
+    def __init__(self, blocks: Iterator[LineBlock], name: str, limits: Limits) -> None:
+        self._blocks, self._name, self._limits = blocks, name, limits
+        self.line, self.offset, self._next = 0, 0, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for block in self._blocks:
+            if block.too_long:
+                raise LimitExceeded(
+                    f"Line {block.first_line} of {self._name} has {block.too_long:,} bytes.",
+                    why=f"A line of CSV may have {self._limits.line:,}.", do="Correct the file.", code="E-DATA-LINE",
+                )  # fmt: skip
+            self._next = block.offset
+            for number, line in enumerate(block.lines, block.first_line):
+                self.line, self.offset = number, self._next
+                self._next += len(line) + 1
+                yield line.decode("utf-8", "surrogateescape") + "\n"
+
+
+def csv_records(
+    blocks: Iterator[LineBlock], name: str, limits: Limits
+) -> Iterator[tuple[int, int, dict[str, Any] | BadRow]]:
+    """(line, byte offset, record) of each row. The delimiter is the one of `,` `;` and tab that the header has most."""
+    lines = CsvLines(blocks, name, limits)
+    texts = iter(lines)
+    header_line = next((line for line in texts if line.strip()), "")
+    delimiter = max(",;\t", key=header_line.count)
+    (header,) = csv.reader([header_line], delimiter=delimiter)
+    if len(set(header)) < len(header):
+        raise InvalidInput(
+            f"{name} has two columns of the same name.", why=f"Its header is {header_line.strip()[:200]!r}.",
+            do="Name each column once.", code="E-DATA-CSV",
+        )  # fmt: skip
+    csv.field_size_limit(limits.line)
+    reader = csv.reader(texts, delimiter=delimiter, strict=True)
+    while True:
+        started = lines.line + 1, lines._next
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield *started, BadRow("bad_csv", str(error))
+            continue
+        if fields and any(fields):
+            yield *started, csv_record(header, fields)
+
+
+def csv_record(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
+    if len(fields) != len(header):
+        return BadRow("wrong_columns", f"the row has {len(fields)} fields, the header {len(header)}")
+    record: dict[str, Any] = dict(zip(header, fields, strict=True))
+    for name, text in record.items():
+        if text.startswith("[{") or (name in JSON_COLUMNS and text.startswith(("[", "{"))):
+            try:
+                record[name] = json.loads(text, object_pairs_hook=unique_keys)
+            except (BadRow, ValueError, RecursionError):
+                continue  # a text that only begins like JSON stays a text; a shape that needs a list will say so
+    return record
+
+
+def read_csv(blocks: Iterator[LineBlock], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
+    """Chunks of a CSV file with a header line."""
+    chunk = Chunk(name)
+    for line, offset, record in csv_records(blocks, name, limits):
+        chunk.add(normalise, record, line, offset, record)
+        if len(chunk) >= CHUNK_ROWS:
+            yield chunk
+            chunk = Chunk(name)
+    yield chunk
+
+
+def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
+    """Rows of a Parquet file, 1,000 at a time; null columns are left out.
+
+    Raises `InvalidInput` (`E-DATA-PARQUET`), `LimitExceeded` (`E-DATA-BOMB`).
+    """
+    try:
+        file = parquet.ParquetFile(stream, pre_buffer=False)
+        taken = stream.seek(0, 2)
+        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+        given = sum(group.total_byte_size for group in groups)
+        if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
+            raise LimitExceeded(
+                f"{name} expands to {given:,} bytes out of {taken:,}.", do="Give smaller files.", code="E-DATA-BOMB"
+            )
+        for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
+            yield [{key: value for key, value in row.items() if value is not None} for row in batch.to_pylist()]
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidInput(
+            f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",
+            do="Write the file again.",
+            code="E-DATA-PARQUET",
+        ) from error
+
+
+def read_parquet(stream: BinaryIO, name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
+    """Chunks of a Parquet file. Rows have no line; their number counts from 1."""
+    before = 0
+    for rows in parquet_batches(stream, name, limits):
+        chunk = Chunk(name)
+        for number, record in enumerate(rows, before + 1):
+            chunk.add(normalise, record, number, 0, record)
+        yield chunk
+        before += len(rows)

@@ -1,0 +1,247 @@
+"""The validator's work: keep the good rows, count every other one with its reason, set evaluation rows aside.
+
+The set is read once in blocks through `ROW_STEPS` (each drops rows from a block); what is left goes to a working file,
+and one small entry a row stays in memory. `SET_STEPS` then look at all rows together and decide each row's fate. The
+working file is read once more and every row is written where its fate says:
+
+    <port>/rows.arrow                       training
+    <port>/heldout/unseen_documents.arrow   rows of held-out documents
+    <port>/heldout/unseen_wording.arrow     other wordings of trained questions
+    <port>/quarantine.jsonl                 everything else: line, source, reason, detail, row
+    <port>/report.json                      the balance: read = kept + held out + dropped by reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jsonschema.protocols import Validator
+from pyarrow import ipc
+
+from trainyard.data.quality import sets
+from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.decontamination import Apart, load_evaluation_sets
+from trainyard.data.quality.duplicates import Shingles, exact_duplicates
+from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
+from trainyard.data.quality.grounding import Vocabulary, grounding, load_vocabulary
+from trainyard.data.quality.lengths import TokenCounter, length, load_token_counter
+from trainyard.data.quality.sets import Entries, Fate, Survivors, with_words, work_schema
+from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import ValidatorConfig
+from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_json_durably
+
+__all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "validate"]
+
+PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+WORK_FILE, QUARANTINE_FILE, REPORT_FILE = ".work.arrow", "quarantine.jsonl", "report.json"
+DESTINATIONS = {
+    Fate.TRAIN: (TRAIN, ROWS_FILE),
+    Fate.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"heldout/{UNSEEN_DOCUMENTS}.arrow"),
+    Fate.UNSEEN_WORDING: (UNSEEN_WORDING, f"heldout/{UNSEEN_WORDING}.arrow"),
+}
+Report = Callable[[float, str], None]
+
+
+@dataclass
+class Sieve:
+    """One run of the validator over one set: its rules and what the steps remember from row to row."""
+
+    config: ValidatorConfig
+    port: Port
+    ledger: Ledger
+    tokens: TokenCounter
+    row_validator: Validator | None = None
+    vocabulary: Vocabulary | None = None
+    evaluation: Apart | None = None
+    seen: set[bytes] = field(default_factory=set)
+    shingles: Shingles = field(default_factory=Shingles)
+    truncated: int = 0
+    read_tokens: int = 0
+
+
+RowStep = Callable[[Block, Sieve], Block]
+ROW_STEPS: dict[str, RowStep] = {
+    "format": check_format,
+    "row_schema": check_schema,
+    "length": length,
+    "quality": quality,
+    "exact_duplicates": exact_duplicates,
+    "grounding": grounding,
+}
+"""What a row has to pass, in order. Grounding stands before near-duplicates, so that of two similar answers the
+grounded one stays."""
+
+SetStep = Callable[[Survivors, Sieve], None]
+SET_STEPS: dict[str, SetStep] = {
+    "near_duplicates": sets.near_duplicates,
+    "holdout": sets.holdout,
+    "decontamination": sets.decontamination,
+}
+"""What is decided with all rows known, in order: no near-duplicate of a held-out row is left for training."""
+
+
+def validate(
+    config: ValidatorConfig,
+    source: Reference,
+    folder: Path,
+    *,
+    tokens: TokenCounter,
+    documents: Path | None = None,
+    report: Report,
+) -> Produced:
+    """Validate one set of rows into `folder/<port>`.
+
+    `source` is a data port (sft, preference, labelled, text), `documents` the folder of a documents port, needed for
+    grounding only. `report(fraction, text)` is told how far the work is.
+
+    Raises `InvalidInput`: `E-DATA-PORT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-ALL-DROPPED` (none kept),
+    `E-DATA-TOO-LONG`, `E-ROW-SCHEMA`, `E-EVALUATION-SET`, `E-GROUNDING-DOCUMENTS`; `TrainyardError` `E-BALANCE`.
+    """
+    port = source.kind
+    if port not in PORTS:
+        raise InvalidInput(
+            f"A validator cannot check {port.value}.",
+            why=f"It checks rows: {', '.join(known.value for known in PORTS)}.",
+            do="Put a generator between the documents and the validator, or leave the validator out.",
+            code="E-DATA-PORT",
+        )
+    out = folder / port.value
+    out.mkdir(parents=True, exist_ok=True)
+    sieve = Sieve(
+        config,
+        port,
+        Ledger(out / QUARANTINE_FILE),
+        tokens,
+        row_validator=row_validator(config.row_schema),
+        vocabulary=None if config.grounding is None else load_vocabulary(documents),
+        evaluation=load_evaluation_sets(config.evaluation_sets, config.decontaminate) if config.decontaminate else None,
+    )
+    sieve.ledger.quarantine.touch()
+    try:
+        survivors = sift(sieve, source, out / WORK_FILE, report)
+        for place, (name, step) in enumerate(SET_STEPS.items()):
+            report(0.7 + 0.05 * place, f"{name.replace('_', ' ')} among {len(survivors)} rows")
+            step(survivors, sieve)
+        report(0.9, "writing")
+        write(survivors, sieve.ledger, out)
+    finally:
+        (out / WORK_FILE).unlink(missing_ok=True)
+    sieve.ledger.check_balance()
+    if not sieve.ledger.kept:
+        raise nothing_kept(sieve.ledger)
+    facts = {**summary(survivors, sieve), "gold": origin_of_gold(source)}
+    write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
+    report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
+    return Produced(outputs={port: ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)}, facts=facts)
+
+
+def sift(sieve: Sieve, source: Reference, work: Path, report: Report) -> Survivors:
+    """Every block through the row steps; what is left goes to the working file."""
+    entries, ledger = Entries(), sieve.ledger
+    with ipc.new_file(work, work_schema(sieve.port)) as writer:
+        for block in read_blocks(source.path / ROWS_FILE, sieve.port):
+            ledger.read += len(block)
+            for step in ROW_STEPS.values():
+                block = step(block, sieve)
+            if len(block):
+                entries.add(block)
+                if sieve.config.near_duplicates is not None:
+                    sieve.shingles.add(block)
+                writer.write_batch(with_words(block))
+            report(0.7 * min(1.0, ledger.read / max(source.rows or ledger.read, 1)), f"checked {ledger.read} rows")
+    return entries.survivors(work, sieve.port)
+
+
+def write(survivors: Survivors, ledger: Ledger, out: Path) -> None:
+    """Every row of the working file to where its fate says, and the dropped ones to quarantine."""
+    with ExitStack() as files:
+        writers: dict[Fate, ipc.RecordBatchFileWriter] = {}
+        for block, entries in survivors.blocks():
+            fates = survivors.fates[entries]
+            for fate, (split, name) in DESTINATIONS.items():
+                mask = fates == fate
+                if not mask.any():
+                    continue
+                if fate not in writers:
+                    (out / name).parent.mkdir(exist_ok=True)
+                    writers[fate] = files.enter_context(ipc.new_file(out / name, SCHEMAS[survivors.port]))
+                writers[fate].write_batch(with_split(block.keep(mask).batch, split))
+                count(ledger, fate, split, int(mask.sum()))
+            dropped = np.flatnonzero(fates >= Fate.NEAR_DUPLICATE)
+            if len(dropped):
+                reasons = [Fate(fate).reason for fate in fates[dropped].tolist()]
+                ledger.put_aside(block, dropped, reasons, partial(detail, survivors, entries))
+
+
+def detail(survivors: Survivors, entries: np.ndarray, row: int) -> str:
+    """Why a row of a block was dropped by a set step."""
+    return survivors.detail(int(entries[row]))
+
+
+def count(ledger: Ledger, fate: Fate, split: str, rows: int) -> None:
+    if fate is Fate.TRAIN:
+        ledger.kept += rows
+    else:
+        ledger.heldout[split] = ledger.heldout.get(split, 0) + rows
+
+
+def with_split(batch: pa.RecordBatch, split: str) -> pa.RecordBatch:
+    """The batch with this split in every row."""
+    place = batch.schema.get_field_index("split")
+    return batch.set_column(place, batch.schema.field(place), pa.array([split] * batch.num_rows, pa.string()))
+
+
+def summary(survivors: Survivors, sieve: Sieve) -> dict[str, Any]:
+    """The balance and the figures for tables; the same in `report.json` and in the reference's facts."""
+    ledger, train = sieve.ledger, survivors.are(Fate.TRAIN)
+    held = np.isin(survivors.documents, survivors.documents[survivors.are(Fate.UNSEEN_DOCUMENTS)])
+    return {
+        "port": sieve.port.value,
+        "read": ledger.read,
+        "kept": ledger.kept,
+        "heldout": {name: ledger.heldout.get(name, 0) for name in (UNSEEN_DOCUMENTS, UNSEEN_WORDING)},
+        "dropped": dict(sorted(ledger.dropped.items())),
+        "truncated": sieve.truncated,
+        "documents": {
+            "trained": len(np.unique(survivors.documents[train])),
+            "heldout": len(np.unique(survivors.documents[held])),
+        },
+        "tokens": {
+            "read": sieve.read_tokens,
+            "kept": int(survivors.tokens[train].sum()),
+            "longest": int(survivors.tokens[train].max(initial=0)),
+        },
+        "warnings": sets.too_few(survivors, sieve.config),
+    }
+
+
+def origin_of_gold(source: Reference) -> str:
+    """Where the right answers come from, for the evaluation report: the engine that wrote them, or the file's format."""
+    engine, given = source.facts.get("engine"), source.facts.get("format")
+    return f"synthetic ({engine})" if engine else f"file ({given or 'rows'})"
+
+
+def nothing_kept(ledger: Ledger) -> InvalidInput:
+    """The error for a set of which no row is left."""
+    if not ledger.read:
+        return InvalidInput(
+            "The set that reached the validator has no rows.",
+            do="Look at the report of the node before it.",
+            code="E-DATA-EMPTY",
+        )
+    lines = [f"{reason} {rows} (first: {ledger.first[reason]})" for reason, rows in ledger.dropped.most_common()]
+    return InvalidInput(
+        f"The validator kept none of {ledger.read} rows.",
+        why="Dropped: " + "; ".join(lines) + f". Held out: {sum(ledger.heldout.values())}.",
+        do="Loosen the rule that dropped most rows, or correct the data.",
+        code="E-DATA-ALL-DROPPED",
+    )

@@ -1,0 +1,45 @@
+"""Generated answers against the accepted ones: exact match and word overlap, with the SQuAD normalisation.
+
+Source: Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1: lower case, no punctuation, no articles, single spaces.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from trainyard.evals.cases import Case, ScoredModel, Value
+
+MAX_ANSWER_TOKENS = 64
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
+    """1.0 when the greedy answer equals an accepted one after normalisation, else 0.0."""
+    answers = model.generate(cases, MAX_ANSWER_TOKENS)
+    return [
+        float(normalise(said) in {normalise(text) for text in case.gold})
+        for said, case in zip(answers, cases, strict=True)
+    ]
+
+
+def f1(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
+    """Word overlap F1 with the best accepted answer, between 0 and 1."""
+    answers = model.generate(cases, MAX_ANSWER_TOKENS)
+    return [max(word_f1(said, text) for text in case.gold) for said, case in zip(answers, cases, strict=True)]
+
+
+def normalise(text: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def word_f1(said: str, gold: str) -> float:
+    """Harmonic mean of precision and recall over words, counted with repetition; two empty answers agree."""
+    said_words, gold_words = normalise(said).split(), normalise(gold).split()
+    if not said_words or not gold_words:
+        return float(said_words == gold_words)
+    shared = sum((Counter(said_words) & Counter(gold_words)).values())
+    return 2 * shared / (len(said_words) + len(gold_words))

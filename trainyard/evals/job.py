@@ -1,0 +1,182 @@
+"""What an evaluation is given: the job that the child reads as `spec.json`, and how it follows from a node's inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
+from trainyard.errors import InvalidInput
+from trainyard.evals.benchmarks import LM_EVAL_PREFIX, benchmark
+from trainyard.spec.axes import DATA_PORTS, Device, Port
+from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
+from trainyard.spec.training import Strict
+from trainyard.stores.artifacts import Reference
+
+TRAINING_FILE = "training.json"
+SCORES_FILE = "scores.json"
+"""What the child leaves: values per row and participant."""
+HELDOUT_FOLDER = "heldout"
+SETS = (UNSEEN_WORDING, UNSEEN_DOCUMENTS, "heldout")
+"""Names of held-out sets, the one that decides the gate first."""
+
+
+class HeldOutSet(Strict):
+    """One file of rows that training did not see."""
+
+    name: Literal["unseen_wording", "unseen_documents", "heldout"]
+    port: Port
+    path: str
+    gold: str = Field("file", description="Where the right answers come from; synthetic ones say so.")
+
+
+class Participant(Strict):
+    """One model under evaluation: the base alone, or with an adapter, or a whole other model."""
+
+    name: str
+    path: str | None = Field(None, description="Folder of the adapter or model; None is the base alone.")
+    kind: Literal["base", "adapter", "model"] = "base"
+
+
+class EvaluationJob(Strict):
+    """Everything the evaluating child needs; nothing in it is looked up again."""
+
+    base_model: str
+    base_path: str
+    candidate: Participant
+    candidate_sha256: str = ""
+    baseline: Participant = Participant(name="base")
+    control: Participant | None = None
+    heldout: tuple[HeldOutSet, ...] = ()
+    config: EvaluatorConfig = Field(default_factory=EvaluatorConfig)
+    general_set: str | None = Field(None, description="JSONL of {text}; default: the one in the package.")
+    threads: int = Field(1, ge=1)
+    device: Device = Device.AUTO
+    seed: int = Field(42, ge=0)
+
+
+def job_from_inputs(
+    config: EvaluatorConfig,
+    inputs: Mapping[Port, Sequence[Reference]],
+    *,
+    threads: int,
+    live: Path | None = None,
+    device: Device = Device.AUTO,
+) -> EvaluationJob:
+    """The job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
+
+    An adapter that was trained with `control: shuffled_answers` becomes the control, the nearest other one the
+    candidate. Raises `InvalidInput` (`E-EVAL-CANDIDATE`) when there is none.
+    """
+    trained = [*inputs.get(Port.ADAPTER, ()), *inputs.get(Port.MODEL, ())]
+    facts = {reference.uri: training_facts(reference.path) for reference in trained}
+    candidates = [reference for reference in trained if not facts[reference.uri].get("control")]
+    controls = [reference for reference in trained if facts[reference.uri].get("control")]
+    if not candidates:
+        raise InvalidInput(
+            "The evaluator has no adapter or model to compare with its baseline.",
+            why="Only controls reached it." if controls else "No trainer is upstream.",
+            do="Add a trainer without `control` before the evaluator.",
+            code="E-EVAL-CANDIDATE",
+        )
+    candidate = candidates[0]
+    training = facts[candidate.uri]
+    return EvaluationJob(
+        base_model=str(training.get("base_model", "")),
+        base_path=str(training.get("base_path") or training.get("base_model", "")),
+        candidate=participant("candidate", candidate),
+        candidate_sha256=candidate.sha256,
+        baseline=baseline(config, live),
+        control=participant("control", controls[0]) if controls else None,
+        heldout=heldout_sets(inputs),
+        config=config,
+        threads=max(1, threads),
+        device=device,
+        seed=config.seed,
+    )
+
+
+def participant(name: str, reference: Reference) -> Participant:
+    kind: Literal["adapter", "model"] = "adapter" if reference.kind is Port.ADAPTER else "model"
+    return Participant(name=name, path=str(reference.path), kind=kind)
+
+
+def baseline(config: EvaluatorConfig, live: Path | None) -> Participant:
+    """What the candidate is compared with. Without a live adapter, `live` falls back to the base and says so."""
+    if config.baseline == "live" and live is not None:
+        return Participant(name=f"live adapter {'/'.join(live.parts[-3:])}", path=str(live), kind="adapter")
+    return Participant(name="base" if config.baseline == "base" else "base (no adapter is live yet)")
+
+
+def training_facts(folder: Path) -> dict[str, Any]:
+    """The trainer's `training.json`; empty when the folder has none."""
+    path = folder / TRAINING_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet, ...]:
+    """Every held-out file of the nearest data input of each port, the deciding set first.
+
+    The training rows themselves (`rows.arrow`) are never taken: what training saw proves nothing.
+    """
+    found: list[HeldOutSet] = []
+    for port in sorted(DATA_PORTS & set(inputs), key=list(Port).index):
+        for reference in inputs[port]:
+            files = [(name, reference.path / HELDOUT_FOLDER / f"{name}.arrow") for name in SETS]
+            own = [
+                HeldOutSet(name=name, port=port, path=str(path), gold=gold_origin(reference))
+                for name, path in files
+                if path.is_file()
+            ]
+            if own:
+                found += own
+                break
+    return tuple(sorted(found, key=lambda one: SETS.index(one.name)))
+
+
+def gold_origin(reference: Reference) -> str:
+    """Where a set's right answers come from, in the words of whoever made the rows."""
+    facts = reference.facts
+    if facts.get("gold"):
+        return str(facts["gold"])
+    return f"synthetic ({facts['engine']})" if facts.get("engine") else f"file ({facts.get('format') or 'rows'})"
+
+
+def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
+    """The benchmarks to run, each with its set named.
+
+    A listed benchmark without a set and a path stands for every held-out set. Without a list: the pairwise reward
+    accuracy of preference sets, loss and token accuracy of the others, and forgetting, each with the margin of its row.
+    """
+    if job.config.benchmarks:
+        return tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
+    lines: list[BenchmarkSpec] = []
+    for held in job.heldout:
+        names = ("pairwise_reward_accuracy",) if held.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
+        lines += [BenchmarkSpec(name=name, set=held.name, margin=benchmark(name).default_margin) for name in names]
+    lines.append(BenchmarkSpec(name="forgetting", margin=benchmark("forgetting").default_margin))
+    return tuple(lines)
+
+
+def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
+    standing_alone = given.path or given.set or given.name == "forgetting" or given.name.startswith(LM_EVAL_PREFIX)
+    if standing_alone:
+        return [given]
+    names = dict.fromkeys(held.name for held in job.heldout)
+    if not names:
+        raise InvalidInput(
+            f"The benchmark {given.name!r} has no rows to run on.",
+            why="It names neither a set nor a path, and no held-out set reached the evaluator.",
+            do="Put a validator before the trainer (it sets rows aside), or give the benchmark a path.",
+            code="E-EVAL-NO-ROWS",
+        )
+    return [given.model_copy(update={"set": name}) for name in names]
+
+
+def label(line: BenchmarkSpec) -> str:
+    """`benchmark/set`: how reports, the gate and `primary` name one line."""
+    return f"{line.name}/{line.set or (Path(line.path).stem if line.path else 'general')}"

@@ -1,0 +1,249 @@
+"""A Hugging Face model under evaluation (torch; imported only in the evaluating child).
+
+One base is held in memory; adapters are attached to it by PEFT and switched per call, so a comparison of base,
+candidate and control costs one model. Prompts and answers are rendered and cut by the same code as in training. Padding
+is on the right, scores are computed in float32.
+
+Shape suffixes: B rows, T tokens, V vocabulary, N answer tokens of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2.exceptions import TemplateError
+from peft import PeftModel, get_peft_model_state_dict
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from trainyard.errors import InvalidInput
+from trainyard.evals.cases import AnswerScore, Case, Turn
+from trainyard.evals.job import EvaluationJob, Participant
+from trainyard.spec.axes import Device
+from trainyard.stores.models import check_adapter_folder, read_safetensors_header
+from trainyard.train.tokens import PLAIN_TEMPLATE, Renderer, common_prefix, template_limits
+
+LOGITS_AT_ONCE = 1 << 27
+"""Largest number of logits of a batch: 512 MiB in float32."""
+MOST_ROWS = 32
+TOKENIZER_FOLDER = "tokenizer"
+
+
+@dataclass
+class Tokens:
+    """One sequence; the tokens from `start` on are scored."""
+
+    ids: list[int]
+    start: int
+
+
+@dataclass
+class HuggingFaceModel:
+    """One participant: a network, and the name of the adapter that is switched on (None: none)."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    adapter: str | None = None
+    base: HuggingFaceModel | None = None
+    _known: dict[tuple[int, ...], AnswerScore] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> HuggingFaceModel:
+        return self.base or self
+
+    @contextmanager
+    def network(self) -> Iterator[Any]:
+        """The network with exactly this participant's adapter switched on."""
+        if not isinstance(self.model, PeftModel):
+            yield self.model
+        elif self.adapter is None:
+            with self.model.disable_adapter():
+                yield self.model
+        else:
+            self.model.set_adapter(self.adapter)
+            yield self.model
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.tokenizer)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model can see at once."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or self.tokenizer.model_max_length)
+
+    def answers(self, cases: Sequence[tuple[Case, Turn]]) -> list[AnswerScore | None]:
+        return self._score([self._conversation(case, answer) for case, answer in cases])
+
+    def texts(self, texts: Sequence[str]) -> list[AnswerScore | None]:
+        return self._score([self._text(text) for text in texts])
+
+    def generate(self, cases: Sequence[Case], max_tokens: int) -> list[str]:
+        return [self._answer(case, max_tokens) for case in cases]
+
+    def _text(self, text: str) -> Tokens | None:
+        """Plain text, cut to the context; the first token is given, not scored."""
+        ids = self.tokenizer(text, add_special_tokens=True)["input_ids"][: self.context]
+        return Tokens(ids, 1) if len(ids) > 1 else None
+
+    def _conversation(self, case: Case, answer: Turn) -> Tokens | None:
+        """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
+        try:
+            with template_limits():
+                asked = self.renderer.text([*case.prompt], case.tools, ask=True)
+                whole = self.renderer.text([*case.prompt, answer], case.tools, ask=False)
+        except TemplateError:
+            return None
+        start = common_prefix(asked, whole)
+        given, learned = self.renderer.ids(whole[:start]), self.renderer.learned_ids(whole[start:].rstrip())
+        if not learned or len(given) + len(learned) > self.context:
+            return None
+        return Tokens([*given, *learned], len(given))
+
+    def _score(self, rows: list[Tokens | None]) -> list[AnswerScore | None]:
+        """Score rows in batches of similar length; loss and accuracy share what was scored once."""
+        todo = {(*row.ids, row.start): row for row in rows if row and (*row.ids, row.start) not in self._known}
+        with self.network() as network, torch.inference_mode():
+            for batch in batches(list(todo.values()), int(network.config.vocab_size)):
+                for row, score in zip(batch, score_batch(network, batch), strict=True):
+                    self._known[(*row.ids, row.start)] = score
+        return [self._known[(*row.ids, row.start)] if row else None for row in rows]
+
+    def _answer(self, case: Case, max_tokens: int) -> str:
+        try:
+            with template_limits():
+                asked = self.renderer.text([*case.prompt], case.tools, ask=True)
+        except TemplateError:
+            return ""  # a prompt that cannot be asked has no answer
+        ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
+        with self.network() as network, torch.inference_mode():
+            prompt_BT = torch.tensor([ids], device=network.device)
+            said_BT = network.generate(
+                input_ids=prompt_BT,
+                attention_mask=torch.ones_like(prompt_BT),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                pad_token_id=padding(self.tokenizer),
+            )
+        return str(self.tokenizer.decode(said_BT[0, len(ids) :], skip_special_tokens=True)).strip()
+
+
+def batches(rows: list[Tokens], vocabulary: int) -> Iterator[list[Tokens]]:
+    """Rows of similar length together, so that padding stays small and the logits fit `LOGITS_AT_ONCE`."""
+    batch: list[Tokens] = []
+    for row in sorted(rows, key=lambda row: (len(row.ids), row.ids)):
+        if batch and (len(batch) == MOST_ROWS or (len(batch) + 1) * len(row.ids) * vocabulary > LOGITS_AT_ONCE):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def score_batch(network: Any, batch: list[Tokens]) -> list[AnswerScore]:
+    """Negative log-likelihood and argmax hits of each row's scored tokens, in one forward pass."""
+    length = max(len(row.ids) for row in batch)
+    ids_BT = torch.zeros(len(batch), length, dtype=torch.long)
+    seen_BT, scored_BT = torch.zeros_like(ids_BT), torch.zeros_like(ids_BT, dtype=torch.bool)
+    for index, row in enumerate(batch):
+        ids_BT[index, : len(row.ids)] = torch.tensor(row.ids)
+        seen_BT[index, : len(row.ids)] = 1
+        scored_BT[index, max(row.start, 1) : len(row.ids)] = True
+    logits_BTV = network(
+        input_ids=ids_BT.to(network.device), attention_mask=seen_BT.to(network.device), use_cache=False
+    ).logits
+    logits_NV = logits_BTV[:, :-1][scored_BT[:, 1:].to(network.device)].float()
+    target_N = ids_BT[scored_BT].to(network.device)
+    nll_N = torch.nn.functional.cross_entropy(logits_NV, target_N, reduction="none").cpu().double()
+    hit_N = (logits_NV.argmax(-1) == target_N).cpu()
+    row_N = scored_BT.nonzero()[:, 0]
+    nll_B = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, row_N, nll_N)
+    hit_B = torch.zeros(len(batch), dtype=torch.long).index_add_(0, row_N, hit_N.long())
+    count_B = scored_BT.sum(1)
+    return [
+        AnswerScore(nll=float(nll), tokens=int(count), correct=int(hits))
+        for nll, count, hits in zip(nll_B, count_B, hit_B, strict=True)
+    ]
+
+
+def padding(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    token: int | None = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return token
+
+
+def load_participants(job: EvaluationJob) -> dict[str, HuggingFaceModel]:
+    """Every participant, ready to be scored, under `baseline`, `candidate` and `control`.
+
+    All are prompted with the candidate's tokenizer and chat template, which are what it will be served with.
+    """
+    device = pick_device(job.device)
+    tokenizer = load_tokenizer(job)
+    network = load_network(job.base_path, device)
+    roles = {"baseline": job.baseline, "candidate": job.candidate, "control": job.control}
+    given = {role: participant for role, participant in roles.items() if participant is not None}
+    for role, participant in given.items():
+        if participant.kind == "adapter":
+            network = attach(network, participant, role)
+    base = HuggingFaceModel(network, tokenizer)
+    return {role: one_participant(participant, role, base, device) for role, participant in given.items()}
+
+
+def one_participant(participant: Participant, role: str, base: HuggingFaceModel, device: str) -> HuggingFaceModel:
+    if participant.kind == "base":
+        return base
+    if participant.kind == "adapter":
+        return HuggingFaceModel(base.model, base.tokenizer, role, base)
+    return HuggingFaceModel(load_network(participant.path or "", device), base.tokenizer, None, base)
+
+
+def attach(network: Any, participant: Participant, role: str) -> Any:
+    """The network with one more adapter, named after its role."""
+    folder = Path(participant.path or "")
+    check_adapter_folder(folder)
+    tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
+    try:
+        if isinstance(network, PeftModel):
+            network.load_adapter(str(folder), adapter_name=role, is_trainable=False)
+        else:
+            network = PeftModel.from_pretrained(network, str(folder), adapter_name=role, is_trainable=False)
+        # PEFT only warns when names do not meet, and would then score the base under the adapter's name.
+        if strangers := tensors ^ set(get_peft_model_state_dict(network, adapter_name=role)):
+            raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"The {role}'s adapter does not fit the base model.",
+            why=" ".join(str(error).split())[:500],
+            do="Evaluate it with the base it was trained on (base_path in its training.json).",
+            code="E-EVAL-ADAPTER",
+        ) from error
+    return network.eval()
+
+
+def load_network(path: str, device: str) -> Any:
+    """A causal language model from safetensors, without remote code; float32 on the CPU, else its own precision."""
+    dtype = torch.float32 if device == "cpu" else "auto"
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    return model.to(device).eval()
+
+
+def load_tokenizer(job: EvaluationJob) -> PreTrainedTokenizerBase:
+    """The candidate's own tokenizer where it has one, else the base's."""
+    own = [Path(job.candidate.path or "") / TOKENIZER_FOLDER, Path(job.candidate.path or "")]
+    folder = next((str(path) for path in own if (path / "tokenizer_config.json").is_file()), job.base_path)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    return tokenizer
+
+
+def pick_device(wanted: Device) -> str:
+    if wanted is not Device.AUTO:
+        return wanted.value
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

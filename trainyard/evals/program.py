@@ -1,0 +1,112 @@
+"""The evaluating child: reads spec.json, scores every row with every participant, writes scores.json.
+
+Started by `python -m trainyard.compute.launch trainyard.evals.program:main FOLDER`. It only scores; statistics, gate
+and report are made by the parent, which needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from trainyard.compute.child import SPEC_FILE, Events, Stopped
+from trainyard.errors import TrainyardError
+from trainyard.evals.benchmarks import benchmark
+from trainyard.evals.cases import Case, Value
+from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchmarks
+from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device
+from trainyard.evals.tasks import cases_of, gold_of
+from trainyard.spec.nodes import BenchmarkSpec
+from trainyard.stores.artifacts import write_json_durably
+
+SAMPLE_TOKENS = 48
+
+
+def main(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json`; progress goes to `events`, the result to `folder/scores.json`."""
+    started = time.monotonic()
+    job = EvaluationJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(job.seed)
+    lines = [(line, cases_of(line, job)) for line in listed_benchmarks(job)]
+    participants = load_participants(job)
+    scored = []
+    for step, (line, cases) in enumerate(lines, 1):
+        if events.stop_requested():
+            raise Stopped("asked to stop between two benchmarks; an evaluation starts over")
+        scored.append(score_line(line, cases, participants, job))
+        events.emit("progress", step=step, total_steps=len(lines), text=label(line), seconds=time.monotonic() - started)
+    samples = answer_samples(lines, participants, job)
+    facts = {"device": pick_device(job.device), "threads": job.threads, "versions": versions()}
+    facts["seconds"] = round(time.monotonic() - started, 3)
+    write_json_durably(folder / SCORES_FILE, {"benchmarks": scored, "samples": samples, "facts": facts})
+
+
+def score_line(
+    line: BenchmarkSpec, cases: list[Case], participants: dict[str, HuggingFaceModel], job: EvaluationJob
+) -> dict[str, Any]:
+    """One benchmark on one set: each participant's value per row, and what was left out, counted."""
+    values = {role: benchmark(line.name).score(model, cases) for role, model in participants.items()}
+    rows = min(len(own) for own in values.values())
+    cases = cases[:rows]
+    kept = [index for index in range(rows) if all(own[index] is not None for own in values.values())]
+    if not kept:
+        raise TrainyardError(
+            f"No row of {label(line)} could be scored.",
+            why=f"None of {rows} rows fits the template and {participants['candidate'].context} tokens of context.",
+            do="Hold out shorter rows (max_tokens of the validator), or take a base with a longer context.",
+            code="E-EVAL-NO-ROWS",
+        )
+    for role, own in values.items():
+        refuse_non_finite(role, label(line), cases, own)
+    return {
+        "name": line.name,
+        "set": label(line).split("/", 1)[1],
+        "gold": gold_of(line, job),
+        "margin": line.margin,
+        "ids": [cases[index].id for index in kept],
+        "clusters": [cases[index].cluster or cases[index].id for index in kept],
+        "values": {role: [own[index] for index in kept] for role, own in values.items()},
+        "skipped": rows - len(kept),
+    }
+
+
+def refuse_non_finite(role: str, name: str, cases: Sequence[Case], values: Sequence[Value]) -> None:
+    """A model whose loss is no number is broken; averaging it away would hide that."""
+    for case, value in zip(cases, values, strict=False):
+        if value is not None and not math.isfinite(value):
+            raise TrainyardError(
+                f"The {role} gives {value} on {name}, row {case.id}.",
+                why="Its weights hold NaN or infinite numbers, or its precision overflows.",
+                do="Train again with a lower learning rate or in fp32; this adapter cannot be used.",
+                code="E-EVAL-NON-FINITE",
+            )
+
+
+def answer_samples(
+    lines: list[tuple[BenchmarkSpec, list[Case]]], participants: dict[str, HuggingFaceModel], job: EvaluationJob
+) -> list[dict[str, str]]:
+    """A few prompts of the first set with prompts, answered by baseline and candidate (greedy)."""
+    cases = next((cases for _, cases in lines if any(case.prompt for case in cases)), [])
+    shown = [case for case in cases if case.prompt][: job.config.samples]
+    said = {role: participants[role].generate(shown, SAMPLE_TOKENS) for role in ("baseline", "candidate")}
+    return [
+        {
+            "prompt": case.question(),
+            "gold": case.gold[0] if case.gold else "",
+            "baseline": said["baseline"][index],
+            "candidate": said["candidate"][index],
+        }
+        for index, case in enumerate(shown)
+    ]
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}

@@ -1,0 +1,246 @@
+"""The evaluation report: `report.json` for machines, `report.md` for people, from the same figures.
+
+Torch-free: it reads what the evaluating child scored and the trainers' `training.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.evals.benchmarks import Benchmark, benchmark
+from trainyard.evals.gate import Measured, choose_primary, judge
+from trainyard.evals.job import EvaluationJob, training_facts
+from trainyard.evals.statistics import Flips, Interval, bootstrap, count_flips, improvements
+
+Report = dict[str, Any]
+LONGEST_SAMPLE = 300
+"""Characters of a sample in the Markdown report; the JSON has all of it."""
+
+
+def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
+    """Statistics, gate and origin of one evaluation, as the JSON report.
+
+    `scores` is the child's `scores.json`. Raises `InvalidInput` (`E-EVAL-PRIMARY`).
+    """
+    lines = [benchmark_entry(job, one) for one in scores["benchmarks"]]
+    primary = choose_primary([line_label(line) for line in lines], job.config.primary)
+    verdict = judge([measured(line) for line in lines], primary, job.config.confidence)
+    return {
+        "primary": primary,
+        "confidence": job.config.confidence,
+        "resamples": job.config.resamples,
+        "base_model": job.base_model,
+        "baseline": job.baseline.name,
+        "adapter_sha256": job.candidate_sha256,
+        "benchmarks": lines,
+        "gate": verdict.as_dict(),
+        "notes": notes(lines, primary),
+        "samples": list(scores["samples"]),
+        "training": training_summary(job),
+        "facts": dict(scores["facts"]),
+    }
+
+
+def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
+    """One benchmark on one set: means, paired improvement with its interval, flips, and the control beside it."""
+    row = benchmark(scored["name"])
+    values: Mapping[str, Sequence[float]] = scored["values"]
+    improvement, flips = compare(job, row, values["baseline"], values["candidate"], scored["clusters"])
+    control = values.get("control")
+    return {
+        "name": scored["name"],
+        "set": scored["set"],
+        "metric": row.metric,
+        "higher_is_better": row.higher_is_better,
+        "rows": len(scored["ids"]),
+        "skipped": scored["skipped"],
+        "gold": scored["gold"],
+        "margin": scored["margin"],
+        "baseline": float(np.mean(values["baseline"])),
+        "candidate": float(np.mean(values["candidate"])),
+        "control": float(np.mean(control)) if control else None,
+        "improvement": improvement.as_dict(),
+        "flips": flips.as_dict(),
+        "vs_control": compare(job, row, control, values["candidate"], scored["clusters"])[0].as_dict()
+        if control
+        else None,
+    }
+
+
+def compare(
+    job: EvaluationJob, row: Benchmark, before: Sequence[float], after: Sequence[float], clusters: Sequence[str]
+) -> tuple[Interval, Flips]:
+    improvement = improvements(before, after, higher_is_better=row.higher_is_better)
+    config = job.config
+    interval = bootstrap(
+        improvement, clusters, confidence=config.confidence, resamples=config.resamples, seed=config.seed
+    )
+    return interval, count_flips(improvement)
+
+
+def line_label(line: Mapping[str, Any]) -> str:
+    return f"{line['name']}/{line['set']}"
+
+
+def measured(line: Mapping[str, Any]) -> Measured:
+    return Measured(line_label(line), line["metric"], Interval(**line["improvement"]), line["margin"])
+
+
+def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+    """What a reader should know beside the verdict: synthetic gold, skipped rows, a candidate like its control."""
+    said = []
+    synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
+    if synthetic:
+        said.append(
+            f"The right answers of {', '.join(synthetic)} are synthetic: made by a program or a model, not by a person."
+        )
+    said += [
+        f"{line_label(line)}: {line['skipped']} rows were left out: too long, or refused by the chat template."
+        for line in lines
+        if line["skipped"]
+    ]
+    for line in lines:
+        against = line["vs_control"]
+        if line_label(line) == primary and against and (against["low"] is None or against["low"] <= 0):
+            said.append(
+                f"{primary}: the candidate is not clearly better than the control, which was trained on shuffled "
+                "answers. What it learned may be format alone."
+            )
+    return said
+
+
+def training_summary(job: EvaluationJob) -> dict[str, Any]:
+    """What the trainers wrote about candidate and control: token ledger, losses and how they were trained."""
+    kept = (
+        "stage",
+        "method",
+        "backend",
+        "base_model",
+        "tokens",
+        "steps",
+        "first_loss",
+        "final_loss",
+        "losses",
+        "seconds",
+    )
+    participants = {"candidate": job.candidate, "control": job.control}
+    found = {role: training_facts(Path(one.path)) for role, one in participants.items() if one and one.path}
+    return {role: {key: facts[key] for key in kept if key in facts} for role, facts in found.items() if facts}
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The report as a page: verdict first, then tables, samples, training and the origin of the right answers."""
+    verdict = report["gate"]
+    intro = (
+        f"Candidate: adapter `{report['adapter_sha256'][:12] or 'unnamed'}` on `{report['base_model']}`. "
+        f"Baseline: {report['baseline']}. Primary metric: `{report['primary']}`."
+    )
+    reading = (
+        f"Intervals: {report['confidence']:.0%}, bootstrap over independent cases, {report['resamples']} resamples. "
+        "A positive improvement is better, whatever the metric's direction."
+    )
+    parts = ["# Evaluation report", verdict_text(verdict), bullets(verdict["reasons"] or verdict["passed"]), intro]
+    parts += ["## Results", results_table(report), reading]
+    if report["notes"]:
+        parts += ["## Notes", bullets(report["notes"])]
+    parts += ["## Origin of the right answers", origin_table(report)]
+    if report["samples"]:
+        parts += ["## Samples", samples_text(report["samples"])]
+    if report["training"]:
+        parts += ["## Training", training_table(report["training"]), "![Training loss](curves.svg)"]
+    return "\n\n".join(parts) + "\n"
+
+
+def bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    if verdict["better"]:
+        return "**Better.** The candidate may replace its baseline."
+    count = len(verdict["reasons"])
+    return f"**Not better**, for {count} reason{'s' if count != 1 else ''}. The candidate is not deployed."
+
+
+def results_table(report: Mapping[str, Any]) -> str:
+    has_control = any(line["control"] is not None for line in report["benchmarks"])
+    head = ["benchmark", "rows", "baseline", "candidate", "improvement", "better / worse / equal"]
+    head += ["control", "better than control by"] if has_control else []
+    rows = []
+    for line in report["benchmarks"]:
+        flips = line["flips"]
+        row = [f"{line_label(line)} ({line['metric']})", str(line["rows"])]
+        row += [f"{line['baseline']:.4f}", f"{line['candidate']:.4f}", interval_text(line["improvement"])]
+        row.append(f"{flips['better']} / {flips['worse']} / {flips['equal']}")
+        if has_control:
+            against = line["vs_control"]
+            row += [f"{line['control']:.4f}", interval_text(against)] if against else ["", ""]
+        rows.append(row)
+    return table(head, rows)
+
+
+def interval_text(interval: Mapping[str, Any]) -> str:
+    if interval["low"] is None:
+        return f"{interval['mean']:+.4f} (one case: no interval)"
+    return f"{interval['mean']:+.4f} [{interval['low']:+.4f}, {interval['high']:+.4f}]"
+
+
+def origin_table(report: Mapping[str, Any]) -> str:
+    origins = {line["set"]: line["gold"] for line in report["benchmarks"]}
+    return table(["set", "right answers from"], [[name, gold] for name, gold in origins.items()])
+
+
+def samples_text(samples: Sequence[Mapping[str, str]]) -> str:
+    rows = [[cell(sample[key]) for key in ("prompt", "gold", "baseline", "candidate")] for sample in samples]
+    return table(["prompt", "right answer", "baseline", "candidate"], rows)
+
+
+def cell(text: str) -> str:
+    """Text that cannot break out of a Markdown table cell, nor be read as markup."""
+    flat = " ".join(text.split())
+    flat = flat if len(flat) <= LONGEST_SAMPLE else flat[:LONGEST_SAMPLE] + "…"
+    for mark, harmless in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("[", "\\["), ("!", "\\!")):
+        flat = flat.replace(mark, harmless)
+    return flat or "(nothing)"
+
+
+def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
+    """The token ledger and the losses, one column per trained adapter."""
+    keys = ["stage", "method", "backend", "steps", "first_loss", "final_loss", "seconds"]
+    ledger = list(dict.fromkeys(name for facts in training.values() for name in facts.get("tokens", {})))
+    rows = [[key, *(number(facts.get(key)) for facts in training.values())] for key in keys]
+    rows += [
+        [f"tokens {name}", *(number(facts.get("tokens", {}).get(name)) for facts in training.values())]
+        for name in ledger
+    ]
+    return table(["", *training], rows)
+
+
+def number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}".rstrip("0").rstrip(".")
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def headline(report: Report) -> dict[str, Any]:
+    """The few facts that travel with the reference: for the plan table, the demo and the deployer."""
+    sets = {
+        line_label(line): {key: line[key] for key in ("baseline", "candidate", "control", "improvement", "vs_control")}
+        for line in report["benchmarks"]
+    }
+    return {
+        "better": report["gate"]["better"],
+        "primary": report["primary"],
+        "reasons": report["gate"]["reasons"],
+        "adapter_sha256": report["adapter_sha256"],
+        "benchmarks": sets,
+    }

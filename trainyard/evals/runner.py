@@ -1,0 +1,108 @@
+"""Evaluate a candidate against its baseline: score in a supervised child, judge and report here.
+
+This side imports no torch. The child's folder stays beside the report, so that its log explains a surprising figure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainyard.compute.child import SPEC_FILE
+from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
+from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.evals.curves import loss_curves
+from trainyard.evals.gate import choose_primary
+from trainyard.evals.job import (
+    SCORES_FILE,
+    EvaluationJob,
+    HeldOutSet,
+    Participant,
+    job_from_inputs,
+    label,
+    listed_benchmarks,
+)
+from trainyard.evals.report import build_report, headline, markdown
+from trainyard.evals.tasks import cases_of
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port
+from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+
+__all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_inputs"]
+
+PROGRAM = "trainyard.evals.program:main"
+CHILD_FOLDER, REPORT_FOLDER = "child", "report"
+REPORT_FILE = "report.json"
+CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
+
+
+def evaluate(
+    job: EvaluationJob,
+    folder: Path,
+    *,
+    wanted: Callable[[], Wanted] = always_run,
+    on_event: Callable[[dict[str, Any]], None] = ignore,
+    settings: Settings | None = None,
+) -> Produced:
+    """Run the job's benchmarks in a child and write `report/` {report.md, report.json, curves.svg} below `folder`.
+
+    Task files and the primary metric are checked before the child is started. Raises what the child's `error.json`
+    says, `Conflict` (`E-STOPPED`) when it was asked to stop, `InvalidInput` for a job that cannot run.
+    """
+    check(job)
+    child = folder / CHILD_FOLDER
+    child.mkdir(parents=True)
+    (child / SPEC_FILE).write_text(job.model_dump_json(indent=1), encoding="utf-8")
+    argv = [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(child)]
+    outcome = supervise(argv, child, env=CHILD_ENVIRONMENT, wanted=wanted, on_event=on_event, grace_s=30, poll_s=0.2)
+    require_done(outcome)
+    scores = json.loads((child / SCORES_FILE).read_text(encoding="utf-8"))
+    report = build_report(job, scores)
+    write_report(report, folder / REPORT_FOLDER)
+    rows = sum(line["rows"] for line in report["benchmarks"])
+    facts = headline(report)
+    return Produced(outputs={Port.REPORT: ProducedSet(folder=REPORT_FOLDER, rows=rows, facts=facts)}, facts=facts)
+
+
+def check(job: EvaluationJob) -> None:
+    """Find what is wrong with a job before a model is loaded: names, files, rows, the primary metric."""
+    lines = listed_benchmarks(job)
+    labels = [label(line) for line in lines]
+    repeated = sorted({one for one in labels if labels.count(one) > 1})
+    if repeated:
+        raise InvalidInput(f"The benchmark {repeated[0]!r} is listed twice.", do="List it once.", code="E-EVAL-TWICE")
+    choose_primary(labels, job.config.primary)
+    for line in lines:
+        cases_of(line, job)
+
+
+def write_report(report: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+    (folder / "curves.svg").write_text(loss_curves(report["training"]), encoding="utf-8")
+    write_json_durably(folder / REPORT_FILE, report)
+
+
+def require_done(outcome: Outcome) -> None:
+    """Turn a child that did not finish into the error that it reported."""
+    if outcome.status is Status.DONE:
+        return
+    if outcome.status is Status.STOPPED:
+        raise Conflict(
+            f"The evaluation was stopped ({outcome.reason}).",
+            why="An evaluation keeps no checkpoint.",
+            do="Run the chain again; finished nodes are reused.",
+            code="E-STOPPED",
+        )
+    error = outcome.error or {}
+    kinds = (InvalidInput, Corrupt, NotFound, Conflict, LimitExceeded, Unavailable)
+    kind = {one.__name__: one for one in kinds}.get(str(error.get("kind")), TrainyardError)
+    raise kind(
+        str(error.get("what", "The evaluation failed.")),
+        why=str(error.get("why", "")),
+        do=str(error.get("do", "")),
+        code=str(error.get("code", "E-CRASH")),
+    )

@@ -1,0 +1,100 @@
+"""Paired comparison: the mean improvement per row, its bootstrap interval, and how many rows flipped.
+
+The bootstrap (Efron 1979; percentile interval) draws *clusters* with replacement, so that rows which share a document
+or a question do not count as independent evidence. The estimate of a draw is the mean over all rows it holds.
+Cost: resamples x clusters multinomial counts and two matrix products; 2,000 x 200 take about 10 ms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_COUNTS_AT_ONCE = 4_000_000
+"""Largest matrix of multinomial counts held at a time: 32 MB."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval; `low` and `high` are None when fewer than two clusters exist."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    cases: int
+    """Independent clusters behind the figure."""
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        return {"mean": self.mean, "low": self.low, "high": self.high, "cases": self.cases}
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Rows on which the candidate is better than, worse than or equal to the baseline."""
+
+    better: int
+    worse: int
+    equal: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {"better": self.better, "worse": self.worse, "equal": self.equal}
+
+
+def least_cases(confidence: float) -> int:
+    """Fewest independent cases that can support a one-sided bound at this confidence.
+
+    Under no effect all n cases agree by chance with probability 2^-n (sign test); that has to be at most half of
+    1 - confidence, the mass below a two-sided interval's lower bound. 95 % needs 6 cases.
+    """
+    return math.ceil(math.log2(2 / (1 - confidence)))
+
+
+def improvements(
+    baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool
+) -> NDArray[np.float64]:
+    """Row by row, how much better the candidate is; positive is better, whatever the metric's direction."""
+    difference = np.asarray(candidate, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    return difference if higher_is_better else -difference
+
+
+def count_flips(improvement: NDArray[np.float64]) -> Flips:
+    return Flips(
+        better=int((improvement > 0).sum()), worse=int((improvement < 0).sum()), equal=int((improvement == 0).sum())
+    )
+
+
+def bootstrap(
+    values: NDArray[np.float64], clusters: Sequence[str], *, confidence: float, resamples: int, seed: int
+) -> Interval:
+    """Mean of `values` with its percentile interval over cluster resamples.
+
+    `values`: one number per row; `clusters`: its cluster's name; the same seed gives the same interval.
+    """
+    names, member = np.unique(np.asarray(clusters), return_inverse=True)
+    sums = np.bincount(member, weights=values).astype(np.float64)
+    sizes = np.bincount(member).astype(np.float64)
+    mean = float(values.mean())
+    if len(names) < 2:
+        return Interval(mean, None, None, len(names))
+    means = resampled_means(sums, sizes, resamples, np.random.default_rng(seed))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return Interval(mean, float(low), float(high), len(names))
+
+
+def resampled_means(
+    sums: NDArray[np.float64], sizes: NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The mean over rows in each of `resamples` draws of as many clusters as there are."""
+    count = len(sums)
+    chance = np.full(count, 1 / count)
+    step = max(1, _COUNTS_AT_ONCE // count)
+    parts = []
+    for start in range(0, resamples, step):
+        counts = rng.multinomial(count, chance, size=min(step, resamples - start))
+        parts.append((counts @ sums) / (counts @ sizes))
+    return np.concatenate(parts)

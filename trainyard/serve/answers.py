@@ -1,0 +1,367 @@
+"""From a request to an answer: prompt, generation in the worker, then the JSON or the event stream of OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import jinja2
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.serve.inference import Engine, Generation, Step, TokenLogprob, Worker
+from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, Sampling, from_trainyard, sse
+from trainyard.serve.served import Served
+
+DEFAULT_MAX_TOKENS = 512
+DISCONNECT_POLL_S = 0.2
+LOWEST_LOGPROB = -9999.0
+"""JSON has no minus infinity; vLLM writes the same number."""
+
+
+class Metrics:
+    """What `/metrics` shows, in a registry of its own."""
+
+    def __init__(self, worker: Worker, served: Served) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "trainyard_server_requests", "Answered requests.", ["path", "status"], registry=self.registry
+        )
+        self.prompt_tokens = Counter("trainyard_server_prompt_tokens", "Prompt tokens read.", registry=self.registry)
+        self.generated = Counter("trainyard_server_generated_tokens", "Tokens generated.", registry=self.registry)
+        self.cancelled = Counter("trainyard_server_cancelled", "Requests whose client left.", registry=self.registry)
+        self.seconds = Histogram(
+            "trainyard_server_generation_seconds", "Seconds from the first to the last token.", registry=self.registry
+        )
+        waiting = Gauge("trainyard_server_waiting", "Requests that wait.", registry=self.registry)
+        waiting.set_function(worker.waiting.qsize)
+        running = Gauge("trainyard_server_running", "Requests being computed.", registry=self.registry)
+        running.set_function(lambda: int(worker.busy))
+        adapters = Gauge("trainyard_server_adapters", "Adapters loaded.", registry=self.registry)
+        adapters.set_function(lambda: len(served.paths))
+
+
+class Ticket:
+    """One request's generations, as an asynchronous sequence of what the worker sends."""
+
+    def __init__(self, worker: Worker, work: Callable[[Ticket], None]) -> None:
+        self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        self.cancelled = threading.Event()
+        try:
+            future = worker.submit(lambda: work(self))
+        except LimitExceeded as error:
+            raise ApiError(503, str(error), "ServiceUnavailableError") from error
+        future.add_done_callback(lambda done: self.send(done.exception()))
+
+    def send(self, event: Any) -> None:
+        """Called in the worker thread. None ends the sequence, an exception is raised where it is read."""
+        with contextlib.suppress(RuntimeError):  # the server's loop has ended: nobody waits any more
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            while (event := await self.events.get()) is not None:
+                if isinstance(event, TrainyardError):
+                    raise from_trainyard(event) from event
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+        finally:
+            self.cancelled.set()
+
+
+class Answers:
+    """The two completion endpoints."""
+
+    def __init__(self, engine: Engine, worker: Worker, served: Served, *, max_tokens: int) -> None:
+        self.engine, self.worker, self.served, self.max_tokens = engine, worker, served, max_tokens
+        self.metrics = Metrics(worker, served)
+
+    async def chat(self, request: Request, asked: ChatRequest) -> Response:
+        adapter = self.served.adapter_of(asked.model)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
+        options = self.options(asked, adapter)
+        options["top_logprobs"] = (asked.top_logprobs or 0) if asked.logprobs else None
+        wanted = asked.max_completion_tokens or asked.max_tokens
+
+        def work(ticket: Ticket) -> None:
+            prompt = self.chat_prompt(asked)
+            budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens))
+            self.generate(ticket, Generation(prompt, budget, cancelled=ticket.cancelled, **options))
+
+        ticket = Ticket(self.worker, work)
+        shape = ChatShape(asked, self.engine)
+        return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+
+    async def completion(self, request: Request, asked: CompletionRequest) -> Response:
+        adapter = self.served.adapter_of(asked.model)
+        prompts = asked.prompts()
+        if not prompts or (asked.stream and (len(prompts) > 1 or asked.echo)):
+            raise ApiError(400, "prompt is empty, or a stream has several prompts or echo.", param="prompt")
+        options = self.options(asked, adapter)
+        options["top_logprobs"] = asked.logprobs
+        wanted = 16 if asked.max_tokens is None else asked.max_tokens
+
+        def work(ticket: Ticket) -> None:
+            for prompt in prompts:
+                ids = self.text_prompt(prompt)
+                budget = self.budget(len(ids), wanted, wanted)
+                generation = Generation(ids, budget, cancelled=ticket.cancelled, **options)
+                echoed = self.engine.score(generation) if asked.echo and asked.logprobs is not None else None
+                self.generate(ticket, generation, echoed)
+
+        ticket = Ticket(self.worker, work)
+        shape = CompletionShape(asked, self.engine)
+        return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+
+    def options(self, asked: Sampling, adapter: str | None) -> dict[str, Any]:
+        return {
+            "adapter": adapter,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "seed": asked.seed,
+            "stops": asked.stops(),
+            "schema": asked.response_format.schema_to_enforce() if asked.response_format else None,
+        }
+
+    def generate(self, ticket: Ticket, asked: Generation, echoed: list[TokenLogprob | None] | None = None) -> None:
+        """Runs in the worker: sends the generation itself, then its steps, then None's place is taken by the next."""
+        if asked.adapter is not None and asked.adapter not in self.engine.adapters:
+            raise ApiError(404, f"The model `{asked.adapter}` does not exist.", "NotFoundError", "model")
+        started, count = time.perf_counter(), 0
+        ticket.send((asked, echoed))
+        for step in self.engine.generate(asked):
+            count += step.token >= 0
+            ticket.send(step)
+        self.metrics.prompt_tokens.inc(len(asked.prompt))
+        self.metrics.generated.inc(count)
+        self.metrics.seconds.observe(time.perf_counter() - started)
+        if asked.finish_reason == "cancelled":
+            self.metrics.cancelled.inc()
+
+    def chat_prompt(self, asked: ChatRequest) -> list[int]:
+        messages = [message.for_template() for message in asked.messages]
+        if self.engine.tokenizer.chat_template is None:
+            raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
+        try:
+            encoded: Any = self.engine.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
+        return list(encoded["input_ids"])
+
+    def text_prompt(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self.engine.tokenizer(prompt)["input_ids"])
+        if not all(0 <= token < self.engine.vocabulary for token in prompt):
+            raise ApiError(400, f"prompt has a token outside 0 to {self.engine.vocabulary - 1}.", param="prompt")
+        return prompt
+
+    def budget(self, prompt_tokens: int, wanted: int | None, default: int) -> int:
+        """Tokens that may be generated. Raises `ApiError` 400 when the prompt or the wish is too long."""
+        if prompt_tokens == 0:
+            raise ApiError(400, "The prompt has no tokens.", param="prompt")
+        if wanted is not None and wanted > self.max_tokens:
+            raise ApiError(400, f"max_tokens is {wanted}; this server allows {self.max_tokens}.", param="max_tokens")
+        left = self.engine.context - prompt_tokens
+        if left < max(1 if wanted is None else 0, wanted or 0):
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {self.engine.context} tokens. However, you requested "
+                f"{prompt_tokens + (wanted or 1)} tokens ({prompt_tokens} in the prompt, {wanted or 1} in the "
+                "completion). Please reduce the length of the prompt or of the completion.",
+                param="max_tokens",
+            )
+        return min(default, left) if wanted is None else wanted
+
+    async def whole(self, request: Request, ticket: Ticket, shape: Shape) -> Response:
+        watcher = asyncio.create_task(cancel_when_gone(request, ticket))
+        try:
+            async for event in ticket:
+                shape.take(event)
+        finally:
+            watcher.cancel()
+        return JSONResponse(shape.body())
+
+    async def stream(self, request: Request, ticket: Ticket, shape: Shape) -> Response:
+        """Waits for the generation to begin, so that a refused request still gets its status code."""
+        watcher = asyncio.create_task(cancel_when_gone(request, ticket))
+        events = aiter(ticket)
+        try:
+            shape.take(await anext(events))
+        finally:
+            watcher.cancel()
+        return StreamingResponse(self.chunks(events, shape), media_type="text/event-stream")
+
+    async def chunks(self, events: AsyncIterator[Any], shape: Shape) -> AsyncIterator[str]:
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            for chunk in shape.opening():
+                yield sse(chunk)
+            try:
+                async for step in events:
+                    shape.take(step)
+                    if step.text or step.logprob is not None:
+                        yield sse(shape.chunk(step))
+            except ApiError as error:
+                yield sse(error.body())
+            for chunk in shape.closing():
+                yield sse(chunk)
+            yield "data: [DONE]\n\n"
+
+
+async def cancel_when_gone(request: Request, ticket: Ticket) -> None:
+    """Stop the generation of a client that hung up."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(DISCONNECT_POLL_S)
+    ticket.cancelled.set()
+
+
+class Shape:
+    """The JSON of one answer, filled from the worker's events: (generation, echoed logprobs), then its steps."""
+
+    object = ""
+    prefix = ""
+
+    def __init__(self, asked: Sampling, engine: Engine) -> None:
+        self.asked, self.engine = asked, engine
+        self.generations: list[Generation] = []
+        self.echoed: list[list[TokenLogprob | None] | None] = []
+        self.steps: list[list[Step]] = []
+        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
+
+    def take(self, event: tuple[Generation, Any] | Step) -> None:
+        if isinstance(event, Step):
+            self.steps[-1].append(event)
+        else:
+            self.generations.append(event[0])
+            self.echoed.append(event[1])
+            self.steps.append([])
+
+    def usage(self) -> dict[str, int]:
+        prompt = sum(len(generation.prompt) for generation in self.generations)
+        completion = sum(step.token >= 0 for steps in self.steps for step in steps)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def finish_reason(self, number: int = 0) -> str:
+        reason = self.generations[number].finish_reason
+        return "stop" if reason == "cancelled" else reason
+
+    def body(self) -> dict[str, Any]:
+        choices = [self.choice(number) for number in range(len(self.generations))]
+        return {**self.head, "object": self.object, "choices": choices, "usage": self.usage()}
+
+    def chunk_of(self, **choice: Any) -> dict[str, Any]:
+        choices = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
+        return {**self.head, "object": self.chunk_object, "choices": choices}
+
+    def closing(self) -> list[dict[str, Any]]:
+        chunks = [self.chunk_of(**self.last_part(), finish_reason=self.finish_reason())]
+        if self.asked.stream_options and self.asked.stream_options.include_usage:
+            chunks.append({**self.head, "object": self.chunk_object, "choices": [], "usage": self.usage()})
+        return chunks
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    @property
+    def chunk_object(self) -> str:
+        return self.object
+
+    def choice(self, number: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def chunk(self, step: Step) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def last_part(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def text(self, token: int) -> str:
+        return self.engine.token_bytes[token].decode("utf-8", errors="replace")
+
+
+class ChatShape(Shape):
+    object, prefix = "chat.completion", "chatcmpl"
+
+    @property
+    def chunk_object(self) -> str:
+        return "chat.completion.chunk"
+
+    def choice(self, number: int) -> dict[str, Any]:
+        steps = self.steps[number]
+        message = {"role": "assistant", "content": "".join(step.text for step in steps)}
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": self.logprobs(steps),
+            "finish_reason": self.finish_reason(number),
+        }
+
+    def logprobs(self, steps: list[Step]) -> dict[str, Any] | None:
+        if self.generations[0].top_logprobs is None:
+            return None
+        entries = [step.logprob for step in steps if step.logprob is not None]
+        content = [
+            {
+                **self.token(entry.token, entry.logprob),
+                "top_logprobs": [self.token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def token(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self.engine.token_bytes[token])
+        return {"token": self.text(token), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": raw}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self.chunk_of(delta={"role": "assistant", "content": ""})]
+
+    def chunk(self, step: Step) -> dict[str, Any]:
+        return self.chunk_of(delta={"content": step.text}, logprobs=self.logprobs([step]))
+
+    def last_part(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+class CompletionShape(Shape):
+    object, prefix = "text_completion", "cmpl"
+
+    def choice(self, number: int) -> dict[str, Any]:
+        generation, steps = self.generations[number], self.steps[number]
+        echo = isinstance(self.asked, CompletionRequest) and self.asked.echo
+        start = self.engine.tokenizer.decode(generation.prompt) if echo else ""
+        return {
+            "index": number,
+            "text": start + "".join(step.text for step in steps),
+            "logprobs": self.logprobs(generation, steps, self.echoed[number]),
+            "finish_reason": self.finish_reason(number),
+        }
+
+    def logprobs(
+        self, generation: Generation, steps: list[Step], echoed: list[TokenLogprob | None] | None = None
+    ) -> dict[str, Any] | None:
+        if generation.top_logprobs is None:
+            return None
+        tokens = [*(generation.prompt if echoed else []), *(step.token for step in steps if step.token >= 0)]
+        entries = [*(echoed or []), *(step.logprob for step in steps if step.token >= 0)]
+        texts = [self.text(token) for token in tokens]
+        offsets = [sum(map(len, texts[:index])) for index in range(len(texts))]
+        tops = [entry and {self.text(t): max(p, LOWEST_LOGPROB) for t, p in entry.top} for entry in entries]
+        values = [entry and max(entry.logprob, LOWEST_LOGPROB) for entry in entries]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def chunk(self, step: Step) -> dict[str, Any]:
+        return self.chunk_of(text=step.text, logprobs=self.logprobs(self.generations[0], [step]))
+
+    def last_part(self) -> dict[str, Any]:
+        return {"text": ""}

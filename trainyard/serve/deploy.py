@@ -1,0 +1,268 @@
+"""Deploy an adapter: gate, check every target, register a version, then switch all targets or none.
+
+Order of events, and what a failure at each leaves behind:
+
+1. gate: not better, or not evaluated → `E-GATE`, `R-UNEVALUATED`; nothing happened
+2. checks of all targets, all reasons at once → nothing happened
+3. register `<tenant>/<role>/v<N>` → at worst a number without a version
+4. load everywhere, ask every canary, switch everywhere, the registry's live pointer last → on any failure everything
+   is undone in reverse order, the previous version stays live, the new one stays registered but never was live
+5. retire the previous version → a failure is a warning, the deployment stands
+
+A deployment that does not happen is an error, never a quiet success: the node fails, and what comes after is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
+from trainyard.serve.embedded import running
+from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port, TargetType
+from trainyard.spec.nodes import DeployerConfig, Target
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
+from trainyard.stores.models import chat_template_sha256, model_sha256
+
+DEPLOYMENT_FILE = "deployment.json"
+Clients = Callable[[Target, str], httpx.Client]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One deployment: what, by whose verdict, for whom."""
+
+    config: DeployerConfig
+    path: Path
+    adapter: Reference
+    verdict: Mapping[str, Any]
+    """The report's gate, with its adapter's digest; empty when nothing evaluated it."""
+    tenant: str
+    run_key: str
+
+
+def deploy(
+    config: DeployerConfig,
+    *,
+    adapter: Reference,
+    report: Reference | None,
+    folder: Path,
+    settings: Settings,
+    tenant: str,
+    clients: Clients = http_client,
+    run_key: str = "",
+) -> Produced:
+    """Carry out a deployer node; facts say which version is live where.
+
+    `tenant` is the chain's, used unless the config names one. With a `run_key`, doing it twice registers one version.
+    Raises `Refused` (all reasons), `TrainyardError` (`E-GATE`, `E-CANARY`, …), `Unavailable` (a target is down).
+    """
+    verdict = gate(config, adapter, report)
+    wanted = Wanted(config, open_reference(adapter), adapter, verdict, config.tenant or tenant, run_key)
+    registry = AdapterRegistry(settings.adapters)
+    with registry.deploying(wanted.tenant, config.role), ExitStack() as open_clients:
+        sites = open_sites(wanted, registry, settings, clients, open_clients)
+        refuse([*refuse_control(wanted), *check_template(wanted), *check_base_files(sites[0].candidate, settings)])
+        refuse([reason for site in sites for reason in TARGETS[site.target.type].check(site)])
+        version = register(wanted, registry, sites[0].candidate)
+        facts = roll_out(version, sites, registry)
+    write_json_durably(folder / DEPLOYMENT_FILE, facts)
+    return Produced(outputs={}, facts=facts)
+
+
+def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -> Mapping[str, Any]:
+    """The verdict of the report on this very adapter; raises when it forbids the deployment."""
+    if report is None:
+        if config.unevaluated:
+            return {}
+        because = "no evaluation report reached the deployer, so nobody knows whether the adapter is better."
+        instead = "add an evaluator before the deployer, or set `unevaluated: true`."
+        raise Refused([Reason("R-UNEVALUATED", None, "config.unevaluated", because, instead)])
+    value = json.loads((open_reference(report) / "report.json").read_text(encoding="utf-8"))
+    if value["adapter_sha256"] != adapter.sha256:
+        because = f"the report is about {value['adapter_sha256'][:12]}, the adapter is {adapter.sha256[:12]}."
+        instead = "connect the deployer to the adapter that was evaluated."
+        raise Refused([Reason("R-REPORT-MISMATCH", None, "needs", because, instead)])
+    verdict: Mapping[str, Any] = value["gate"]
+    if not verdict["better"]:
+        raise TrainyardError(
+            "The adapter is not better than its baseline; nothing was deployed.",
+            why=" | ".join(verdict["reasons"]),
+            do="Read report.md. A margin for a metric is set at its benchmark in the evaluator's config.",
+            code="E-GATE",
+        )
+    return verdict
+
+
+def open_sites(
+    wanted: Wanted, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
+) -> list[Site]:
+    """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
+    candidate = describe(wanted)
+    listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type is not TargetType.REGISTRY]
+    live = registry.live(wanted.tenant, wanted.config.role).version
+    previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
+    sites = []
+    for index, target in [*listed, (len(listed), Target(type=TargetType.REGISTRY))]:
+        site = Site(target, candidate, registry, index, previous=previous)
+        site.canary, site.canary_max_tokens = wanted.config.canary, wanted.config.canary_max_tokens
+        if target.type in SERVERS:
+            site.http = stack.enter_context(clients(target, address(target, settings)))
+        sites.append(site)
+    return sites
+
+
+def address(target: Target, settings: Settings) -> str:
+    """A target's url, or that of the embedded server which is up."""
+    url = target.url or (running(settings) if target.type is TargetType.EMBEDDED else None)
+    if url is None:
+        hint = "Call `trainyard up`." if target.type is TargetType.EMBEDDED else "Give the target its url."
+        raise Unavailable(f"The target `{target.type.value}` has no address.", do=hint, code="R-TARGET-DOWN")
+    return url
+
+
+def describe(wanted: Wanted) -> Candidate:
+    """What the adapter's own files say about it."""
+    training = read_json(wanted.path / "training.json")
+    config = read_json(wanted.path / "adapter_config.json")
+    base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
+    return Candidate(
+        kind="adapter" if wanted.adapter.kind is Port.ADAPTER else "model",
+        base_model=str(training.get("base_model") or base),
+        base_path=base,
+        base_sha256=str(training.get("base_sha256") or ""),
+        chat_template_sha256=str(training.get("chat_template_sha256") or ""),
+        adapter_config=config,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when there is no such file. Raises `Corrupt` (`E-ADAPTER-CORRUPT`)."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise Corrupt(f"{path.name} of the adapter is no JSON object.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+    return value
+
+
+def refuse(reasons: Sequence[Reason]) -> None:
+    if reasons:
+        raise Refused(reasons, what=f"The adapter cannot be deployed, for {len(reasons)} reason(s).")
+
+
+def refuse_control(wanted: Wanted) -> list[Reason]:
+    if not read_json(wanted.path / "training.json").get("control"):
+        return []
+    because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
+    return [
+        Reason("R-CONTROL-DEPLOY", None, "needs", because, "connect the deployer to the trainer without `control`.")
+    ]
+
+
+def check_template(wanted: Wanted) -> list[Reason]:
+    """The template that travels with the adapter has to be the one it was trained with."""
+    trained = str(read_json(wanted.path / "training.json").get("chat_template_sha256") or "")
+    folders = (wanted.path / "tokenizer", wanted.path)
+    carried = next((found for folder in folders if folder.is_dir() and (found := chat_template_sha256(folder))), None)
+    if not trained or not carried or trained == carried:
+        return []
+    because = "the chat template in the adapter's folder is not the one that it was trained with."
+    return [Reason("R-TEMPLATE-MISMATCH", None, "needs", because, "restore the tokenizer files, or train again.")]
+
+
+def check_base_files(candidate: Candidate, settings: Settings) -> list[Reason]:
+    """A base folder on this machine has to hold the bytes that were trained on."""
+    folder = Path(candidate.base_path)
+    if candidate.kind == "model" or not candidate.base_sha256 or not (folder / "config.json").is_file():
+        return []
+    if model_sha256(folder, digests=settings.models / ".digests.json") == candidate.base_sha256:
+        return []
+    because = f"the files of the base {candidate.base_model!r} have changed since the training."
+    return [Reason("R-BASE-MISMATCH", None, "needs", because, "restore the base, or train on the new one.")]
+
+
+def register(wanted: Wanted, registry: AdapterRegistry, candidate: Candidate) -> AdapterVersion:
+    """Store the version with what a list shows of it."""
+    facts = {
+        "base_model": candidate.base_model,
+        "base_path": candidate.base_path,
+        "base_sha256": candidate.base_sha256,
+        "chat_template_sha256": candidate.chat_template_sha256,
+        "evaluated": bool(wanted.verdict),
+        "gate": dict(wanted.verdict),
+    }
+    return registry.register(
+        wanted.tenant, wanted.config.role, wanted.path, kind=candidate.kind, facts=facts, run_key=wanted.run_key
+    )
+
+
+def roll_out(version: AdapterVersion, sites: Sequence[Site], registry: AdapterRegistry) -> dict[str, Any]:
+    """Load, ask and switch everywhere, or undo everything."""
+    for site in sites:
+        site.version = registry.verify(version)
+    try:
+        for step in ("load", "canary", "switch"):
+            for site in sites:
+                getattr(TARGETS[site.target.type], step)(site)
+    except TrainyardError as error:
+        raise undone(error, sites, undo_all(sites)) from error
+    except BaseException:  # an interrupt, or a fault of ours: the servers must not stay half switched either
+        undo_all(sites)
+        raise
+    return {
+        "deployed": True,
+        "version": version.name,
+        "alias": version.alias,
+        "previous": sites[-1].previous.name if sites[-1].previous else None,
+        "targets": [describe_site(site) for site in sites],
+        "warnings": retire_all(sites),
+    }
+
+
+def describe_site(site: Site) -> dict[str, Any]:
+    url = str(site.http.base_url) if site.http else None
+    return {"type": site.target.type.value, "url": url, "answer": site.answer}
+
+
+def undo_all(sites: Sequence[Site]) -> list[str]:
+    """Undo in reverse order, every site whatever happens at another; returns what could not be undone."""
+    failures = []
+    for site in reversed(sites):
+        try:
+            TARGETS[site.target.type].undo(site)
+        except TrainyardError as error:
+            failures.append(f"{site.where}: {error.what}")
+    return failures
+
+
+def undone(error: TrainyardError, sites: Sequence[Site], failures: Sequence[str]) -> TrainyardError:
+    """The error that stopped the roll-out, with the state it left."""
+    previous = sites[-1].previous
+    state = f"{previous.name} stays live" if previous else "nothing is live, as before"
+    state = f"Could not be undone at {'; '.join(failures)}" if failures else f"Everything was undone; {state}"
+    why = f"{error.why.rstrip('.')}. {state}." if error.why else f"{state}."
+    return type(error)(error.what, why=why, do=error.do, code=error.code)
+
+
+def retire_all(sites: Sequence[Site]) -> list[str]:
+    """Drop the previous version everywhere; it no longer answers for anybody, so a failure only costs memory."""
+    warnings = []
+    for site in sites:
+        try:
+            TARGETS[site.target.type].retire(site)
+        except TrainyardError as error:
+            warnings.append(f"The previous version is still loaded in {site.where}: {error.what}")
+    return warnings

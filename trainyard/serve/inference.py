@@ -1,0 +1,291 @@
+"""One causal language model and its adapters, answering one request after the other in a thread of its own.
+
+Requests are never batched: a batch changes the rounding of its members, and with it what a seed means. The worker
+thread is the only one that touches the model, so adapters come and go between two requests without a lock.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llguidance.hf
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.serve.guided import Constraint, Grammars
+from trainyard.stores.models import check_adapter_folder, read_safetensors_header
+
+MAX_WAITING = 256
+REPLACEMENT = "�"
+"""What decoding gives for the first bytes of a character whose last bytes are not there yet."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural log probability by the model itself, before temperature, top_p and grammar."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one token brought: the text that is now certain (it may be empty)."""
+
+    token: int
+    text: str
+    logprob: TokenLogprob | None
+
+
+@dataclass
+class Generation:
+    """What is asked of the model. `adapter` None is the base."""
+
+    prompt: list[int]
+    max_tokens: int
+    adapter: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stops: list[str] = field(default_factory=list)
+    schema: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    """None: no logprobs at all; 0: only those of the chosen tokens."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    finish_reason: str = "length"
+
+
+class Engine:
+    """A base model, its tokenizer and the adapters on it. Only the worker thread calls the methods that compute."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self.tokenizer = tokenizer
+        self.folder, self.dtype = folder, dtype
+        self.model: Any = self.read_base()
+        self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
+        self.context: int = int(getattr(self.model.config, "max_position_embeddings", 0) or 2048)
+        self.adapters: dict[str, str] = {}
+        """Public name (slashes and dots allowed) -> the name that PEFT knows it by."""
+        self.loaded = 0
+        eos = self.model.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        self.eos_ids: list[int] = [eos] if isinstance(eos, int) else list(eos or [])
+        guide = llguidance.hf.from_tokenizer(tokenizer, n_vocab=self.vocabulary, eos_token=self.eos_ids)
+        special = {*self.tokenizer.all_special_ids, *range(len(self.tokenizer), self.vocabulary)}
+        self.token_bytes = [b"" if i in special else guide.decode_bytes([i]) for i in range(self.vocabulary)]
+        self.grammars = Grammars(guide, self.token_bytes, self.eos_ids)
+
+    def read_base(self) -> Any:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.folder, trust_remote_code=False, use_safetensors=True, dtype=self.dtype
+        )
+        return model.eval()
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Put a PEFT adapter beside the others. Raises `InvalidInput` when it was made for another base."""
+        check_adapter_folder(folder)
+        tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
+        self.loaded += 1
+        inner = f"adapter{self.loaded}"
+        try:
+            if isinstance(self.model, PeftModel):
+                self.model.load_adapter(str(folder), adapter_name=inner)
+            else:
+                self.model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=inner)
+            # PEFT only warns when names do not meet, and then serves the base under the adapter's name.
+            if strangers := tensors ^ set(get_peft_model_state_dict(self.model, adapter_name=inner)):
+                raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            self.forget(inner)
+            raise InvalidInput(
+                f"The adapter in {folder.name} does not fit this base model.",
+                why=" ".join(str(error).split())[:300],
+                do="Load it on the base model that it was trained on.",
+                code="E-ADAPTER-SHAPE",
+            ) from error
+        self.model.eval()
+        self.adapters[name] = inner
+
+    def unload_adapter(self, name: str) -> None:
+        self.forget(self.adapters.pop(name))
+
+    def forget(self, inner: str) -> None:
+        """Take an adapter off. Without any left the base is read again: it then certainly has no trace of one."""
+        if not self.adapters:
+            self.model = self.read_base()
+        elif inner in self.model.peft_config:
+            self.model.delete_adapter(inner)
+
+    def using(self, adapter: str | None) -> AbstractContextManager[Any]:
+        """The base with one adapter, or with none."""
+        if not isinstance(self.model, PeftModel):
+            return nullcontext()
+        if adapter is None:
+            return self.model.disable_adapter()
+        self.model.set_adapter(self.adapters[adapter])
+        return nullcontext()
+
+    @torch.inference_mode()
+    def generate(self, asked: Generation) -> Iterator[Step]:
+        """Tokens one by one, until an end token, a stop text, the budget or a cancellation.
+
+        Sets `asked.finish_reason` to stop, length or cancelled.
+        """
+        constraint = self.grammars.constraint(asked.schema, asked.max_tokens) if asked.schema is not None else None
+        random = torch.Generator().manual_seed(asked.seed) if asked.seed is not None else torch.Generator()
+        if asked.seed is None:
+            random.seed()
+        writer = TextWriter(self.tokenizer, asked.stops)
+        with self.using(asked.adapter):
+            cache, ids = DynamicCache(config=self.model.config), torch.tensor([asked.prompt])
+            for _ in range(asked.max_tokens):
+                if asked.cancelled.is_set():
+                    asked.finish_reason = "cancelled"
+                    return
+                output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                logits_V = output.logits[0, -1].float()
+                token = choose(logits_V, asked, constraint, random)
+                if token in self.eos_ids:
+                    asked.finish_reason = "stop"
+                    break
+                text = writer.add(token)
+                yield Step(token, text, self.logprob_of(logits_V, token, asked.top_logprobs))
+                if writer.stopped or (constraint is not None and constraint.finished):
+                    asked.finish_reason = "stop"
+                    break
+                ids = torch.tensor([[token]])
+            else:
+                asked.finish_reason = "stop" if constraint is not None and constraint.complete else "length"
+        if rest := writer.finish():
+            yield Step(-1, rest, None)
+
+    @torch.inference_mode()
+    def score(self, asked: Generation) -> list[TokenLogprob | None]:
+        """Log probability of each prompt token given those before it; None for the first."""
+        with self.using(asked.adapter):
+            logits = self.model(input_ids=torch.tensor([asked.prompt]), use_cache=False).logits[0].float()
+        scored: list[TokenLogprob | None] = [None]
+        for position, token in enumerate(asked.prompt[1:]):
+            scored.append(self.logprob_of(logits[position], token, asked.top_logprobs or 0))
+        return scored
+
+    def logprob_of(self, logits_V: torch.Tensor, token: int, top: int | None) -> TokenLogprob | None:
+        if top is None:
+            return None
+        logprobs_V = torch.log_softmax(logits_V, dim=-1)
+        values, indices = torch.topk(logprobs_V, min(top, self.vocabulary))
+        pairs = tuple(zip(indices.tolist(), values.tolist(), strict=True))
+        return TokenLogprob(token, float(logprobs_V[token]), pairs)
+
+
+def choose(logits_V: torch.Tensor, asked: Generation, constraint: Constraint | None, random: torch.Generator) -> int:
+    """The next token: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
+    if constraint is not None:
+        logits_V = logits_V.masked_fill(~torch.from_numpy(constraint.allowed()), -torch.inf)
+    if asked.temperature == 0:
+        token = int(torch.argmax(logits_V))
+    else:
+        probabilities_V = torch.softmax(logits_V / asked.temperature, dim=-1)
+        if asked.top_p < 1:
+            values, order = torch.sort(probabilities_V, descending=True, stable=True)
+            values[torch.cumsum(values, dim=0) - values >= asked.top_p] = 0
+            probabilities_V = torch.zeros_like(probabilities_V).scatter(0, order, values)
+        token = int(torch.multinomial(probabilities_V, 1, generator=random))
+    return token if constraint is None else constraint.accept(token)
+
+
+class TextWriter:
+    """Turns tokens into text as they come: half characters wait, and so does what may become a stop text."""
+
+    def __init__(self, tokenizer: Any, stops: list[str]) -> None:
+        self.tokenizer, self.stops = tokenizer, stops
+        self.tokens: list[int] = []
+        self.start = self.end = 0
+        self.held = ""
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        self.tokens.append(token)
+        # A token's text can depend on the one before it (spaces), so both are decoded and the known part is cut off.
+        known = self.decode(self.start, self.end)
+        now = self.decode(self.start, len(self.tokens))
+        if now.endswith(REPLACEMENT) and len(self.tokens) - self.end < 4:
+            return ""
+        self.start, self.end = self.end, len(self.tokens)
+        return self.release(now[len(known) :])
+
+    def decode(self, start: int, end: int) -> str:
+        text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
+        return text
+
+    def release(self, fresh: str) -> str:
+        self.held += fresh
+        found = [position for stop in self.stops if (position := self.held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            certain, self.held = self.held[: min(found)], ""
+            return certain
+        keep = max((overlap(self.held, stop) for stop in self.stops), default=0)
+        certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return certain
+
+    def finish(self) -> str:
+        """What was still held back when the generation ended."""
+        if self.stopped:
+            return ""
+        rest = self.decode(self.start, len(self.tokens))[len(self.decode(self.start, self.end)) :]
+        return self.held + rest
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` with which `stop` begins."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+
+
+class Worker:
+    """The thread that owns the engine. What is submitted runs in order; at most `MAX_WAITING` wait."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue(MAX_WAITING)
+        self.busy = False
+        self.thread = threading.Thread(target=self.run, name="inference", daemon=True)
+        self.thread.start()
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Raises `LimitExceeded` (`E-SERVER-FULL`) when too many wait."""
+        future: Future[Any] = Future()
+        try:
+            self.waiting.put_nowait((work, future))
+        except queue.Full as error:
+            raise LimitExceeded(
+                f"{MAX_WAITING} requests are already waiting.", do="Ask again later.", code="E-SERVER-FULL"
+            ) from error
+        return future
+
+    def run(self) -> None:
+        while (entry := self.waiting.get()) is not None:
+            work, future = entry
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.busy = True
+            try:
+                future.set_result(work())
+            except Exception as error:  # it belongs to whoever waits for the future
+                future.set_exception(error)
+            self.busy = False
+
+    def stop(self) -> None:
+        self.waiting.put(None)
+        self.thread.join(timeout=5)

@@ -1,0 +1,162 @@
+"""The shapes of the OpenAI-compatible interface: requests, and errors as clients of OpenAI and vLLM expect them.
+
+A field that this server cannot honour is refused by name, never ignored: a client that asks for `tools` must not get
+an answer that was made without them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainyard.errors import TrainyardError
+
+MAX_STOPS = 16
+Parsed = TypeVar("Parsed", bound="Request")
+
+
+class ApiError(Exception):
+    """An answer other than 200: HTTP status, message, OpenAI's error type and the field that caused it."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return {"error": error}
+
+
+def not_found(model: str) -> ApiError:
+    return ApiError(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
+
+
+def from_trainyard(error: TrainyardError) -> ApiError:
+    return ApiError(400, str(error), "BadRequestError")
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(Request):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Request):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class JsonSchemaSpec(Request):
+    name: str = "schema"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Request):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaSpec | None = None
+
+    def schema_to_enforce(self) -> dict[str, Any] | None:
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"type": "object"}
+        if self.json_schema is None:
+            raise ApiError(400, "response_format.json_schema is missing.", param="response_format")
+        return self.json_schema.schema_
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Sampling(Request):
+    """What chat and text completions share. `frequency_penalty`, `presence_penalty` and `n` only in their neutral
+    value."""
+
+    model: str
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = None
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+
+    def stops(self) -> list[str]:
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise ApiError(400, f"stop takes at most {MAX_STOPS} texts, none of them empty.", param="stop")
+        return stops
+
+
+class ChatRequest(Sampling):
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several, each as text or as token ids."""
+        given: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        return [given] if given and isinstance(given[0], int) else given
+
+
+class LoadAdapter(Request):
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+    lora_int_id: int | None = None
+    base_model_name: str | None = None
+
+
+class UnloadAdapter(Request):
+    lora_name: str = ""
+    lora_int_id: int | None = None
+
+
+class Alias(Request):
+    """`model` None removes the alias."""
+
+    alias: str = Field(min_length=1, max_length=256)
+    model: str | None = Field(None, min_length=1, max_length=256)
+
+
+def parse(kind: type[Parsed], body: bytes) -> Parsed:
+    """The request in a body. Raises `ApiError` 400 that names the field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or None
+        if first["type"] == "extra_forbidden":
+            raise ApiError(400, f"`{field}` is not supported by this server.", param=field) from error
+        raise ApiError(400, f"{field or 'body'}: {first['msg']}", param=field) from error
+
+
+def sse(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

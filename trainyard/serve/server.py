@@ -1,0 +1,260 @@
+"""A small OpenAI-compatible server for one local causal language model and its adapters, on the CPU.
+
+    python -m trainyard.serve.server --model FOLDER --port 0 --adapter name=folder
+
+Chat and text completions with streaming, logprobs and enforced `json_schema`; adapters and aliases that come and go
+while it runs, with vLLM's paths, status codes and texts. Off loopback it starts only with a token. It answers one
+request at a time: it exists so that a chain works without a GPU, a hub or an account, not to carry load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import ipaddress
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import uvicorn
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from transformers.utils import logging as transformers_logging
+
+from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
+from trainyard.serve.answers import Answers
+from trainyard.serve.chat_templates import check_folder
+from trainyard.serve.embedded import READY_FILE
+from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.protocol import Alias, ApiError, ChatRequest, CompletionRequest, LoadAdapter, UnloadAdapter, parse
+from trainyard.serve.served import Served
+from trainyard.settings import settings
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.models import ModelSource, resolve_model
+
+MAX_BODY_BYTES = 4 << 20
+MAX_TOKENS = 4096
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_app(served: Served, answers: Answers, *, token: str | None, hosts: list[str]) -> FastAPI:
+    """The HTTP application over an engine that is already loaded."""
+    app = FastAPI(title="Trainyard model server", docs_url=None, redoc_url=None, openapi_url=None)
+    # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+
+    @app.exception_handler(ApiError)
+    async def answer_error(request: Request, error: ApiError) -> Response:
+        answers.metrics.requests.labels(request.url.path, error.status).inc()
+        return JSONResponse(error.body(), status_code=error.status)
+
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def answer_unknown_path(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        unknown = ApiError(status, f"{request.method} {request.url.path} is not served here.", "NotFoundError")
+        return JSONResponse(unknown.body(), status_code=status)
+
+    @app.exception_handler(Exception)
+    async def answer_crash(request: Request, error: Exception) -> Response:
+        crash = ApiError(500, f"The server failed: {type(error).__name__}. Its log has more.", "InternalServerError")
+        return JSONResponse(crash.body(), status_code=500)
+
+    add_routes(app, served, answers, Depends(bearer_check(token)))
+    return app
+
+
+def add_routes(app: FastAPI, served: Served, answers: Answers, authorised: Any) -> None:
+    def counted(request: Request, response: Response) -> Response:
+        answers.metrics.requests.labels(request.url.path, response.status_code).inc()
+        return response
+
+    @app.get("/health")
+    async def health() -> Response:
+        alive = served.worker.thread.is_alive()
+        return JSONResponse({"status": "ok" if alive else "failed"}, status_code=200 if alive else 503)
+
+    @app.get("/metrics", dependencies=[authorised])
+    async def metrics() -> Response:
+        return Response(generate_latest(answers.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models", dependencies=[authorised])
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": served.models()}
+
+    @app.post("/v1/chat/completions", dependencies=[authorised])
+    async def chat(request: Request) -> Response:
+        return counted(request, await answers.chat(request, parse(ChatRequest, await json_body(request))))
+
+    @app.post("/v1/completions", dependencies=[authorised])
+    async def completions(request: Request) -> Response:
+        return counted(request, await answers.completion(request, parse(CompletionRequest, await json_body(request))))
+
+    @app.post("/v1/load_lora_adapter", dependencies=[authorised])
+    async def load_adapter(request: Request) -> Response:
+        return counted(request, PlainTextResponse(await served.load(parse(LoadAdapter, await json_body(request)))))
+
+    @app.post("/v1/unload_lora_adapter", dependencies=[authorised])
+    async def unload_adapter(request: Request) -> Response:
+        return counted(request, PlainTextResponse(await served.unload(parse(UnloadAdapter, await json_body(request)))))
+
+    @app.post("/v1/aliases", dependencies=[authorised])
+    async def aliases(request: Request) -> Response:
+        return counted(request, JSONResponse(served.set_alias(parse(Alias, await json_body(request)))))
+
+
+def bearer_check(token: str | None) -> Any:
+    async def check(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise ApiError(401, "The bearer token is missing or wrong.", "AuthenticationError")
+
+    return check
+
+
+async def json_body(request: Request) -> bytes:
+    """The body, at most 4 MiB. A form, which any web page can send to loopback, is refused by its content type."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
+    return bytes(body)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainyard.serve.server", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="starter", help="`starter`, or the folder of a causal language model")
+    parser.add_argument("--host", default="127.0.0.1", help="another one than loopback needs TRAINYARD_TOKEN")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one, which the ready file names")
+    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--adapter-root", action="append", default=[], type=Path, metavar="FOLDER")
+    parser.add_argument("--folder", type=Path, help=f"where {READY_FILE} is written once the server answers")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the computation; 0: one per physical core")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="most tokens that one request may ask for")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    return parser.parse_args(argv)
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Served, Answers]:
+    """Check and load everything that the arguments name. Raises `TrainyardError`."""
+    model = resolve_model(arguments.model, settings())
+    if model.path is None:
+        raise InvalidInput(
+            f"The model {model.name!r} is not on this machine.",
+            do="Download it into a folder and give the folder, or use `starter`.",
+            code="E-MODEL-NOT-LOCAL",
+        )
+    check_folder(model.path)
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(arguments.threads or psutil.cpu_count(logical=False) or 1)
+    engine, worker = Engine(model.path, dtype=DTYPES[arguments.dtype]), Worker()
+    roots = [settings().adapters, settings().artifacts, *arguments.adapter_root]
+    served = Served(engine, worker, model, roots)
+    for given in arguments.adapter:
+        name, separator, folder = given.partition("=")
+        if not separator:
+            raise InvalidInput(f"--adapter {given!r} is not NAME=FOLDER.", do="Write NAME=FOLDER.", code="E-ADAPTER")
+        try:
+            served.put(name, Path(folder).resolve())
+        except ApiError as error:
+            raise InvalidInput(f"The adapter {name!r} cannot be served: {error}", code="E-ADAPTER") from error
+    return served, Answers(engine, worker, served, max_tokens=arguments.max_tokens)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `LimitExceeded` (`E-PORT`) when the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise LimitExceeded(
+            f"Port {port} of {host} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
+        ) from error
+    return listener
+
+
+def announce(folder: Path | None, host: str, listener: socket.socket, model: ModelSource) -> None:
+    """Say where the server answers: one JSON line on stdout, and the ready file that `embedded.py` reads."""
+    port = listener.getsockname()[1]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    facts = {
+        "pid": os.getpid(),
+        "create_time": psutil.Process().create_time(),
+        "port": port,
+        "url": url,
+        "model": model.name,
+        "model_sha256": model.sha256,
+        "started": time.time(),
+    }
+    print(json.dumps(facts), flush=True)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json_durably(folder / READY_FILE, facts)
+
+
+class ReadyServer(uvicorn.Server):
+    """uvicorn, which calls `ready` once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, ready: Any) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready()
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    token = os.environ.get("TRAINYARD_TOKEN") or None
+    if not is_loopback(arguments.host) and token is None:
+        raise InvalidInput(
+            f"The server does not listen on {arguments.host} without a token.",
+            why="Off loopback anybody could load adapters and use the model.",
+            do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
+            code="E-SERVER-TOKEN",
+        )
+    listener = bind(arguments.host, arguments.port)  # before the model is read: a taken port is known at once
+    served, answers = prepare(arguments)
+    hosts = ["127.0.0.1", "localhost", "[::1]", "::1"] if is_loopback(arguments.host) else ["*"]
+    app = build_app(served, answers, token=token, hosts=hosts)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, ws="none")
+    ready = ReadyServer(config, lambda: announce(arguments.folder, arguments.host, listener, served.base))
+    ready.run(sockets=[listener])
+    served.worker.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        serve(parse_arguments(sys.argv[1:] if argv is None else argv))
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

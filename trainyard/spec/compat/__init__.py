@@ -1,0 +1,42 @@
+"""Which combinations are refused, and what to write instead: one table.
+
+This is the only place that speaks of two axes together.
+
+A row is `(code, node type, field, when, because, instead)`. `when` looks at one node in its place in the chain and says
+yes or no, or gives the words that the two texts need; the texts are filled with `{config…}` and those words. The
+command line, REST and the editor print the same row. Rows of scope `run` also need to know the machine and the
+operator's settings (`RunFacts`); a chain that they refuse is still a valid chain elsewhere.
+
+To add a row: write it in the file of its node type, add `tests/resources/chains_bad/<code>.yaml` and a line in
+docs/refusals.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from trainyard.errors import Reason
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
+from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
+from trainyard.spec.compat.run import RUN_ROWS
+from trainyard.spec.compat.training import BACKENDS, TRAINER_ROWS, Reach
+from trainyard.spec.ports import Wiring
+
+__all__ = ["BACKENDS", "ROWS", "Reach", "Row", "RunFacts", "run_reasons", "spec_reasons"]
+
+ROWS: tuple[Row, ...] = (
+    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS,
+)  # fmt: skip
+"""Every refused combination."""
+
+
+def spec_reasons(chain: ResolvedChain, wiring: Wiring, unclear: Set[str] = frozenset()) -> list[Reason]:
+    """Every reason that the chain itself gives, node by node in its order."""
+    return apply_rows(ROWS, "spec", View(chain, wiring), unclear)
+
+
+def run_reasons(chain: ResolvedChain, facts: RunFacts) -> list[Reason]:
+    """Every reason why an accepted chain cannot run here and now."""
+    return apply_rows(ROWS, "run", View(chain, Wiring(), facts), frozenset())

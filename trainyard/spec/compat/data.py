@@ -1,0 +1,135 @@
+"""Rows on what reaches a node, on generators and on validators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.spec.axes import Engine, GenerationTemplate, Port
+from trainyard.spec.compat.place import Hits, Place, Row, When, listed
+from trainyard.spec.nodes import AiGeneratorConfig
+
+
+def data_missing(*ports: Port) -> When:
+    """The node lacks its input, and these are what it wants."""
+
+    def when(_: Any, at: Place) -> Hits:
+        missing = at.view.missing.get(at.node.id)
+        if missing is None or missing.wanted != ports or missing.only_control:
+            return False
+        return {
+            "offered": f"it is offered {listed(missing.offered)}" if missing.offered else "nothing is offered to it"
+        }
+
+    return when
+
+
+def two_sources(_: Any, at: Place) -> Hits:
+    """Nodes that are equally near, with the ports that they share."""
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for one in at.view.ambiguous.get(at.node.id, []):
+        shared.setdefault(one.candidates, []).append(one.port.value)
+    return [{"ports": listed(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
+
+
+def own_output(config: AiGeneratorConfig, at: Place) -> Hits:
+    """The generator asks the role that this chain deploys."""
+    role = "/".join((config.model or "").split("/")[:2])
+    return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
+
+
+DATA_ROWS = (
+    Row(
+        "R-PORT-DOCUMENTS", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
+        "A generator writes rows from documents, and {offered}.",
+        "Put a data_source with a folder or a document before it.", chained=True,
+    ),
+    Row(
+        "R-PORT-ROWS", "validator", "needs", data_missing(Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT),
+        "A validator checks rows, and {offered}.",
+        "Put a generator before it, or a data_source with a data set.", chained=True,
+    ),
+    Row(
+        "R-PORT-SFT", "trainer", "config.stage", data_missing(Port.SFT),
+        "Stage {config.stage} learns from sft rows, and {offered}.",
+        "Put a generator or a data_source with instructions or chats before it.", chained=True,
+    ),
+    Row(
+        "R-PORT-PREFERENCE", "trainer", "config.stage", data_missing(Port.PREFERENCE),
+        "Stage {config.stage} learns from preference pairs, and {offered}.",
+        "Give the data_source a set of pairs (`sets.preference`), or use stage sft.", chained=True,
+    ),
+    Row(
+        "R-PORT-LABELLED", "trainer", "config.stage", data_missing(Port.LABELLED),
+        "Stage {config.stage} learns from labelled answers, and {offered}.",
+        "Give the data_source a labelled set (`sets.labelled`), or use stage dpo with pairs.", chained=True,
+    ),
+    Row(
+        "R-PORT-TEXT", "trainer", "config.stage", data_missing(Port.TEXT, Port.DOCUMENTS),
+        "Stage {config.stage} learns from plain text, and {offered}.",
+        "Put a data_source with documents or `format: text` before it.", chained=True,
+    ),
+    Row(
+        "R-PORT-CANDIDATE", "evaluator", "needs", data_missing(Port.ADAPTER, Port.MODEL),
+        "An evaluator judges an adapter or a model, and {offered}.", "Put a trainer before it.", chained=True,
+    ),
+    Row(
+        "R-PORT-ADAPTER", "deployer", "needs", data_missing(Port.ADAPTER, Port.MODEL),
+        "A deployer publishes an adapter or a model, and {offered}.", "Put a trainer before it.", chained=True,
+    ),
+    Row(
+        "R-PORT-TWO", "*", "needs", two_sources,
+        "The nodes {nodes} make {ports} and are equally near.",
+        "Name one of them in `needs`, or join the data before this node.", chained=True,
+    ),
+)  # fmt: skip
+
+GENERATOR_ROWS = (
+    Row(
+        "R-ENGINE-MODEL", "ai_generator", "config.model",
+        lambda config, _: config.engine is Engine.EXTRACTIVE and config.model is not None,
+        "The extractive engine takes pairs from the text by rule and would not ask the model {config.model!r}.",
+        "Remove `engine: extractive` to use the model, or remove the model.",
+    ),
+    Row(
+        "R-ENGINE-NO-MODEL", "ai_generator", "config.model",
+        lambda config, _: config.engine in (Engine.OPENAI, Engine.VLLM) and config.model is None,
+        "The engine {config.engine} asks a model, and none is named.",
+        "Add `model:`, or remove `engine` to take pairs from the text by rule.",
+    ),
+    Row(
+        "R-ENGINE-URL", "ai_generator", "config.base_url",
+        lambda config, _: config.base_url is not None and config.engine not in (None, Engine.OPENAI),
+        "The engine {config.engine} does not ask the server at {config.base_url}.",
+        "Use `engine: openai` with that address, or remove base_url.",
+    ),
+    Row(
+        "R-EXTRACTIVE-PREFERENCE", "ai_generator", "config.template",
+        lambda config, _: config.engine is Engine.EXTRACTIVE and config.template is GenerationTemplate.PREFERENCE,
+        "A preference pair has a rejected answer, and documents hold none to extract.",
+        "Name a model that writes both answers, or use template qa.",
+    ),
+    Row(
+        "R-EXTRACTIVE-PROMPT", "ai_generator", "config.prompt",
+        lambda config, _: config.engine is Engine.EXTRACTIVE and config.prompt is not None,
+        "The extractive engine reads no prompt.", "Name a model that reads the prompt, or remove the prompt.",
+    ),
+    Row(
+        "R-SELF-LABEL", "ai_generator", "config.model", own_output,
+        "The model {config.model!r} is the role {role} that this chain deploys: it would learn from its own answers.",
+        "Let another model write, or deploy under another role.", chained=True,
+    ),
+)  # fmt: skip
+
+VALIDATOR_ROWS = (
+    Row(
+        "R-GROUNDING", "validator", "config.grounding",
+        lambda config, at: config.grounding is not None and not at.sources(Port.DOCUMENTS),
+        "Grounding compares answers with their documents, and no documents reach the validator.",
+        "Put a data_source with documents before it, or remove grounding.", chained=True,
+    ),
+    Row(
+        "R-TOKEN-RANGE", "validator", "config.min_tokens", lambda config, _: config.min_tokens > config.max_tokens,
+        "No row has at least {config.min_tokens} and at most {config.max_tokens} tokens.",
+        "Write a min_tokens below max_tokens.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,229 @@
+"""Rows on evaluators and deployers: rows set aside, reports, and what a server can load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
+from trainyard.spec.compat.place import Hits, Place, Row, When, Words, listed
+from trainyard.spec.nodes import AiGeneratorConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+
+VLLM_MAX_LORA_RANK = 16
+"""What vLLM allows when it was started without --max-lora-rank."""
+HOT_TARGETS = (TargetType.EMBEDDED, TargetType.VLLM)
+"""Targets that load an adapter while they run."""
+TARGETS_HERE = (TargetType.REGISTRY, *HOT_TARGETS)
+OWN_ROWS = ("forgetting",)
+LM_EVAL_PREFIX = "lm_eval:"
+"""Benchmarks that bring their rows with them."""
+
+
+SETS = ("unseen_wording", "unseen_documents")
+"""What a validator can set aside."""
+
+
+def only_control(_: Any, at: Place) -> Hits:
+    missing = at.view.missing.get(at.node.id)
+    return missing is not None and missing.only_control
+
+
+def set_aside(at: Place) -> frozenset[str]:
+    """Names of the sets that are held out of the data that reaches a node."""
+    found: set[str] = set()
+    for port in DATA_PORTS & set(at.node.inputs):
+        for node in at.sources(port):
+            if isinstance(node.config, ValidatorConfig):
+                found.update(held_out_by(node.config, at.at(node), port))
+    return frozenset(found)
+
+
+def held_out_by(config: ValidatorConfig, at: Place, port: Port) -> Iterator[str]:
+    if config.holdout.documents > 0:
+        yield "unseen_documents"
+    if config.holdout.wording and several_wordings(at, port):
+        yield "unseen_wording"
+
+
+def several_wordings(at: Place, port: Port) -> bool:
+    """Whether the rows of a validator have questions in more than one wording, which only a qa generator writes."""
+    for node in at.sources(port):
+        if isinstance(node.config, AiGeneratorConfig):
+            return node.config.template is GenerationTemplate.QA and node.config.wordings > 1
+        if isinstance(node.config, ValidatorConfig):
+            return several_wordings(at.at(node), port)
+    return False
+
+
+def nothing_set_aside(config: EvaluatorConfig, at: Place) -> Hits:
+    brings_rows = [
+        line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in config.benchmarks
+    ]
+    needed = not brings_rows or not all(brings_rows)
+    return needed and not set_aside(at)
+
+
+def set_not_there(config: EvaluatorConfig, at: Place) -> Hits:
+    """A benchmark on a set that is not held out, where others are."""
+    there = set_aside(at)
+    if not there:
+        return False
+    asked = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
+    asked["primary"] = (config.primary or "").partition("/")[2]
+    absent = {where: name for where, name in asked.items() if name in SETS and name not in there}
+    return [{"where": where, "set": name, "there": listed(sorted(there))} for where, name in absent.items()]
+
+
+def primary_not_listed(config: EvaluatorConfig, _: Place) -> Hits:
+    name, slash, held = (config.primary or "").partition("/")
+    fits = [line.name == name and (not slash or line.set in (held, None)) for line in config.benchmarks]
+    if not config.primary or not fits or any(fits):
+        return False
+    return {"names": listed(line.name for line in config.benchmarks)}
+
+
+def other_report(_: Any, at: Place) -> Hits:
+    """The report is about another adapter than the one that is deployed."""
+    reports, deployed = at.sources(Port.REPORT), at.sources(Port.ADAPTER, Port.MODEL)
+    if not reports or not deployed:
+        return False
+    judged = at.at(reports[0]).sources(Port.ADAPTER, Port.MODEL)
+    return bool(judged) and judged[0].id != deployed[0].id and {"judged": judged[0].id, "deployed": deployed[0].id}
+
+
+def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
+    """Each target for which a condition on it and on the trainer holds."""
+
+    def when(config: Any, at: Place) -> Hits:
+        trainer = at.trainer()
+        found: list[Words] = []
+        for index, target in enumerate(config.targets):
+            answer = condition(target, trainer) if trainer else None
+            if answer:
+                words = answer if isinstance(answer, Mapping) else {}
+                found.append({"index": index, "target": target, "trainer": trainer, **words})
+        return found
+
+    return when
+
+
+def is_vllm(target: Any) -> bool:
+    return bool(target.type is TargetType.VLLM)
+
+
+def rank_too_high(target: Any, trainer: TrainerConfig) -> Hits:
+    limit = target.max_lora_rank or (VLLM_MAX_LORA_RANK if is_vllm(target) else None)
+    rank = trainer.lora.rank or 0
+    shaped = trainer.method in ADAPTER_METHODS and trainer.method is not Method.OFT
+    return shaped and limit is not None and rank > limit and {"limit": limit, "rank": rank}
+
+
+EVALUATOR_ROWS = (
+    Row(
+        "R-CONTROL-ALONE", "evaluator", "needs", only_control,
+        "Only a control reaches the evaluator, and there is nothing to compare it with.",
+        "Name the trainer without `control` in `needs` too.", chained=True,
+    ),
+    Row(
+        "R-NO-HELDOUT", "evaluator", "config.benchmarks", nothing_set_aside,
+        "No rows are set aside for the evaluation: what training saw proves nothing.",
+        "Put a validator before the trainer, or give every benchmark a path.", chained=True,
+    ),
+    Row(
+        "R-NO-SET", "evaluator", "config.{where}", set_not_there,
+        "No set {set} is held out; there is {there}.",
+        "Use {there}, or let the validator set it aside; unseen wordings need a qa generator with several wordings.",
+        chained=True,
+    ),
+    Row(
+        "R-PRIMARY", "evaluator", "config.primary", primary_not_listed,
+        "The primary metric {config.primary!r} is not among the benchmarks ({names}).",
+        "Add it to the benchmarks, or name one of them.",
+    ),
+)  # fmt: skip
+
+DEPLOYER_ROWS = (
+    Row(
+        "R-CONTROL-DEPLOY", "deployer", "needs", only_control,
+        "The only adapter that reaches the deployer is a control, trained on shuffled answers.",
+        "Name the trainer without `control`, or its evaluator, in `needs`.", chained=True,
+    ),
+    Row(
+        "R-UNEVALUATED", "deployer", "config.unevaluated",
+        lambda config, at: not config.unevaluated and not at.sources(Port.REPORT),
+        "No evaluator is before the deployer, so nobody would know whether the adapter is better.",
+        "Put an evaluator before it, or write `unevaluated: true`.", chained=True,
+    ),
+    Row(
+        "R-REPORT-MISMATCH", "deployer", "needs", other_report,
+        "The report judges {judged!r}, and {deployed!r} would be deployed.",
+        "Evaluate {deployed!r}, or let the deployer need only the evaluator.", chained=True,
+    ),
+    Row(
+        "R-REWARD-DEPLOY", "deployer", "needs",
+        lambda _, at: (trainer := at.trainer()) is not None and trainer.stage is Stage.REWARD,
+        "The trainer before it makes a reward model, which gives scores and answers nobody.",
+        "Deploy the adapter of another stage.", chained=True,
+    ),
+    Row(
+        "R-FULL-HOTLOAD", "deployer", "config.targets.{index}.type",
+        targets(lambda target, trainer: target.type in HOT_TARGETS and trainer.method not in ADAPTER_METHODS),
+        "A server of type {target.type} loads adapters while it runs, and method {trainer.method} makes a whole model.",
+        "Use target registry and start a server with the model, or train with method lora.", chained=True,
+    ),
+    Row(
+        "R-DORA-VLLM", "deployer", "config.targets.{index}.type",
+        targets(lambda target, trainer: is_vllm(target) and trainer.method is Method.DORA),
+        "vLLM cannot serve DoRA adapters: it has no magnitude vector.",
+        "Train with method lora, or use target embedded.", chained=True,
+    ),
+    Row(
+        "R-OFT-VLLM", "deployer", "config.targets.{index}.type",
+        targets(lambda target, trainer: is_vllm(target) and trainer.method is Method.OFT),
+        "vLLM serves low-rank adapters, not orthogonal ones (OFT).",
+        "Train with method lora, or use target embedded.", chained=True,
+    ),
+    Row(
+        "R-RANK-SERVER", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
+        "The adapter has rank {rank}, and the server takes at most {limit}.",
+        "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use `lora.rank: {limit}`.",
+        chained=True,
+    ),
+    Row(
+        "R-MODULES-TO-SAVE", "deployer", "config.targets.{index}.type",
+        targets(
+            lambda target, trainer: is_vllm(target) and trainer.method in ADAPTER_METHODS
+            and bool(trainer.lora.modules_to_save) and {"modules": listed(trainer.lora.modules_to_save)}
+        ),
+        "vLLM serves no adapter with whole modules ({modules}).",
+        "Remove lora.modules_to_save, or use target embedded.", chained=True,
+    ),
+    Row(
+        "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
+        targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
+        "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
+        "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
+    ),
+    Row(
+        "R-TARGET-URL", "deployer", "config.targets.{index}.url",
+        lambda config, _: [
+            {"index": index} for index, target in enumerate(config.targets) if is_vllm(target) and target.url is None
+        ],
+        "A vllm target is reached at its address, and none is given.", "Add `url:`, such as http://127.0.0.1:8000.",
+    ),
+    Row(
+        "R-TARGET-UNSUPPORTED", "deployer", "config.targets.{index}.type",
+        lambda config, _: [
+            {"index": index, "target": target}
+            for index, target in enumerate(config.targets) if target.type not in TARGETS_HERE
+        ],
+        "This version cannot deploy to {target.type}.", f"Use {listed(TARGETS_HERE)}.",
+    ),
+    Row(
+        "R-ROLE-TWICE", "deployer", "config.role",
+        lambda config, at: at.view.roles[config.tenant, config.role] > 1,
+        "Several deployers of this chain switch {config.tenant}/{config.role}; the last to finish would win.",
+        "Give each deployer its own role.", chained=True,
+    ),
+)  # fmt: skip

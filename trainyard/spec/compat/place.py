@@ -1,0 +1,143 @@
+"""What a row of the table sees: one node in its place in the chain, and the facts of the machine at run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from trainyard.errors import Reason
+from trainyard.spec.axes import BackendName, Device, Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.ports import Ambiguous, Missing, Wiring
+from trainyard.spec.training import TrainerConfig
+
+Words = Mapping[str, object]
+Hits = bool | Words | Sequence[Words] | None
+"""What a `when` answers: no, yes, yes with words for the texts, or several times yes."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the machine, the settings and the caller's folders say when a chain is about to run. None: not known."""
+
+    endpoints: Set[str] | None = None
+    """Models for which the settings name an address."""
+    path_problem: Callable[[str], str | None] | None = None
+    """Why a data path may not be read (it leaves its root); None if it may."""
+    backends: Mapping[BackendName, str | None] | None = None
+    """Backend -> why it is not available here; None if it is. One that is not listed is not available."""
+    devices: Set[Device] | None = None
+    """Devices of this machine, the CPU included."""
+    data_workers: Set[str] = frozenset()
+    """Addresses of the data workers that the operator configured."""
+    embedded: bool | None = None
+    """Whether the embedded model server is up."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A whole chain, with what several rows want to know of it worked out once."""
+
+    chain: ResolvedChain
+    wiring: Wiring
+    facts: RunFacts | None = None
+
+    @cached_property
+    def used_controls(self) -> frozenset[str]:
+        sources = (source for node in self.chain.nodes for given in node.inputs.values() for source in given)
+        return frozenset(source.node_id for source in sources if source.control)
+
+    @cached_property
+    def roles(self) -> Counter[tuple[str, str]]:
+        configs: Iterable[Any] = (node.config for node in self.chain.nodes if node.type == "deployer")
+        return Counter((config.tenant, config.role) for config in configs)
+
+    @cached_property
+    def missing(self) -> dict[str, Missing]:
+        return {one.node_id: one for one in self.wiring.missing}
+
+    @cached_property
+    def ambiguous(self) -> dict[str, list[Ambiguous]]:
+        found: dict[str, list[Ambiguous]] = {}
+        for one in self.wiring.ambiguous:
+            found.setdefault(one.node_id, []).append(one)
+        return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node in its chain."""
+
+    node: ResolvedNode
+    view: View
+
+    def sources(self, *ports: Port) -> list[ResolvedNode]:
+        """The nodes that fill these ports of this node, controls left out."""
+        given = [source for port in ports for source in self.node.inputs.get(port, ()) if not source.control]
+        return [self.view.chain.by_id[source.node_id] for source in given]
+
+    def trainer(self) -> TrainerConfig | None:
+        """The trainer whose adapter or model this node takes."""
+        configs = (node.config for node in self.sources(Port.ADAPTER, Port.MODEL))
+        return next((config for config in configs if isinstance(config, TrainerConfig)), None)
+
+    def at(self, node: ResolvedNode) -> Place:
+        return Place(node, self.view)
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.view.facts or RunFacts()
+
+
+When = Callable[[Any, Place], Hits]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One refused combination. `field` may hold words in braces too, such as the number of a target."""
+
+    code: str
+    on: str
+    field: str
+    when: When
+    because: str
+    instead: str
+    chained: bool = False
+    """Looks at other nodes too; not asked where an error elsewhere makes the inputs unknowable."""
+    scope: Literal["spec", "run"] = "spec"
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:
+    by_type: dict[str, list[Row]] = {}
+    reasons: list[Reason] = []
+    for node in view.chain.nodes:
+        if node.type not in by_type:
+            by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
+        place = Place(node, view)
+        for row in by_type[node.type]:
+            if not (row.chained and node.id in unclear):
+                reasons += apply_row(row, place)
+    return reasons
+
+
+def apply_row(row: Row, place: Place) -> Iterator[Reason]:
+    answer = row.when(place.node.config, place)
+    if not answer:
+        return
+    hits = [answer] if isinstance(answer, Mapping) else [{}] if answer is True else answer
+    for words in hits:
+        filled = {"config": place.node.config, **words}
+        yield Reason(
+            row.code,
+            place.node.id,
+            row.field.format(**filled),
+            row.because.format(**filled),
+            row.instead.format(**filled),
+        )

@@ -1,0 +1,110 @@
+"""Rows that need the machine and the operator's settings: a chain they refuse is a valid chain elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainyard.spec.axes import Device, Engine, Precision, TargetType
+from trainyard.spec.compat.place import Hits, Place, Row, listed
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+
+
+def data_paths(config: Any, at: Place) -> Hits:
+    """Every path of a node that its reader would refuse."""
+    problem = at.facts.path_problem
+    if problem is None:
+        return False
+    named = [(field, path, problem(path)) for field, path in paths_of(config)]
+    return [{"where": field, "path": path, "problem": why} for field, path, why in named if why]
+
+
+def paths_of(config: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(config, DataSourceConfig):
+        sets = [(f"sets.{port.value}.", given) for port, given in config.sets.items()] or [("", config.single())]
+        for prefix, given in sets:
+            if given.path and not given.data_worker:
+                yield f"{prefix}path", given.path
+            if given.repository and "://" not in given.repository:
+                yield f"{prefix}repository", given.repository
+    if isinstance(config, ValidatorConfig):
+        yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
+    if isinstance(config, EvaluatorConfig):
+        yield from ((f"benchmarks.{n}.path", line.path) for n, line in enumerate(config.benchmarks) if line.path)
+
+
+def unknown_worker(config: DataSourceConfig, at: Place) -> Hits:
+    sets = config.sets.values() or (config.single(),)
+    workers = dict.fromkeys(given.data_worker for given in sets if given.data_worker)
+    return [{"worker": worker} for worker in workers if worker not in at.facts.data_workers]
+
+
+def no_endpoint(config: AiGeneratorConfig, at: Place) -> Hits:
+    asks = config.engine in (None, Engine.OPENAI) and config.base_url is None
+    return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
+
+
+def no_backend(config: TrainerConfig, at: Place) -> Hits:
+    if at.facts.backends is None:
+        return False
+    why = at.facts.backends.get(config.backend, "This version does not have it.")
+    here = [name.value for name, problem in at.facts.backends.items() if problem is None]
+    return why is not None and {"why": why, "here": listed(here) or "none is available here"}
+
+
+def lacks_device(device: Device, at: Place) -> bool:
+    return at.facts.devices is not None and device not in (Device.AUTO, *at.facts.devices)
+
+
+def computes_on_cpu(config: TrainerConfig, at: Place) -> bool:
+    return config.device is Device.AUTO and at.facts.devices is not None and not at.facts.devices - {Device.CPU}
+
+
+RUN_ROWS = (
+    Row(
+        "R-PATH-ROOT", "*", "config.{where}", data_paths,
+        "The path {path!r} {problem}.",
+        "Use a path inside a data root, or let the operator add the folder to data_roots.", scope="run",
+    ),
+    Row(
+        "R-DATA-WORKER", "data_source", "config.data_worker", unknown_worker,
+        "The data worker {worker} is not one that this installation may ask.",
+        "Copy the file into a data root and name its path.", scope="run",
+    ),
+    Row(
+        "R-ENGINE-UNRESOLVED", "ai_generator", "config.model", no_endpoint,
+        "No address is configured for the model {config.model!r}, and it is not replaced by another.",
+        'Add [endpoints."{config.model}"] with base_url to trainyard.toml, or base_url here, or remove the model.',
+        scope="run",
+    ),
+    Row(
+        "R-ENGINE-VLLM", "ai_generator", "config.engine",
+        lambda config, at: config.engine is Engine.VLLM and lacks_device(Device.CUDA, at),
+        "The engine vllm starts a server on a CUDA device, and this machine has none.",
+        "Use engine openai with the address of a server, or engine local.", scope="run",
+    ),
+    Row(
+        "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,
+        "The backend {config.backend} is not available here: {why}",
+        "Use one of: {here}.", scope="run",
+    ),
+    Row(
+        "R-DEVICE-MISSING", "trainer", "config.device", lambda config, at: lacks_device(config.device, at),
+        "This machine has no device {config.device}.", "Use device auto, which takes what is here.", scope="run",
+    ),
+    Row(
+        "R-FP16-CPU", "trainer", "config.hyperparameters.precision",
+        lambda config, at: config.hyperparameters.precision is Precision.FP16 and computes_on_cpu(config, at),
+        "This machine computes on its CPU, and half precision is not applied there.",
+        "Use precision auto, bf16 or fp32.", scope="run",
+    ),
+    Row(
+        "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",
+        lambda config, at: at.facts.embedded is False and [
+            {"index": index} for index, target in enumerate(config.targets)
+            if target.type is TargetType.EMBEDDED and target.url is None
+        ],
+        "The embedded model server is not running.", "Call `trainyard up`, or give the target a url.", scope="run",
+    ),
+)  # fmt: skip

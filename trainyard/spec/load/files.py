@@ -1,0 +1,103 @@
+"""A file, a text or a plain value to a `ChainSpec`. A file may hold a chain, a job, or a call of a template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainyard.errors import NotFound, Reason, Refused
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.job import JobSpec, chain_of_job
+from trainyard.spec.limits import MAX_SPEC_BYTES
+from trainyard.spec.load.parse import closest, parse_chain, reasons_of
+from trainyard.spec.load.text import parse_text, refuse
+from trainyard.spec.templates import TEMPLATES, build_template
+
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def load_chain(source: Path | str | bytes) -> ChainSpec:
+    """The chain in a file or a text.
+
+    Raises `NotFound` (`E-SPEC-FILE`) if there is no such file, `Refused` with every reason if it is not a chain.
+    """
+    spec, reasons = read_chain(load_value(source))
+    if spec is None:
+        raise Refused(reasons)
+    return spec
+
+
+def load_value(source: Path | str | bytes) -> Any:
+    """The plain value in a file (`Path`, or a text that names one) or in a text."""
+    if isinstance(source, bytes):
+        return parse_text(source)
+    if isinstance(source, str) and not names_file(source):
+        return parse_text(source)
+    return parse_text(read_capped(Path(source)))
+
+
+def names_file(text: str) -> bool:
+    """A text of one line that ends like a spec file, or that an existing file has as its name."""
+    line = text.strip()
+    if not line or "\n" in line or "\0" in line or len(line) > 4096 or line[0] in "{[":
+        return False
+    return line.lower().endswith(FILE_SUFFIXES) or Path(line).is_file()
+
+
+def read_capped(path: Path) -> bytes:
+    """The bytes of a file, one more than the cap at most. A device or a pipe that never ends is not read to its end."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_SPEC_BYTES + 1)
+    except IsADirectoryError as error:
+        raise NotFound(
+            f"{path} is a folder, not a file.", do="Name a YAML or JSON file.", code="E-SPEC-FILE"
+        ) from error
+    except OSError as error:
+        raise NotFound(
+            f"The file {path} cannot be read.", why=str(error.strerror), do="Check the path.", code="E-SPEC-FILE"
+        ) from error
+
+
+def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
+    """The chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
+    if isinstance(value, Mapping) and "template" in value and "nodes" not in value:
+        return from_template(value)
+    if isinstance(value, Mapping) and "dataset" in value and "nodes" not in value:
+        return from_job(value)
+    return parse_chain(value)
+
+
+def from_job(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reason]]:
+    try:
+        return chain_of_job(JobSpec.model_validate(value)), []
+    except ValidationError as error:
+        return None, reasons_of(error, JobSpec)
+
+
+def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reason]]:
+    name, parameters = value["template"], value.get("parameters") or {}
+    extra = [key for key in value if key not in ("template", "parameters")]
+    if extra:
+        near = closest(str(extra[0]), ("template", "parameters"))
+        instead = f"Did you mean {near!r}?" if near else "Put it under `parameters:`."
+        return None, [Reason("E-SPEC-KEY", None, str(extra[0]), f"There is no field {extra[0]!r} here.", instead)]
+    if name not in TEMPLATES:
+        near = closest(str(name), TEMPLATES)
+        instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(TEMPLATES)}."
+        return None, [Reason("E-SPEC-TEMPLATE", None, "template", f"There is no template {str(name)!r}.", instead)]
+    try:
+        return build_template(str(name), parameters), []
+    except ValidationError as error:
+        return None, [under_parameters(reason) for reason in reasons_of(error, TEMPLATES[str(name)].model)]
+
+
+def under_parameters(reason: Reason) -> Reason:
+    field = f"parameters.{reason.field}" if reason.field else "parameters"
+    return Reason(reason.code, reason.node, field, reason.because, reason.instead)
+
+
+__all__ = ["load_chain", "load_value", "read_chain", "refuse"]

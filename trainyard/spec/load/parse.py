@@ -1,0 +1,230 @@
+"""From a plain value to a `ChainSpec`, or to one reason for each thing that is wrong with it.
+
+A misspelt key or type is answered with the nearest word that exists. A node that cannot be read does not hide what is
+wrong with the others: `parse_nodes` reads them one by one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from trainyard.errors import Reason
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
+
+SHOWN_CHARS = 60
+"""Characters of a wrong value that a message repeats."""
+NAME_RULE = "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
+
+INSTEAD = {
+    "bool_parsing": "Write true or false.",
+    "bool_type": "Write true or false.",
+    "int_parsing": "Write a whole number.",
+    "int_type": "Write a whole number.",
+    "int_from_float": "Write a whole number.",
+    "float_parsing": "Write a number.",
+    "float_type": "Write a number.",
+    "finite_number": "Write a finite number.",
+    "string_type": "Write a text; put quotes around it if it looks like a number.",
+    "tuple_type": "Write a list.",
+    "dict_type": "Write a mapping of keys to values.",
+    "model_type": "Write a mapping of keys to values.",
+    "model_attributes_type": "Write a mapping of keys to values.",
+}
+"""Kind of pydantic error -> what to write; bounds and choices are worded from the error's own context."""
+
+BOUNDS = {
+    "greater_than": ("gt", "Write a number above {}."),
+    "greater_than_equal": ("ge", "Write a number of at least {}."),
+    "less_than": ("lt", "Write a number below {}."),
+    "less_than_equal": ("le", "Write a number of at most {}."),
+    "string_too_short": ("min_length", "Write at least {} character(s)."),
+    "string_too_long": ("max_length", "Write at most {} characters."),
+    "too_short": ("min_length", "Give at least {}."),
+    "too_long": ("max_length", "Give at most {}."),
+}
+
+
+@dataclass(frozen=True)
+class ParsedNode:
+    """A node as it was read; `node` is None if it could not be."""
+
+    type: str
+    id: str | None
+    needs: tuple[str, ...] | None
+    node: NodeBase | None
+
+
+def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
+    """The chain that a plain value describes, or the reasons why it describes none."""
+    if not isinstance(value, Mapping):
+        because = f"A chain is a mapping with `nodes`, not {described(value)}."
+        return None, [Reason("E-SPEC-SHAPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
+    try:
+        return ChainSpec.model_validate(value), []
+    except ValidationError as error:
+        ids = number(parse_nodes(value, read=False))
+        return None, reasons_of(error, ChainSpec, ids)
+
+
+def parse_nodes(value: Any, read: bool = True) -> list[ParsedNode]:
+    """The nodes of a chain that is not valid as a whole, each by itself."""
+    listed = value.get("nodes") if isinstance(value, Mapping) else None
+    return [parse_node(raw, read) for raw in listed] if isinstance(listed, list | tuple) else []
+
+
+def parse_node(raw: Any, read: bool) -> ParsedNode:
+    if isinstance(raw, NodeBase):
+        raw = raw.model_dump(exclude_unset=True)
+    if not isinstance(raw, Mapping):
+        return ParsedNode("node", None, None, None)
+    kind, node_id, needs = raw.get("type"), raw.get("id"), raw.get("needs")
+    node = None
+    if read and kind in NODE_MODELS:
+        try:
+            node = NODE_MODELS[kind].model_validate(raw)
+        except ValidationError:
+            node = None  # its reasons are in the chain's own error
+    return ParsedNode(
+        type=kind if isinstance(kind, str) and kind else "node",
+        id=node_id if isinstance(node_id, str) and node_id else None,
+        needs=tuple(map(str, needs)) if isinstance(needs, list | tuple) else None,
+        node=node,
+    )
+
+
+def number(nodes: Sequence[ParsedNode]) -> list[str]:
+    """The id of each node: its own, or its type, with a number from the second of that type on."""
+    taken = {node.id for node in nodes if node.id is not None}
+    counts: Counter[str] = Counter()
+    ids = []
+    for node in nodes:
+        node_id = node.id
+        while node_id is None:
+            stem = node.type.replace("_", "-")
+            counts[stem] += 1
+            candidate = stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"
+            node_id = None if candidate in taken else candidate
+        ids.append(node_id)
+    return ids
+
+
+# Reasons
+
+
+def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
+    """One reason for each of pydantic's errors, but for the one that a list of wrong nodes is also too short."""
+    details = error.errors(include_url=False)
+    echo = bool(ids)
+    return [
+        reason_of(detail, model, ids)
+        for detail in details
+        if not (echo and detail["type"] == "too_short" and detail["loc"] == ("nodes",))
+    ]
+
+
+def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[str]) -> Reason:
+    loc = tuple(detail["loc"])
+    node, path = None, loc
+    if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
+        node = ids[loc[1]] if loc[1] < len(ids) else f"nodes.{loc[1]}"
+        path = loc[3:] if len(loc) > 2 and loc[2] in NODE_TYPES else loc[2:]
+    field = ".".join(map(str, path))
+    kind, given = detail["type"], detail.get("input")
+    if kind == "extra_forbidden":
+        return misspelt(node, field, str(loc[-1]), model_at(model, loc[:-1]))
+    if kind == "missing":
+        return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return unknown_type(node, given)
+    because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
+    if kind == "value_error":
+        because = sentence(detail["msg"])
+    code = "E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE"
+    return Reason(code, node, field, because, instead_of(detail))
+
+
+def misspelt(node: str | None, field: str, key: str, parent: type[BaseModel] | None) -> Reason:
+    names = [info.alias or name for name, info in parent.model_fields.items()] if parent else []
+    near = closest(key, names)
+    instead = f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(names)}."
+    return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
+
+
+def unknown_type(node: str | None, given: Any) -> Reason:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    near = closest(kind, NODE_TYPES) if isinstance(kind, str) else None
+    because = f"There is no node type {described(kind)}." if kind is not None else "The node has no `type`."
+    return Reason(
+        "E-SPEC-TYPE", node, "type", because, f"Did you mean {near!r}?" if near else f"Use {', '.join(NODE_TYPES)}."
+    )
+
+
+def instead_of(detail: Mapping[str, Any]) -> str:
+    """What to write, from the kind of error and its bounds."""
+    kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
+    if kind in BOUNDS:
+        name, text = BOUNDS[kind]
+        return text.format(f"{context[name]:,}" if isinstance(context[name], int) else context[name])
+    if kind in ("enum", "literal_error"):
+        choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
+        near = closest(given, choices) if isinstance(given, str) else None
+        return f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(choices)}."
+    if kind == "string_pattern_mismatch":
+        return NAME_RULE if "a-z0-9-" in str(context["pattern"]) else f"Write a text like {context['pattern']}."
+    return INSTEAD.get(kind, "Correct the value; docs/chains.md lists what each field takes.")
+
+
+def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | None:
+    """The model of the mapping at a location of pydantic's error, to name the keys that it takes."""
+    current: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if part in NODE_MODELS and (current is None or part not in current.model_fields):
+            current = NODE_MODELS[part]
+        elif current is not None:
+            by_key = {info.alias or name: info for name, info in current.model_fields.items()}
+            current = first_model(by_key[part].annotation) if part in by_key else current
+    return current
+
+
+def first_model(annotation: Any) -> type[BaseModel] | None:
+    """The model inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in typing.get_args(annotation):
+        found = first_model(part)
+        if found is not None:
+            return found
+    return None
+
+
+def closest(given: str, allowed: Iterable[str]) -> str | None:
+    """The allowed word that is most like the given one, if any is like it."""
+    plain = given.lower().replace("-", "_")
+    by_plain = {word.lower().replace("-", "_"): word for word in allowed}
+    near = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    return by_plain[near[0]] if near else None
+
+
+def described(given: Any) -> str:
+    """A wrong value, short enough for one line."""
+    if given is None:
+        return "null"
+    text = repr(given) if isinstance(given, str | int | float | bool) else f"a {type(given).__name__}"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def sentence(message: str) -> str:
+    """Pydantic's wording as a sentence."""
+    text = message.removeprefix("Value error, ").strip()
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."

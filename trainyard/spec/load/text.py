@@ -1,0 +1,285 @@
+"""YAML or JSON text to a plain value, safely: no code, no aliases, no surprise types, and caps on size and depth.
+
+YAML is read in one pass over libyaml's events, so that depth, size and aliases are judged before anything is built.
+Scalars follow the YAML 1.2 core schema: `2e-4` is a number, `no` and `on` are texts, and a date is a text.
+Every refusal is a `Refused` with one reason, whose field says the line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from trainyard.errors import Reason, Refused
+from trainyard.spec.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
+
+INTEGER = re.compile(r"[-+]?[0-9]+\Z")
+OCTAL_OR_HEX = re.compile(r"0(o[0-7]+|x[0-9a-fA-F]+)\Z")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+NOT_FINITE = re.compile(r"[-+]?(\.inf|\.Inf|\.INF|\.nan|\.NaN|\.NAN|nan|NaN|inf|Infinity)\Z")
+WORDS: dict[str, Any] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+JSON_START = re.compile(r'\[|\{\s*["}]')
+"""A flow mapping of YAML starts with a brace too, but the first key of JSON is quoted."""
+JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]|[,:]', re.DOTALL)
+PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
+
+
+def refuse(code: str, where: str, because: str, instead: str) -> Refused:
+    return Refused([Reason(code, None, where, because, instead)], "The file cannot be read as a spec.")
+
+
+def parse_text(data: bytes | str, *, max_bytes: int = MAX_SPEC_BYTES) -> Any:
+    """The plain value (mappings, lists, texts, finite numbers, booleans, null) of a YAML or JSON text.
+
+    Raises `Refused` with one of `E-SPEC-SIZE`, `-ENCODING`, `-CHARACTER`, `-SYNTAX`, `-ALIAS`, `-TAG`, `-DUPLICATE`,
+    `-NUMBER`, `-DEPTH`, `-EMPTY`.
+    """
+    size = len(data) if isinstance(data, bytes) else len(data.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise refuse(
+            "E-SPEC-SIZE", "", f"The file has {size:,} bytes; at most {max_bytes:,} are read.",
+            "Put data into a data set and name its path.",
+        )  # fmt: skip
+    text = checked_characters(decoded(data) if isinstance(data, bytes) else data)
+    stripped = text.lstrip()
+    if not stripped:
+        raise refuse("E-SPEC-EMPTY", "", "The file is empty.", "Write a chain: `nodes:` with a list of nodes.")
+    return from_json(text) if JSON_START.match(stripped) else from_yaml(text)
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8, with or without a byte order mark. Anything else is refused rather than guessed."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise refuse("E-SPEC-ENCODING", "", "The file is UTF-16 or UTF-32.", "Save it as UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refuse(
+            "E-SPEC-ENCODING", f"byte {error.start}", f"The file is not UTF-8: {error.reason}.", "Save it as UTF-8."
+        ) from error
+
+
+def checked_characters(text: str) -> str:
+    """Refuse NUL and lone surrogates, which no store and no terminal takes."""
+    text = text.removeprefix("\ufeff")
+    for index, character in enumerate(text) if not text.isprintable() else ():
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            raise wrong_character(character, f"line {text.count(chr(10), 0, index) + 1}")
+    return text
+
+
+def wrong_character(character: str, where: str) -> Refused:
+    name = "a NUL character" if character == "\0" else f"a lone surrogate (U+{ord(character):04X})"
+    return refuse("E-SPEC-CHARACTER", where, f"The text holds {name}.", "Remove it; texts are Unicode without NUL.")
+
+
+# JSON
+
+
+def from_json(text: str) -> Any:
+    check_json_size(text)
+    try:
+        value = json.loads(
+            text, object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=finite, parse_int=integer
+        )
+    except json.JSONDecodeError as error:
+        raise refuse(
+            "E-SPEC-SYNTAX", f"line {error.lineno}", f"This is not JSON: {error.msg}.", "Correct the JSON at that line."
+        ) from error
+    check_texts(value)
+    return value
+
+
+def check_json_size(text: str) -> None:
+    """Depth and number of values, before the parser recurses."""
+    depth = values = 0
+    for match in JSON_PIECE.finditer(text):
+        first = match.group()[0]
+        if first in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise too_deep(f"line {text.count(chr(10), 0, match.start()) + 1}")
+        elif first in "]}":
+            depth -= 1
+        values += first in "[{,:"
+        if values > MAX_VALUES:
+            raise too_many()
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise duplicate_key(next(key for key in keys if keys.count(key) > 1), "")
+    return found
+
+
+def refuse_constant(text: str) -> Any:
+    raise not_finite(text, "")
+
+
+def finite(text: str, where: str = "") -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise not_finite(text, where)
+    return value
+
+
+def integer(text: str, where: str = "") -> int:
+    if len(text) > MAX_INTEGER_DIGITS:
+        raise refuse(
+            "E-SPEC-NUMBER", where, f"A number has {len(text):,} digits.", f"Write at most {MAX_INTEGER_DIGITS} digits."
+        )
+    return int(text)
+
+
+# YAML
+
+
+def from_yaml(text: str) -> Any:
+    """One pass over the events; containers under construction are on a stack."""
+    root: list[Any] = []
+    stack: list[Container] = [Container(root)]
+    values = 0
+    for event in events(text):
+        assert event.start_mark is not None
+        where = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise refuse(
+                "E-SPEC-ALIAS", where, "The file uses an anchor or an alias of YAML.", "Write the value out in full."
+            )
+        if isinstance(event, yaml.CollectionEndEvent):
+            stack.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            values += 1
+            if values > MAX_VALUES:
+                raise too_many()
+            value = scalar(event, where) if isinstance(event, yaml.ScalarEvent) else container(event, where)
+            stack[-1].add(value, where)
+            if not isinstance(event, yaml.ScalarEvent):
+                stack.append(Container(value))
+                if len(stack) - 1 > MAX_DEPTH:
+                    raise too_deep(where)
+    if len(root) > 1:
+        raise refuse("E-SPEC-SYNTAX", "", f"The file holds {len(root)} documents.", "Write one document a file.")
+    return root[0] if root else None
+
+
+def events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        where = f"line {mark.line + 1}" if mark else ""
+        raise refuse(
+            "E-SPEC-SYNTAX", where, f"This is not YAML: {problem}.", "Correct the YAML at that line."
+        ) from error
+
+
+class Container:
+    """A list or a mapping that is being filled."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.key: str | None = None
+
+    def add(self, value: Any, where: str) -> None:
+        if isinstance(self.value, list):
+            self.value.append(value)
+        elif self.key is None:
+            if isinstance(value, list | dict) or value is None:
+                raise refuse("E-SPEC-SYNTAX", where, "A key is not a text.", "Write texts as keys.")
+            self.key = value if isinstance(value, str) else json.dumps(value)
+            if self.key in self.value:
+                raise duplicate_key(self.key, where)
+        else:
+            self.value[self.key] = value
+            self.key = None
+
+
+def container(event: Any, where: str) -> Any:
+    if event.tag not in (None, "!"):
+        raise tagged(event.tag, where)
+    return {} if isinstance(event, yaml.MappingStartEvent) else []
+
+
+def scalar(event: yaml.ScalarEvent, where: str) -> Any:
+    """The value of a scalar by the YAML 1.2 core schema; a quoted one is a text."""
+    if event.tag not in PLAIN_TAGS:
+        raise tagged(event.tag, where)
+    text: str = event.value
+    if event.style or event.tag:
+        check_text(text, where)
+        return text
+    if text in WORDS:
+        return WORDS[text]
+    if INTEGER.match(text):
+        return integer(text, where)
+    if OCTAL_OR_HEX.match(text):
+        return int(text, 0)
+    if FLOAT.match(text):
+        return finite(text, where)
+    if NOT_FINITE.match(text):
+        raise not_finite(text, where)
+    return text
+
+
+# Shared
+
+
+def check_texts(value: Any) -> None:
+    """JSON's escapes can spell what the text itself may not hold."""
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, str):
+            check_text(current, "")
+        elif isinstance(current, list):
+            pending += current
+        elif isinstance(current, dict):
+            pending += [*current.keys(), *current.values()]
+
+
+def check_text(text: str, where: str) -> None:
+    for character in text if not text.isprintable() else "":
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            raise wrong_character(character, where)
+
+
+def too_deep(where: str) -> Refused:
+    return refuse(
+        "E-SPEC-DEPTH",
+        where,
+        f"The file is nested deeper than {MAX_DEPTH} levels.",
+        "A chain needs about eight levels.",
+    )
+
+
+def too_many() -> Refused:
+    return refuse(
+        "E-SPEC-SIZE",
+        "",
+        f"The file holds more than {MAX_VALUES:,} values.",
+        "Put data into a data set and name its path.",
+    )
+
+
+def duplicate_key(key: str, where: str) -> Refused:
+    return refuse("E-SPEC-DUPLICATE", where, f"The key {key!r} is written twice.", "Keep one of the two.")
+
+
+def not_finite(text: str, where: str) -> Refused:
+    return refuse("E-SPEC-NUMBER", where, f"{text} is not a finite number.", "Write a finite number.")
+
+
+def tagged(tag: str, where: str) -> Refused:
+    return refuse("E-SPEC-TAG", where, f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")

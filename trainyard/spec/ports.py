@@ -1,0 +1,315 @@
+"""Typed ports: what each node makes, what it takes, and from which earlier node it comes.
+
+The rule: an input comes from the nearest earlier node that makes it. Nearness counts the links between the two; of two
+equally near nodes the one that was itself made from the other wins, and if neither was, the spec is refused rather than
+one of them dropped.
+
+What a set of rows is may show only when its file is read (`data.jsonl` with `format: auto`). Such a set is offered on
+every row port that it may turn out to be, and checked again at run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+from trainyard.spec.axes import ADAPTER_METHODS, DataFormat, GenerationTemplate, Port, Stage
+from trainyard.spec.chain import Source
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
+from trainyard.spec.training import Strict, TrainerConfig
+
+ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+"""Ports that carry rows, in the order in which reports list them."""
+
+FORMAT_PORTS: dict[DataFormat, tuple[Port, ...]] = {
+    DataFormat.ALPACA: (Port.SFT,),
+    DataFormat.SHAREGPT: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
+    DataFormat.OPENAI: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
+    DataFormat.PROMPT_COMPLETION: (Port.SFT,),
+    DataFormat.TOOL_CALLS: (Port.SFT,),
+    DataFormat.PREFERENCE: (Port.PREFERENCE,),
+    DataFormat.LABELLED: (Port.LABELLED,),
+    DataFormat.TEXT: (Port.TEXT,),
+    DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
+}
+"""What a named format may hold. OpenAI's and ShareGPT's spellings also carry preference pairs and labels."""
+
+ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
+COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+
+STAGE_DATA: dict[Stage, tuple[Port, ...]] = {
+    Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
+    Stage.SFT: (Port.SFT,),
+    Stage.REWARD: (Port.PREFERENCE,),
+    Stage.PPO: (Port.SFT,),
+    Stage.DPO: (Port.PREFERENCE,),
+    Stage.KTO: (Port.LABELLED,),
+}
+"""What a stage learns from; of several ports the nearest."""
+
+Channel = Literal["documents", "sft", "preference", "labelled", "text", "weights", "control", "report"]
+"""What one offer hides: a newer adapter or model hides the older one, whichever of the two it is."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the nodes before some node hand to it on one channel."""
+
+    sources: tuple[Source, ...]
+    """The nearest; several only when they are equally near and none was made from another."""
+    distance: int
+    certain: bool = True
+    """False for rows whose kind shows when the file is read."""
+
+
+Offers = Mapping[Channel, Offer]
+Inputs = dict[Port, tuple[Source, ...]]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node did not get what it cannot work without."""
+
+    node_id: str
+    wanted: tuple[Port, ...]
+    offered: tuple[Port, ...]
+    only_control: bool = False
+    """The only adapter that reaches the node is a control's."""
+
+
+@dataclass(frozen=True)
+class Ambiguous:
+    """Two equally near nodes make the same port."""
+
+    node_id: str
+    port: Port
+    candidates: tuple[str, ...]
+
+
+@dataclass
+class Wiring:
+    """The links of a whole chain, with what could not be linked."""
+
+    inputs: dict[str, Inputs] = field(default_factory=dict)
+    produces: dict[str, tuple[Port, ...]] = field(default_factory=dict)
+    missing: list[Missing] = field(default_factory=list)
+    ambiguous: list[Ambiguous] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PortNode:
+    """What the wiring needs to know of a node. `clear` is False where an error above makes its inputs unknowable."""
+
+    id: str
+    type: str
+    config: Strict
+    needs: tuple[str, ...]
+    clear: bool = True
+
+
+def wire(nodes: Sequence[PortNode]) -> Wiring:
+    """Link every input of nodes that are given in topological order. Time is linear in nodes and links."""
+    wiring = Wiring()
+    after: dict[str, dict[Channel, Offer]] = {}
+    position = {node.id: index for index, node in enumerate(nodes)}
+    for node in nodes:
+        offers = merge([after[need] for need in node.needs if need in after], wiring.inputs, position)
+        taken = take(node, offers)
+        wiring.inputs[node.id] = taken
+        own = made_by(node, offers)
+        wiring.produces[node.id] = tuple(
+            dict.fromkeys(source.port for offer in own.values() for source in offer.sources)
+        )
+        after[node.id] = {**{key: further(offer) for key, offer in offers.items()}, **own}
+        if node.clear:
+            wiring.missing += find_missing(node, offers, taken)
+            wiring.ambiguous += find_ambiguous(node, offers)
+    return wiring
+
+
+# What a node makes
+
+
+def made_by(node: PortNode, offers: Offers) -> dict[Channel, Offer]:
+    """What later nodes can take from this one, at distance 1."""
+    if node.type == "validator":
+        return {
+            channel: Offer((Source(node_id=node.id, port=Port(channel)),), 1, offers[channel].certain)
+            for channel in map(channel_of, ROW_PORTS)
+            if channel in offers
+        }
+    ports, certain = products(node.config, node.type)
+    control = isinstance(node.config, TrainerConfig) and node.config.control is not None
+    sources = [Source(node_id=node.id, port=port, control=control) for port in ports]
+    return {channel_of_source(source): Offer((source,), 1, source.port in certain) for source in sources}
+
+
+def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozenset[Port]]:
+    """The ports that a node fills by its config alone, and those of them that are certain before the run."""
+    if isinstance(config, DataSourceConfig):
+        return source_products(config)
+    if isinstance(config, AiGeneratorConfig):
+        port = Port.PREFERENCE if config.template is GenerationTemplate.PREFERENCE else Port.SFT
+        return (port,), frozenset({port})
+    if isinstance(config, TrainerConfig):
+        port = Port.ADAPTER if config.method in ADAPTER_METHODS else Port.MODEL
+        return (port,), frozenset({port})
+    if node_type == "evaluator":
+        return (Port.REPORT,), frozenset({Port.REPORT})
+    return (), frozenset()
+
+
+def source_products(config: DataSourceConfig) -> tuple[tuple[Port, ...], frozenset[Port]]:
+    if config.sets:
+        ports = tuple(port for port in Port if port in config.sets)
+        return ports, frozenset(ports)
+    ports = kinds_of_set(config.single())
+    return ports, frozenset(ports if len(ports) == 1 else ())
+
+
+def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
+    """The ports that a set may fill, from its format or its name, without reading it."""
+    if given.format is not DataFormat.AUTO:
+        return FORMAT_PORTS[given.format]
+    if given.repository:
+        return (Port.DOCUMENTS,)
+    name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])
+    suffixes = [suffix.lower() for suffix in name.suffixes]
+    while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return ROW_PORTS if suffixes and suffixes[-1] in ROW_SUFFIXES else (Port.DOCUMENTS,)
+
+
+# What a node takes
+
+
+def take(node: PortNode, offers: Offers) -> Inputs:
+    """The inputs of a node out of what is offered to it."""
+    if node.type == "ai_generator":
+        return pick(offers, "documents")
+    if node.type == "validator":
+        return pick(offers, "documents", *map(channel_of, ROW_PORTS)) if has_rows(offers) else {}
+    if isinstance(node.config, TrainerConfig):
+        return {**training_data(node.config.stage, offers), **pick(offers, "weights")}
+    if node.type == "evaluator":
+        return {**pick(offers, *map(channel_of, ROW_PORTS)), **candidate_and_control(offers)}
+    if node.type == "deployer":
+        return pick(offers, "weights", "report")
+    return {}
+
+
+def pick(offers: Offers, *channels: Channel) -> Inputs:
+    """The first source of each of these channels that is offered, under its own port."""
+    found = [offers[channel].sources[0] for channel in channels if channel in offers]
+    return {source.port: (source,) for source in found}
+
+
+def has_rows(offers: Offers) -> bool:
+    return any(channel_of(port) in offers for port in ROW_PORTS)
+
+
+def training_data(stage: Stage, offers: Offers) -> Inputs:
+    """What a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its own."""
+    wanted = [(offers[channel_of(port)], port) for port in STAGE_DATA[stage] if channel_of(port) in offers]
+    if not wanted and stage is Stage.SFT and "preference" in offers:
+        return {Port.SFT: offers["preference"].sources[:1]}
+    if not wanted:
+        return {}
+    offer, port = min(wanted, key=lambda pair: pair[0].distance)
+    sources = offer.sources[:1]
+    if port is Port.SFT and not offer.certain:
+        pairs = offers.get("preference")
+        sources += pairs.sources[:1] if pairs and pairs.sources[0].node_id == sources[0].node_id else ()
+    return {port: sources}
+
+
+def candidate_and_control(offers: Offers) -> Inputs:
+    """The adapter or model under evaluation, and beside it the control's."""
+    taken = pick(offers, "weights")
+    if taken and "control" in offers:
+        (control,) = offers["control"].sources[:1]
+        taken[control.port] = (*taken.get(control.port, ()), control)
+    return taken
+
+
+def wants(node: PortNode) -> tuple[Port, ...]:
+    """The ports of which a node needs at least one."""
+    if node.type == "ai_generator":
+        return (Port.DOCUMENTS,)
+    if node.type == "validator":
+        return ROW_PORTS
+    if isinstance(node.config, TrainerConfig):
+        return STAGE_DATA[node.config.stage]
+    return (Port.ADAPTER, Port.MODEL) if node.type in ("evaluator", "deployer") else ()
+
+
+def find_missing(node: PortNode, offers: Offers, taken: Inputs) -> Iterable[Missing]:
+    wanted = wants(node)
+    if wanted and not any(port in taken for port in wanted):
+        offered = tuple(dict.fromkeys(offer.sources[0].port for key, offer in offers.items() if key != "control"))
+        yield Missing(node.id, wanted, offered, only_control="control" in offers)
+
+
+def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:
+    """Ports that the node would take and for which two nodes are equally near."""
+    ports = {source.port for sources in take(node, offers).values() for source in sources}
+    for offer in offers.values():
+        if len(offer.sources) > 1 and offer.sources[0].port in ports:
+            yield Ambiguous(node.id, offer.sources[0].port, tuple(source.node_id for source in offer.sources))
+
+
+# Nearness
+
+
+def channel_of(port: Port) -> Channel:
+    return "weights" if port in (Port.ADAPTER, Port.MODEL) else port.value  # type: ignore[return-value]
+
+
+def channel_of_source(source: Source) -> Channel:
+    return "control" if source.control else channel_of(source.port)
+
+
+def further(offer: Offer) -> Offer:
+    return Offer(offer.sources, offer.distance + 1, offer.certain)
+
+
+def merge(
+    branches: Sequence[Offers], inputs: Mapping[str, Inputs], position: Mapping[str, int]
+) -> dict[Channel, Offer]:
+    """What several branches offer together: on each channel the nearest."""
+    if len(branches) == 1:
+        return dict(branches[0])
+    merged: dict[Channel, Offer] = {}
+    for branch in branches:
+        for channel, offer in branch.items():
+            merged[channel] = nearer(merged[channel], offer, inputs, position) if channel in merged else offer
+    return merged
+
+
+def nearer(one: Offer, other: Offer, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> Offer:
+    """The nearer of two offers, or both together without those from which another of them was made."""
+    if one.distance != other.distance:
+        return min(one, other, key=lambda offer: offer.distance)
+    if one == other:
+        return one
+    sources = tuple(dict.fromkeys((*one.sources, *other.sources)))
+    kept = tuple(s for s in sources if not any(t != s and made_from(t, s, inputs, position) for t in sources))
+    return Offer(kept, one.distance, one.certain and other.certain)
+
+
+def made_from(result: Source, origin: Source, inputs: Mapping[str, Inputs], position: Mapping[str, int]) -> bool:
+    """Whether `result` was made out of `origin`, over any number of nodes on the same channel."""
+    channel = channel_of_source(origin)
+    pending, seen = [result.node_id], {result.node_id}
+    while pending:
+        for sources in inputs.get(pending.pop(), {}).values():
+            for source in sources:
+                if source.node_id == origin.node_id:
+                    return channel_of_source(source) == channel
+                known = source.node_id in seen or position[source.node_id] < position[origin.node_id]
+                if not known and channel_of_source(source) == channel:
+                    seen.add(source.node_id)
+                    pending.append(source.node_id)
+    return False

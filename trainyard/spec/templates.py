@@ -1,0 +1,361 @@
+"""The four templates: a short form each, and the chain that it stands for.
+
+A template's core nodes are fixed. The switches under `steps` insert the others, visibly: what runs is always the chain
+that `trainyard plan` prints. To add a template: a model with a `build` method and a row in `TEMPLATES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from trainyard.spec.axes import Engine, GenerationTemplate, Method, Port, PreferenceLoss, Stage
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.nodes import (
+    AiGeneratorConfig,
+    AiGeneratorNode,
+    DataSourceConfig,
+    DataSourceNode,
+    DeployerConfig,
+    DeployerNode,
+    EvaluatorNode,
+    HoldoutRules,
+    Name,
+    Node,
+    Path,
+    SourceSet,
+    Target,
+    TrainerNode,
+    Url,
+    ValidatorConfig,
+    ValidatorNode,
+)
+from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+
+CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
+
+
+class Form(Strict):
+    """A part of a form. Keys are written as they are shown, `validate` too."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True, validate_default=True
+    )
+
+
+class TrainingForm(Form):
+    """How the adapter is trained."""
+
+    method: Literal["lora", "dora", "full"] = Field("lora", title="Method", description="Which weights move.")
+    epochs: float = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
+    learning_rate: float | None = Field(
+        None, gt=0, le=1, title="Learning rate", description="Peak; empty takes the method's vetted value."
+    )
+    batch_size: int = Field(4, ge=1, le=4096, title="Batch size", description="Rows per step.")
+    rank: int = Field(32, ge=1, le=256, title="Rank", description="Rank of the adapter; alpha is twice the rank.")
+    max_length: int = Field(
+        512, ge=8, le=1_048_576, title="Longest row", description="In tokens; longer rows are dropped."
+    )
+    seed: int = Field(42, ge=0, le=2**31 - 1, title="Seed")
+
+
+class AlignmentForm(Form):
+    """How preferences are learned (direct preference optimisation)."""
+
+    loss: Literal["sigmoid", "hinge", "ipo"] = Field("sigmoid", title="Loss")
+    beta: float = Field(
+        0.1, gt=0, le=100, title="Beta", description="How strongly the model is held to where it began."
+    )
+    epochs: float = Field(1, gt=0, le=1000, title="Epochs")
+    learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
+    batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
+
+
+class TargetForm(Form):
+    """One place where the adapter has to answer."""
+
+    type: Literal["registry", "embedded", "vllm"] = Field("registry", title="Type")
+    url: Url | None = Field(None, title="Address", description="Of the server; needed for vllm.")
+
+
+class PublishForm(Form):
+    """Under which name the adapter is registered, and where it has to answer."""
+
+    tenant: Name = Field("default", title="Tenant")
+    role: Name = Field("assistant", title="Role", description="The adapter becomes <tenant>/<role>/v<N>.")
+    targets: tuple[TargetForm, ...] = Field((TargetForm(),), title="Targets")
+    unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
+
+
+class DeploySteps(Form):
+    """Which further nodes the chain has."""
+
+    deploy: bool = Field(True, title="Deploy", description="Register the adapter and switch the targets.")
+    control: bool = Field(
+        False, title="Control", description="Train a second adapter on shuffled answers to compare with."
+    )
+
+
+class EvaluateSteps(DeploySteps):
+    """Which further nodes the chain has."""
+
+    evaluate: bool = Field(True, title="Evaluate", description="Compare with the base model on rows set aside.")
+
+
+class Steps(EvaluateSteps):
+    """Which further nodes the chain has."""
+
+    validate_rows: bool = Field(
+        True, alias="validate", title="Validate", description="Filter, remove duplicates and set evaluation rows aside."
+    )
+
+
+class QaPipeline(Form):
+    """Questions and answers from documents, and an adapter that learned them."""
+
+    documents: Path = Field("docs", title="Documents", description="File or folder to learn.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    model: str | None = Field(
+        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
+    )
+    wordings: int = Field(
+        3, ge=1, le=8, title="Wordings", description="Of each question; the last tests what was learned."
+    )
+    base_model: str | None = Field(
+        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
+    )
+    training: TrainingForm = TrainingForm()
+    publish: PublishForm = PublishForm()
+    steps: Steps = Steps()
+
+    def build(self) -> ChainSpec:
+        nodes = [
+            documents_node(self.documents),
+            generator_node(GenerationTemplate.QA, self.count, self.model, self.wordings),
+            *([validator_node(self.training)] if self.steps.validate_rows else []),
+            trainer_node(self.training, self.base_model),
+        ]
+        return finished("qa-pipeline", nodes, self.publish, self.steps, self.steps.evaluate)
+
+
+class AlignmentPipeline(Form):
+    """Supervised fine-tuning, then direct preference optimisation of the same adapter."""
+
+    sft: Path = Field(title="Examples", description="Data set of instructions and answers.")
+    preference: Path = Field(title="Preferences", description="Data set of chosen and rejected answers.")
+    base_model: str | None = Field(
+        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
+    )
+    training: TrainingForm = TrainingForm()
+    alignment: AlignmentForm = AlignmentForm()
+    publish: PublishForm = PublishForm()
+    steps: Steps = Steps()
+
+    def build(self) -> ChainSpec:
+        sets = {Port.SFT: SourceSet(path=self.sft), Port.PREFERENCE: SourceSet(path=self.preference)}
+        nodes = [
+            DataSourceNode(type="data_source", id="data-source", config=DataSourceConfig(sets=sets)),
+            *([validator_node(self.training)] if self.steps.validate_rows else []),
+            trainer_node(self.training, self.base_model),
+            preference_node(self.training, self.alignment, self.base_model),
+        ]
+        return finished("alignment-pipeline", nodes, self.publish, self.steps, self.steps.evaluate)
+
+
+class RagTuning(Form):
+    """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
+
+    documents: Path = Field("docs", title="Knowledge base", description="File or folder to learn.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    model: str | None = Field(
+        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
+    )
+    grounding: float = Field(
+        0.6, ge=0, le=1, title="Grounding", description="Least share of an answer's words found in its document."
+    )
+    base_model: str | None = Field(
+        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
+    )
+    training: TrainingForm = TrainingForm()
+    publish: PublishForm = PublishForm()
+    steps: EvaluateSteps = EvaluateSteps()
+
+    def build(self) -> ChainSpec:
+        nodes = [
+            documents_node(self.documents),
+            generator_node(GenerationTemplate.QA, self.count, self.model, 3),
+            validator_node(self.training, grounding=self.grounding),
+            trainer_node(self.training, self.base_model),
+        ]
+        return finished("rag-tuning", nodes, self.publish, self.steps, self.steps.evaluate)
+
+
+class CodeTuning(Form):
+    """Instructions and code from a repository, an adapter that learned them, and its evaluation."""
+
+    repository: Path = Field(".", title="Repository", description="Folder of the code, or a git repository.")
+    learn_from: Literal["files", "commits"] = Field(
+        "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
+    )
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted.")
+    model: str | None = Field(
+        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
+    )
+    base_model: str | None = Field(
+        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
+    )
+    training: TrainingForm = TrainingForm()
+    publish: PublishForm = PublishForm()
+    steps: DeploySteps = DeploySteps()
+
+    def build(self) -> ChainSpec:
+        place = {"repository": self.repository} if self.learn_from == "commits" else {"path": self.repository}
+        include = CODE_FILES if self.learn_from == "files" else ()
+        source = DataSourceConfig(**place, include=include)
+        nodes = [
+            DataSourceNode(type="data_source", id="data-source", config=source),
+            generator_node(GenerationTemplate.CODE, self.count, self.model, 2),
+            validator_node(self.training),
+            trainer_node(self.training, self.base_model),
+        ]
+        return finished("code-tuning", nodes, self.publish, self.steps, evaluate=True)
+
+
+# Nodes of a form
+
+
+def documents_node(path: str) -> DataSourceNode:
+    return DataSourceNode(type="data_source", id="data-source", config=DataSourceConfig(path=path))
+
+
+def generator_node(template: GenerationTemplate, count: int, model: str | None, wordings: int) -> AiGeneratorNode:
+    engine = Engine.EXTRACTIVE if model is None else None
+    config = AiGeneratorConfig(template=template, count=count, model=model, engine=engine, wordings=wordings)
+    return AiGeneratorNode(type="ai_generator", id="ai-generator", config=config)
+
+
+def validator_node(training: TrainingForm, grounding: float | None = None) -> ValidatorNode:
+    config = ValidatorConfig(max_tokens=training.max_length, grounding=grounding, holdout=HoldoutRules())
+    return ValidatorNode(type="validator", id="validator", config=config)
+
+
+def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
+    hyperparameters = Hyperparameters(
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        batch_size=training.batch_size,
+        max_length=training.max_length,
+        seed=training.seed,
+    )
+    config = TrainerConfig(
+        method=Method(training.method), base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
+    )
+    return TrainerNode(type="trainer", id="trainer", config=config)
+
+
+def shape(training: TrainingForm) -> LoraSettings:
+    """The adapter's shape; none for full weights."""
+    return LoraSettings() if training.method == "full" else LoraSettings(rank=training.rank)
+
+
+def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:
+    hyperparameters = Hyperparameters(
+        epochs=alignment.epochs,
+        learning_rate=alignment.learning_rate,
+        batch_size=alignment.batch_size,
+        max_length=training.max_length,
+        seed=training.seed,
+    )
+    config = TrainerConfig(
+        stage=Stage.DPO,
+        method=Method(training.method),
+        base_model=base_model,
+        hyperparameters=hyperparameters,
+        lora=shape(training),
+        preference=PreferenceSettings(loss=PreferenceLoss(alignment.loss), beta=alignment.beta),
+    )
+    return TrainerNode(type="trainer", id="trainer-2", config=config)
+
+
+def control_node(trainer: TrainerNode, before: str) -> TrainerNode:
+    """The last trainer's twin on shuffled answers, beside it and not after it."""
+    config = trainer.config.model_copy(update={"control": "shuffled_answers"})
+    return TrainerNode(type="trainer", id="control", needs=(before,), config=config)
+
+
+def finished(name: str, nodes: list[Any], publish: PublishForm, steps: DeploySteps, evaluate: bool) -> ChainSpec:
+    """The chain with the nodes that its switches ask for."""
+    last = nodes[-1].id
+    if steps.control:
+        nodes.append(control_node(nodes[-1], nodes[-2].id))
+    if evaluate:
+        needs = (last, "control") if steps.control else None
+        nodes.append(EvaluatorNode(type="evaluator", id="evaluator", needs=needs))
+        last = "evaluator"
+    if steps.deploy:
+        targets = tuple(Target.model_validate(target.model_dump()) for target in publish.targets)
+        config = DeployerConfig(
+            tenant=publish.tenant, role=publish.role, targets=targets, unevaluated=publish.unevaluated
+        )
+        nodes.append(
+            DeployerNode(type="deployer", id="deployer", needs=(last,) if steps.control else None, config=config)
+        )
+    listed: tuple[Node, ...] = tuple(nodes)
+    return ChainSpec(name=name, tenant=publish.tenant, nodes=listed)
+
+
+TemplateForm = QaPipeline | AlignmentPipeline | RagTuning | CodeTuning
+
+
+@dataclass(frozen=True)
+class Template:
+    """One row of the table: the form, and what is told about it."""
+
+    name: str
+    model: type[TemplateForm]
+    description: str
+    core: tuple[str, ...]
+    """Types of the nodes that are always there, in order."""
+
+
+TEMPLATES: dict[str, Template] = {
+    template.name: template
+    for template in (
+        Template(
+            "qa-pipeline",
+            QaPipeline,
+            "Generate question and answer pairs from documents and train a model on them.",
+            ("data_source", "ai_generator", "trainer"),
+        ),
+        Template(
+            "alignment-pipeline",
+            AlignmentPipeline,
+            "Supervised fine-tuning followed by direct preference optimisation.",
+            ("data_source", "trainer", "trainer"),
+        ),
+        Template(
+            "rag-tuning",
+            RagTuning,
+            "Train on a knowledge base; every answer is checked against its document.",
+            ("data_source", "ai_generator", "validator", "trainer"),
+        ),
+        Template(
+            "code-tuning",
+            CodeTuning,
+            "Train on the code or the history of a repository and evaluate the result.",
+            ("data_source", "ai_generator", "validator", "trainer", "evaluator"),
+        ),
+    )
+}
+
+
+def build_template(name: str, parameters: Mapping[str, Any] | TemplateForm | None = None) -> ChainSpec:
+    """The chain of a template. `parameters` are those of its form; what is left out takes the form's default.
+
+    Raises `KeyError` for an unknown name and pydantic's `ValidationError` for wrong parameters.
+    """
+    form = TEMPLATES[name].model.model_validate(parameters or {})
+    return form.build()

@@ -1,0 +1,387 @@
+"""Adapter versions: `<tenant>/<role>/v<N>`, never reused, never overwritten, and a pointer to the one that is live.
+
+    adapters/<tenant>/<role>/
+        v1/                 the adapter's files, and manifest.json with their SHA-256, written last
+        v2/                 no manifest yet: a registration that died; its number stays taken, it is never listed
+        live.json           {version, history: [{version, action, at}, …]}, replaced atomically
+
+A number is reserved by `mkdir`, which succeeds for exactly one of any number of processes. Files are hard-linked where
+the file system allows it, so that a registration costs no space, and copied elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
+from trainyard.spec.chain import digest
+from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path, write_json_durably
+
+LIVE_FILE = "live.json"
+GOING_BACK = frozenset({"rollback", "undo"})
+MOST_HISTORY = 1000
+"""Entries of live.json that are kept; older ones are dropped from the front."""
+PICKLED = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_VERSION = re.compile(r"v([1-9][0-9]{0,8})")
+_FULL_NAME = re.compile(rf"(?P<tenant>{_NAME.pattern})/(?P<role>{_NAME.pattern})(?:/v(?P<version>[1-9][0-9]{{0,8}}))?")
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
+
+
+class AdapterVersion(BaseModel):
+    """One registered version, as its manifest says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: str
+    role: str
+    version: int
+    sha256: str
+    """Digest over the names and digests of the files: the same as the adapter reference's."""
+    kind: str = "adapter"
+    """`adapter`, or `model` for whole weights."""
+    run_key: str = ""
+    """What asked for it: a second registration with the same key returns this version."""
+    created: float = 0.0
+    """Unix seconds."""
+    facts: dict[str, Any] = {}
+    """Base model, digests, gate verdict: what a list shows and a deployer checks."""
+    files: dict[str, dict[str, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.tenant}/{self.role}/v{self.version}"
+
+    @property
+    def alias(self) -> str:
+        """The name under which whatever version is live answers."""
+        return f"{self.tenant}/{self.role}"
+
+
+@dataclass(frozen=True)
+class Live:
+    """Which version is live (None: none), and how it came to that, oldest first."""
+
+    version: int | None
+    history: tuple[dict[str, Any], ...]
+
+    def replaced(self) -> list[int]:
+        """The versions below the live one, oldest first: what was rolled back or undone is not among them."""
+        stack: list[int | None] = []
+        for entry in self.history:
+            number = entry["version"]
+            if entry["action"] in GOING_BACK and number in stack:
+                del stack[stack.index(number) + 1 :]
+            elif entry["action"] in GOING_BACK:
+                stack = [number]
+            else:
+                stack = [*(one for one in stack if one != number), number]
+        return [number for number in stack[:-1] if number is not None]
+
+
+class AdapterRegistry:
+    """The registry below one folder. Safe for several processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def register(
+        self,
+        tenant: str,
+        role: str,
+        source: Path,
+        *,
+        kind: str = "adapter",
+        facts: dict[str, Any] | None = None,
+        run_key: str = "",
+    ) -> AdapterVersion:
+        """Store the files of `source` under the next free number of `<tenant>/<role>`.
+
+        With a `run_key`, a version that was registered with the same key and the same files is returned instead.
+        Raises `InvalidInput` (`E-ADAPTER-NAME`, `E-ADAPTER-FILES`, `E-MODEL-PICKLE`), `LimitExceeded`
+        (`E-DISK-FULL`); after a failure the number stays taken and nothing is listed.
+        """
+        folder = self._folder(tenant, role)
+        check_source(source)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder) if run_key else nothing():
+            existing = self._with_key(tenant, role, source, run_key)
+            if existing is not None:
+                return existing
+            number = reserve(folder)
+            version = AdapterVersion(
+                tenant=tenant,
+                role=role,
+                version=number,
+                sha256="",
+                kind=kind,
+                run_key=run_key,
+                created=time.time(),
+                facts=facts or {},
+            )
+            return self._fill(version, folder / f"v{number}", source)
+
+    def list(self, tenant: str | None = None, role: str | None = None) -> list[AdapterVersion]:
+        """Every complete version, by tenant, role and number. Unfinished registrations are not listed."""
+        pattern = f"{checked(tenant) if tenant else '*'}/{checked(role) if role else '*'}/v*/{MANIFEST}"
+        found = [read_manifest(path) for path in self.root.glob(pattern) if _VERSION.fullmatch(path.parent.name)]
+        return sorted(found, key=lambda one: (one.tenant, one.role, one.version))
+
+    def show(self, name: str) -> AdapterVersion:
+        """The version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
+
+        Raises `NotFound` (`E-ADAPTER-UNKNOWN`), `InvalidInput` (`E-ADAPTER-NAME`).
+        """
+        tenant, role, number = parse_name(name)
+        if number is None:
+            number = self.live(tenant, role).version
+            if number is None:
+                raise NotFound(
+                    f"No version of {name!r} is live.",
+                    do=f"List the versions with `trainyard adapters list`, or name one: {name}/v1.",
+                    code="E-ADAPTER-UNKNOWN",
+                )
+        manifest = self._folder(tenant, role) / f"v{number}" / MANIFEST
+        if not manifest.is_file():
+            raise NotFound(
+                f"There is no adapter version {tenant}/{role}/v{number}.",
+                do="List the versions with `trainyard adapters list`.",
+                code="E-ADAPTER-UNKNOWN",
+            )
+        return read_manifest(manifest)
+
+    def path(self, version: AdapterVersion) -> Path:
+        return self._folder(version.tenant, version.role) / f"v{version.version}"
+
+    def verify(self, version: AdapterVersion) -> AdapterVersion:
+        """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
+        if describe_files(self.path(version)) != version.files:
+            raise Corrupt(
+                f"The files of {version.name} are not what its manifest says.",
+                why="A file was changed, added or removed after registration.",
+                do="Promote another version, and move this one away.",
+                code="E-ADAPTER-CORRUPT",
+            )
+        return version
+
+    def live(self, tenant: str, role: str) -> Live:
+        """Which version is live now."""
+        path = self._folder(tenant, role) / LIVE_FILE
+        if not path.is_file():
+            return Live(None, ())
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Live(value["version"], tuple(value["history"]))
+
+    def promote(self, name: str) -> AdapterVersion:
+        """Make a verified version the live one."""
+        version = self.verify(self.show(name))
+        self.point(version.tenant, version.role, version.version, "promote")
+        return version
+
+    def rollback(self, tenant: str, role: str) -> AdapterVersion:
+        """Go back to the version that the present one replaced; a second call goes one further.
+
+        Raises `Conflict` (`E-NO-EARLIER-VERSION`) when there was none.
+        """
+        earlier = self.live(tenant, role).replaced()
+        if not earlier:
+            raise Conflict(
+                f"{tenant}/{role} has no earlier live version to go back to.",
+                do="Promote a version by its name.",
+                code="E-NO-EARLIER-VERSION",
+            )
+        version = self.verify(self.show(f"{tenant}/{role}/v{earlier[-1]}"))
+        self.point(tenant, role, version.version, "rollback")
+        return version
+
+    def point(self, tenant: str, role: str, number: int | None, action: str) -> None:
+        """Switch the live pointer in one rename; None means that nothing is live."""
+        folder = self._folder(tenant, role)
+        with locked(folder):
+            history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": time.time()}]
+            write_json_durably(folder / LIVE_FILE, {"version": number, "history": history[-MOST_HISTORY:]})
+
+    @contextmanager
+    def deploying(self, tenant: str, role: str) -> Iterator[None]:
+        """One deployment of a role at a time: the second waits until the first has switched or undone everything."""
+        with locked(self._folder(tenant, role), ".deploying"):
+            yield
+
+    def _folder(self, tenant: str, role: str) -> Path:
+        """The role's folder, after a check that neither a name nor a link leads out of the root."""
+        folder = self.root / checked(tenant) / checked(role)
+        if not folder.resolve().is_relative_to(self.root.resolve()):
+            raise InvalidInput(
+                f"The folder of {tenant}/{role} lies outside the registry.",
+                why="A part of its path is a symbolic link.",
+                do="Remove the link.",
+                code="E-ADAPTER-NAME",
+            )
+        return folder
+
+    def _with_key(self, tenant: str, role: str, source: Path, run_key: str) -> AdapterVersion | None:
+        if not run_key:
+            return None
+        same = [one for one in self.list(tenant, role) if one.run_key == run_key]
+        return next((one for one in same if one.sha256 == files_digest(describe_files(source))), None)
+
+    def _fill(self, version: AdapterVersion, target: Path, source: Path) -> AdapterVersion:
+        """Bring the files in, then the manifest. What a failure leaves is an empty folder that keeps the number."""
+        try:
+            for path in sorted(source.rglob("*")):
+                if path.is_file() and path != source / MANIFEST:
+                    take(path, target / path.relative_to(source))
+            files = describe_files(target)
+            complete = version.model_copy(update={"files": files, "sha256": files_digest(files)})
+            write_json_durably(target / MANIFEST, complete.model_dump(mode="json"))
+        except OSError as error:
+            empty(target)
+            if error.errno not in _NO_SPACE:
+                raise
+            raise LimitExceeded(
+                f"The disk is full; {version.name} was not registered.",
+                why=str(error.strerror),
+                do="Free some space below TRAINYARD_HOME and run the deployment again.",
+                code="E-DISK-FULL",
+            ) from error
+        fsync_path(target.parent)
+        return complete
+
+
+def parse_name(name: str) -> tuple[str, str, int | None]:
+    """(tenant, role, number) of `<tenant>/<role>/v<N>`; the number is None for `<tenant>/<role>`.
+
+    Raises `InvalidInput` (`E-ADAPTER-NAME`).
+    """
+    match = _FULL_NAME.fullmatch(name)
+    if not match:
+        raise InvalidInput(
+            f"{name!r} is no adapter name.",
+            why="It has to be <tenant>/<role>, with /v<N> for one version, in small letters, digits and hyphens.",
+            do="Write it like default/assistant/v3.",
+            code="E-ADAPTER-NAME",
+        )
+    return match["tenant"], match["role"], int(match["version"]) if match["version"] else None
+
+
+def checked(name: str) -> str:
+    """A tenant or role name; raises `InvalidInput` (`E-ADAPTER-NAME`) for anything that could leave the root."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is no tenant or role name.",
+            why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
+            do="Rename it, such as `support-bot`.",
+            code="E-ADAPTER-NAME",
+        )
+    return name
+
+
+def check_source(source: Path) -> None:
+    """Refuse what must not be served: no folder, no safetensors, pickled weights, links to files elsewhere."""
+    if not source.is_dir():
+        raise NotFound(f"There is no adapter folder {source}.", do="Run the trainer again.", code="E-ADAPTER-FILES")
+    paths = sorted(source.rglob("*"))
+    links = [path for path in paths if path.is_symlink()]
+    if links:
+        raise InvalidInput(
+            f"The adapter folder holds a symbolic link: {links[0].relative_to(source)}.",
+            why="A link could bring in a file from elsewhere, and its target can change after registration.",
+            do="Replace the link by the file.",
+            code="E-ADAPTER-FILES",
+        )
+    pickled = [path for path in paths if path.suffix in PICKLED]
+    if pickled:
+        raise InvalidInput(
+            f"The adapter folder holds pickled weights: {pickled[0].relative_to(source)}.",
+            why="Loading a pickle runs whatever code it contains.",
+            do="Save the weights as safetensors.",
+            code="E-MODEL-PICKLE",
+        )
+    if not any(path.suffix == ".safetensors" for path in paths):
+        raise InvalidInput(
+            f"The adapter folder {source.name} holds no safetensors file.",
+            do="Register the folder that a trainer wrote.",
+            code="E-ADAPTER-FILES",
+        )
+
+
+def reserve(folder: Path) -> int:
+    """The next number, made ours by `mkdir`. Numbers of unfinished registrations count as taken."""
+    taken = [int(match.group(1)) for path in folder.iterdir() if (match := _VERSION.fullmatch(path.name))]
+    number = max(taken, default=0) + 1
+    while True:
+        try:
+            (folder / f"v{number}").mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
+def take(source: Path, target: Path) -> None:
+    """Hard-link a file, or copy it where links are not possible, and flush it to the disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        shutil.copyfile(source, target)
+    fsync_path(target)
+    fsync_path(target.parent)
+
+
+def empty(folder: Path) -> None:
+    """Remove what a failed registration left, but keep the folder, which keeps the number taken."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def read_manifest(path: Path) -> AdapterVersion:
+    try:
+        return AdapterVersion.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Corrupt(
+            f"The manifest of {'/'.join(path.parts[-4:-1])} cannot be read.",
+            why=str(error).splitlines()[0],
+            do="Move this version away; the others are not affected.",
+            code="E-ADAPTER-CORRUPT",
+        ) from error
+
+
+def files_digest(files: dict[str, dict[str, Any]]) -> str:
+    return digest({name: entry["sha256"] for name, entry in files.items()})
+
+
+@contextmanager
+def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
+    """Exclusive between processes and threads; the kernel lets go when the holder dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,334 @@
+"""Which folder a model's name means, and whether it may be loaded. Nothing here imports torch or runs a model's code.
+
+A name is `starter` (the model that this machine built), a folder, or a Hub name such as `org/model`. A folder is
+loaded only if its weights are safetensors whose header holds together, and if nothing in it asks for code of its own:
+there is no switch that allows pickled weights or remote code, neither here nor in a chain. Every loader in the
+product passes `trust_remote_code=False` and `use_safetensors=True` besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.settings import Settings
+from trainyard.spec.chain import digest
+from trainyard.stores.artifacts import file_sha256, write_json_durably
+
+STARTER = "starter"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors library's own cap; a header of a 70 B model has about 100 kB."""
+MAX_JSON_BYTES = 64 << 20
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
+    "U64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that may be loaded. `path` is None for a Hub name that is not on this machine."""
+
+    name: str
+    path: Path | None
+    sha256: str
+    """Digest of the files that decide what the model computes; of the name when it is not on this machine."""
+    parameters: int | None = None
+
+    @property
+    def location(self) -> str:
+        """What `from_pretrained` takes."""
+        return str(self.path) if self.path else self.name
+
+
+def resolve_model(name: str, settings: Settings) -> ModelSource:
+    """The model that a name means, checked.
+
+    Raises `NotFound` (`E-MODEL-STARTER`, `E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-PICKLE`,
+    `E-MODEL-REMOTE-CODE`, `E-MODEL-CONFIG`, `E-MODEL-WEIGHTS`, `E-MODEL-TOKENIZER`) or `Corrupt`
+    (`E-MODEL-SAFETENSORS`).
+    """
+    digests = settings.models / ".digests.json"
+    if name == STARTER:
+        return resolve_folder(name, current_starter(settings.models), digests=digests)
+    folder = Path(name).expanduser()
+    if name.strip() and "\0" not in name and folder.is_dir():
+        return resolve_folder(name, folder.resolve(), digests=digests)
+    if not HUB_NAME.fullmatch(name) or ".." in name:
+        raise NotFound(
+            f"There is no model {name!r}.",
+            why="It is neither `starter`, nor a folder on this machine, nor a Hub name of the form org/model.",
+            do="Name an existing folder with config.json and safetensors weights, or `starter`.",
+            code="E-MODEL-NOT-FOUND",
+        )
+    cached = load()(name, "config.json")
+    if isinstance(cached, str):
+        return resolve_folder(name, Path(cached).parent, digests=digests)
+    return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
+
+
+def current_starter(models: Path) -> Path:
+    """The folder that `starter` means. Raises `NotFound` (`E-MODEL-STARTER`) before the first build."""
+    pointer = models / STARTER / "current"
+    folder = models / STARTER / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
+    if folder is None or not folder.is_dir():
+        raise NotFound("There is no starter model yet.", do="Call `trainyard starter build`.", code="E-MODEL-STARTER")
+    return folder
+
+
+def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> ModelSource:
+    """A model folder, checked and digested. `digests` is a file that remembers digests by size and time of change."""
+    parameters = check_model_folder(folder)
+    return ModelSource(name, folder, model_sha256(folder, digests=digests), parameters)
+
+
+def check_model_folder(folder: Path) -> int:
+    """Refuse what must not be loaded; returns the number of parameters. Raises as `resolve_model`."""
+    config = read_json(folder / "config.json", "E-MODEL-CONFIG")
+    if not isinstance(config.get("model_type"), str):
+        raise InvalidInput(
+            f"{folder.name}/config.json names no model_type.",
+            do="Give the folder that `save_pretrained` wrote.",
+            code="E-MODEL-CONFIG",
+        )
+    refuse_remote_code(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InvalidInput(
+            f"{folder.name} has no tokenizer ({', '.join(TOKENIZER_FILES)}).",
+            do="Save the tokenizer beside the weights.",
+            code="E-MODEL-TOKENIZER",
+        )
+    return sum(count_parameters(path) for path in weight_files(folder))
+
+
+def check_adapter_folder(folder: Path) -> dict[str, Any]:
+    """Refuse an adapter that must not be loaded; returns its `adapter_config.json`. Raises as `resolve_model`."""
+    config = read_json(folder / "adapter_config.json", "E-ADAPTER-CONFIG")
+    library = str((config.get("auto_mapping") or {}).get("parent_library") or "transformers")
+    if library.split(".", maxsplit=1)[0] not in ("transformers", "peft"):
+        raise remote_code(folder, f"adapter_config.json names the library {library!r}")
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        refuse_pickles(folder)
+        raise InvalidInput(
+            f"{folder.name} has no adapter_model.safetensors.",
+            do="Give the folder that a trainer wrote.",
+            code="E-MODEL-WEIGHTS",
+        )
+    count_parameters(weights)
+    return config
+
+
+def refuse_remote_code(folder: Path) -> None:
+    for path in sorted(folder.glob("*.json")):
+        if path.name.endswith("config.json") and "auto_map" in read_json(path, "E-MODEL-CONFIG"):
+            raise remote_code(folder, f"{path.name} has `auto_map`")
+    if (folder / "custom_generate").exists():
+        raise remote_code(folder, "it has a folder custom_generate")
+
+
+def remote_code(folder: Path, evidence: str) -> InvalidInput:
+    return InvalidInput(
+        f"{folder.name} asks to run code of its own: {evidence}.",
+        why="Code from a model folder is never executed, and no setting allows it.",
+        do="Use a model whose architecture is part of transformers.",
+        code="E-MODEL-REMOTE-CODE",
+    )
+
+
+def refuse_pickles(folder: Path) -> None:
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLES)
+    if pickles:
+        raise InvalidInput(
+            f"{folder.name} has pickled weights ({pickles[0]}) and no safetensors.",
+            why="Unpickling a file can run any code, so it is never done.",
+            do="Convert the weights to safetensors on a machine that you trust, and give that folder.",
+            code="E-MODEL-PICKLE",
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that a loader would read: one file, or the shards that the index names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index, "E-MODEL-CONFIG").get("weight_map", {}).values()))
+        outside = [name for name in names if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", str(name))]
+        if outside:
+            raise InvalidInput(
+                f"{folder.name}/{index.name} names {outside[0]!r}, which is no file name of this folder.",
+                do="Take the folder from its maker again.",
+                code="E-MODEL-WEIGHTS",
+            )
+        files = [folder / name for name in names]
+    else:
+        files = [folder / "model.safetensors"]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing or not files:
+        refuse_pickles(folder)
+        raise InvalidInput(
+            f"{folder.name} has no {missing[0] if missing else 'weights'}.",
+            do="Give the folder that `save_pretrained` wrote, with all its shards.",
+            code="E-MODEL-WEIGHTS",
+        )
+    return files
+
+
+def count_parameters(path: Path) -> int:
+    return sum(prod(entry["shape"]) for entry in read_safetensors_header(path).values())
+
+
+def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Tensor name -> {dtype, shape, data_offsets}, after a check that the tensors tile the file exactly.
+
+    Format: 8 bytes little-endian length, that many bytes of JSON, then the data
+    (https://github.com/huggingface/safetensors#format). Raises `Corrupt` (`E-MODEL-SAFETENSORS`).
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise broken(path, f"its header claims {length:,} bytes of a file of {size:,}")
+        text = stream.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise broken(path, f"its header is not JSON ({type(error).__name__})") from error
+    if not isinstance(header, dict):
+        raise broken(path, "its header is not an object")
+    header.pop("__metadata__", None)
+    check_tiling(path, header, size - 8 - length)
+    return header
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def check_tiling(path: Path, header: Mapping[str, Any], data_bytes: int) -> None:
+    """Each byte of the data belongs to exactly one tensor, and each tensor has the bytes that its shape needs."""
+    spans = []
+    for name, entry in header.items():
+        try:
+            start, end = (whole(number) for number in entry["data_offsets"])
+            needed_bits = prod(whole(number) for number in entry["shape"]) * DTYPE_BITS[entry["dtype"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise broken(path, f"its entry {name[:80]!r} is not a tensor ({error})") from error
+        if (end - start) * 8 != needed_bits:
+            raise broken(path, f"its tensor {name[:80]!r} has {end - start:,} bytes and needs {needed_bits // 8:,}")
+        spans.append((start, end, name))
+    position = 0
+    for start, end, name in sorted(spans):
+        if start != position:
+            kind = "overlaps the tensor before it" if start < position else "leaves a hole before it"
+            raise broken(path, f"its tensor {name[:80]!r} {kind}")
+        position = end
+    if position != data_bytes:
+        raise broken(path, f"its tensors cover {position:,} of {data_bytes:,} bytes")
+
+
+def whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is not a size")
+    return number
+
+
+def broken(path: Path, what: str) -> Corrupt:
+    return Corrupt(
+        f"{path.parent.name}/{path.name} is not a sound safetensors file: {what}.",
+        do="Take the file from its maker again.",
+        code="E-MODEL-SAFETENSORS",
+    )
+
+
+def read_json(path: Path, code: str) -> dict[str, Any]:
+    """A JSON object of at most 64 MiB. Raises `InvalidInput` with `code`."""
+    if not path.is_file():
+        raise InvalidInput(
+            f"{path.parent.name} has no {path.name}.", do="Give the folder that `save_pretrained` wrote.", code=code
+        )
+    try:
+        value = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_JSON_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f"{path.parent.name}/{path.name} is not a JSON object.", do="Take the file from its maker.", code=code
+        )
+    return value
+
+
+def identity_files(folder: Path) -> list[Path]:
+    """The files that decide what a model computes and how text becomes tokens; logs, manifests and pickles are not."""
+    texts = ("*config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+    patterns: Iterable[str] = (*texts, "chat_template*", "*.safetensors", "*.safetensors.index.json")
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+
+
+def model_sha256(folder: Path, *, digests: Path | None = None) -> str:
+    """Digest over the names and digests of the identity files.
+
+    With `digests`, a file whose size, inode and time of change are known is not read again: 5 GB would take 15 s.
+    """
+    known = read_digests(digests)
+    fresh = dict(known)
+    files = {}
+    for path in identity_files(folder):
+        status = path.stat()
+        stamp = f"{path}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+        fresh[stamp] = files[path.name] = known.get(stamp) or file_sha256(path)
+    if digests is not None and fresh != known:
+        digests.parent.mkdir(parents=True, exist_ok=True)
+        write_json_durably(digests, fresh)
+    return digest(files)
+
+
+def read_digests(path: Path | None) -> dict[str, str]:
+    """What is remembered; a file that cannot be read is an empty memory, since every digest can be made again."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def chat_template(folder: Path) -> str | None:
+    """Text of a folder's chat template, where transformers would find it; None when there is none."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    found = read_json(config, "E-MODEL-CONFIG").get("chat_template") if config.is_file() else None
+    if isinstance(found, list):
+        found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
+
+
+def chat_template_sha256(folder: Path) -> str | None:
+    """Digest of the chat template's text. Training and serving must agree on it."""
+    text = chat_template(folder)
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def load() -> Callable[[str, str], object]:
+    """The Hub library's look-up in its cache, imported only for a Hub name: it costs a tenth of a second."""
+    found: Callable[[str, str], object] = importlib.import_module("huggingface_hub").try_to_load_from_cache
+    return found

@@ -1,0 +1,183 @@
+"""A double of vLLM's OpenAI server with runtime LoRA updating: real sockets, real status codes and texts, no model.
+
+Built from the shapes in vLLM's own sources (entrypoints/openai/models/serving.py, lora/peft_helper.py): what it
+refuses, the real server refuses, with the same words. It reads the adapter's config, as the engine would, so an adapter
+that cannot be served fails here too.
+
+    with vllm_server(base="org/model", max_lora_rank=16) as server:
+        httpx.get(f"{server.url}/v1/models")
+
+`aliases=True` adds the one endpoint that the embedded server has beside vLLM's. Switches script failures: `mute` names
+models that answer nothing, `broken` maps a path to (status, body), sent as JSON if it begins like it, whole or not.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+Answer = tuple[int, Any]
+
+
+@dataclass
+class VllmDouble:
+    """State of a running double; tests read and set it while it serves."""
+
+    base: str
+    root: str
+    max_lora_rank: int = 16
+    runtime_updating: bool = True
+    aliases: bool = False
+    api_key: str | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+    """More fields of the base's entry in /v1/models."""
+    url: str = ""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """lora_name -> lora_path."""
+    alias: dict[str, str] = field(default_factory=dict)
+    mute: set[str] = field(default_factory=set)
+    broken: dict[str, tuple[int, str]] = field(default_factory=dict)
+    requests: list[tuple[str, Any]] = field(default_factory=list)
+    """(path, body) of every request, in order."""
+
+    def answer(self, method: str, path: str, body: Any, key: str | None) -> Answer:
+        """Status and body of one request."""
+        self.requests.append((path, body))
+        if path in self.broken:
+            return self.broken[path]
+        if self.api_key and path.startswith("/v1") and key != f"Bearer {self.api_key}":
+            return 401, {"error": "Unauthorized"}
+        routes = {
+            ("GET", "/health"): lambda _: (200, ""),
+            ("GET", "/v1/models"): lambda _: (200, self.models()),
+            ("POST", "/v1/chat/completions"): self.chat,
+        }
+        if self.runtime_updating:
+            routes["POST", "/v1/load_lora_adapter"] = self.load
+            routes["POST", "/v1/unload_lora_adapter"] = self.unload
+        if self.aliases:
+            routes["POST", "/v1/aliases"] = self.set_alias
+        route = routes.get((method, path))
+        return route(body or {}) if route else (404, {"detail": "Not Found"})
+
+    def models(self) -> dict[str, Any]:
+        base = {"id": self.base, "object": "model", "owned_by": "vllm", "root": self.root, "parent": None, **self.card}
+        loaded = [
+            {"id": name, "object": "model", "owned_by": "vllm", "root": path, "parent": self.base}
+            for name, path in self.adapters.items()
+        ]
+        aliases = [{"id": name, "parent": self.base, "alias_of": target} for name, target in self.alias.items()]
+        return {"object": "list", "data": [base, *loaded, *aliases]}
+
+    def load(self, body: dict[str, Any]) -> Answer:
+        name, path = body.get("lora_name"), body.get("lora_path")
+        if not name or not path:
+            return failure(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self.adapters and not body.get("load_inplace"):
+            text = f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
+            return failure(400, "InvalidUserInput", f"{text}set 'load_inplace' to True.")
+        config = Path(path) / "adapter_config.json"
+        if not config.is_file():
+            return failure(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
+        faults = self.unservable(json.loads(config.read_text(encoding="utf-8")))
+        if faults:
+            return failure(500, "InternalServerError", " ".join(faults))
+        self.adapters[name] = path
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
+
+    def unservable(self, config: dict[str, Any]) -> list[str]:
+        faults = []
+        if config.get("modules_to_save"):
+            faults.append("vLLM only supports modules_to_save being None.")
+        if config.get("use_dora"):
+            faults.append("vLLM does not yet support DoRA.")
+        if config["r"] > self.max_lora_rank:
+            faults.append(f"LoRA rank {config['r']} is greater than max_lora_rank {self.max_lora_rank}.")
+        if config.get("bias", "none") != "none":
+            faults.append("Adapter bias is not supported.")
+        return faults
+
+    def unload(self, body: dict[str, Any]) -> Answer:
+        name = body.get("lora_name")
+        if not name:
+            return failure(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
+        if name not in self.adapters:
+            return failure(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+        if name in self.alias.values():
+            return failure(409, "ConflictError", f"The lora adapter '{name}' is what an alias means.")
+        del self.adapters[name]
+        return 200, f"Success: LoRA adapter '{name}' removed successfully."
+
+    def set_alias(self, body: dict[str, Any]) -> Answer:
+        alias, model = body["alias"], body.get("model")
+        if model is None:
+            if self.alias.pop(alias, None) is None:
+                return failure(404, "NotFoundError", f"The alias '{alias}' does not exist.")
+        elif model in self.adapters:
+            self.alias[alias] = model
+        else:
+            return failure(404, "NotFoundError", f"The model `{model}` does not exist.")
+        return 200, {"alias": alias, "model": model}
+
+    def chat(self, body: dict[str, Any]) -> Answer:
+        name = self.alias.get(body["model"], body["model"])
+        if name != self.base and name not in self.adapters:
+            return failure(404, "NotFoundError", f"The model `{name}` does not exist.", "model")
+        text = "" if name in self.mute else f"{name} heard: {body['messages'][-1]['content']}"
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return 200, {"id": "chatcmpl-1", "object": "chat.completion", "model": body["model"], "choices": [choice]}
+
+
+def failure(status: int, kind: str, message: str, param: str | None = None) -> Answer:
+    """vLLM's error object."""
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def handler(double: VllmDouble) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.reply("GET")
+
+        def do_POST(self) -> None:
+            self.reply("POST")
+
+        def reply(self, method: str) -> None:
+            given = self.rfile.read(int(self.headers.get("content-length") or 0))
+            body = json.loads(given) if given else None
+            status, value = double.answer(method, self.path, body, self.headers.get("authorization"))
+            plain = isinstance(value, str) and not value.startswith("{")
+            data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("content-type", "text/plain; charset=utf-8" if plain else "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet: `requests` has them all."""
+
+    return Handler
+
+
+@contextmanager
+def vllm_server(base: str = "base", root: str | None = None, **fields: Any) -> Iterator[VllmDouble]:
+    """A double on a free loopback port; `fields` are those of `VllmDouble`."""
+    double = VllmDouble(base, root or base, **fields)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(double))
+    double.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

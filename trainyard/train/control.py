@@ -1,0 +1,64 @@
+"""The format-only control: every question gets the answer of another question.
+
+An adapter that is trained on it can learn how answers look, but no fact. What the real adapter knows beyond it was
+learned from the documents.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+from trainyard.data.rows import PreferenceRow, SftRow
+from trainyard.errors import InvalidInput
+
+
+def derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
+    """A permutation in which no position keeps an equal answer; position `i` receives `answers[result[i]]`.
+
+    Wordings of one question share an answer, so equal *values* count, not only equal positions. The wordings of one
+    question are scattered over several others: a consistent exchange could be learned like a fact.
+    Raises `InvalidInput` (`E-CONTROL-ROWS`) when one answer makes up more than half of the rows.
+    """
+    count = len(answers)
+    most = max(Counter(answers).values(), default=0)
+    if count < 2 or 2 * most > count:
+        raise InvalidInput(
+            f"The answers of {count} rows cannot be shuffled so that each question gets another one.",
+            why=f"One answer occurs {most} times; at most half of the rows may share an answer.",
+            do="Train the control on more and more varied rows, or leave `control` out.",
+            code="E-CONTROL-ROWS",
+        )
+    generator = random.Random(seed)
+    order = list(range(count))
+    generator.shuffle(order)
+    for position in range(count):
+        while answers[order[position]] == answers[position]:
+            other = generator.randrange(count)
+            taken, given = order[position], order[other]
+            # The other position may not get its own answer back by the exchange, unless it has it already.
+            if answers[taken] != answers[other] or answers[given] == answers[other]:
+                order[position], order[other] = given, taken
+    return order
+
+
+def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
+    """The same rows, the last assistant turn of each taken from another row."""
+    with_answer = [row for row in rows if row.messages and row.messages[-1].role == "assistant"]
+    order = derangement([row.messages[-1].content for row in with_answer], seed)
+    return [
+        msgspec.structs.replace(row, messages=[*row.messages[:-1], with_answer[other].messages[-1]])
+        for row, other in zip(with_answer, order, strict=True)
+    ]
+
+
+def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
+    """The same prompts, each with both answers of another row."""
+    order = derangement([msgspec.json.encode((row.chosen, row.rejected)) for row in rows], seed)
+    return [
+        msgspec.structs.replace(row, chosen=rows[other].chosen, rejected=rows[other].rejected)
+        for row, other in zip(rows, order, strict=True)
+    ]

@@ -1,0 +1,328 @@
+"""From rows to token ids, with an account of every token.
+
+A conversation is rendered by the tokenizer's own chat template and cut where the learner changes: text that the model
+is shown (masked) and turns of the assistant (trained, up to and including the end-of-turn token). Each piece is
+tokenised by itself, so the ids of a prompt are the same here as when the model is served.
+
+The ledger balances for every data set:  read = trained + masked + truncated + dropped  (tokens of one pass).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypeVar
+
+import orjson
+import psutil
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.rows import TRAIN, Message, PreferenceRow, SftRow
+from trainyard.errors import InvalidInput, TrainyardError
+
+IGNORED = -100
+"""Label of a position that takes no part in the loss (the convention of torch and transformers)."""
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For a base model without a chat template; saved with the adapter, so that serving uses the same."""
+TEMPLATE_CPU_S = 5.0
+TEMPLATE_MEMORY_BYTES = 4 << 30
+
+Encoded = dict[str, list[int]]
+AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow)
+
+
+@dataclass
+class Ledger:
+    """Where every token and every row of a data set went."""
+
+    read: int = 0
+    trained: int = 0
+    masked: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+    """read, trained, truncated (of the trained ones), held_out, and dropped_… by reason."""
+
+    @property
+    def balanced(self) -> bool:
+        return self.read == self.trained + self.masked + self.truncated + self.dropped
+
+    def tokens(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("read", "trained", "masked", "truncated", "dropped")}
+
+    def line(self) -> str:
+        """The ledger as a person reads it."""
+        names = ("trained", "masked", "truncated", "dropped")
+        return f"tokens: read {self.read:,} = " + " + ".join(f"{name} {getattr(self, name):,}" for name in names)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a rendered conversation."""
+
+    text: str
+    learned: bool
+
+
+class TemplateLimit(TrainyardError):
+    """A chat template that used up what one row may cost."""
+
+    default_code = "E-TEMPLATE-LIMIT"
+
+
+@contextmanager
+def template_limits(cpu_s: float = TEMPLATE_CPU_S, memory_bytes: int = TEMPLATE_MEMORY_BYTES) -> Iterator[None]:
+    """Bound what a chat template, which comes with a model, may cost: CPU time and memory. The main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(_signal: int, _frame: FrameType | None) -> None:
+        raise TemplateLimit(
+            f"The chat template took more than {cpu_s:g} s of CPU time for one row.",
+            why="A template is a program that comes with the model; this one is broken or hostile.",
+            do="Use another model, or replace its chat template.",
+        )
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    ceiling = psutil.Process(os.getpid()).memory_info().vms + memory_bytes
+    previous = signal.signal(signal.SIGVTALRM, over)
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling if hard == resource.RLIM_INFINITY else min(ceiling, hard), hard))
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    except MemoryError:
+        raise TemplateLimit(
+            "The chat template asked for more memory than a row may cost.",
+            why="A template is a program that comes with the model; this one is broken or hostile.",
+            do="Use another model, or replace its chat template.",
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def turn(message: Message) -> dict[str, Any]:
+    """A message as chat templates expect it."""
+    given: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        given["tool_calls"] = orjson.loads(message.tool_calls)
+    return given
+
+
+class Renderer:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = set(tokenizer.all_special_ids)
+
+    def text(self, turns: list[dict[str, Any]], tools: str | None, *, ask: bool) -> str:
+        """The template's text; `ask` ends it where the assistant begins."""
+        tool_list = orjson.loads(tools) if tools else None
+        rendered = self.tokenizer.apply_chat_template(turns, tools=tool_list, tokenize=False, add_generation_prompt=ask)
+        return str(rendered)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def learned_ids(self, text: str) -> list[int]:
+        """Ids of an assistant turn. Where the template has no end-of-turn token the end-of-text one is added:
+        a model that never sees an end does not learn to stop."""
+        ids = self.ids(text)
+        eos = self.tokenizer.eos_token_id
+        if ids and ids[-1] not in self.end_ids and eos is not None:
+            ids.append(eos)
+        return ids
+
+    def pieces(self, messages: list[Message], tools: str | None) -> list[Piece]:
+        """The conversation, cut at the borders of the assistant's turns.
+
+        A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
+        not learned. What follows the last end-of-turn token is left out.
+        """
+        turns = [turn(message) for message in messages]
+        whole = self.text(turns, tools, ask=False)
+        pieces: list[Piece] = []
+        position = 0
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            is_last = index == len(messages) - 1
+            upto = whole if is_last else self.text(turns[: index + 1], tools, ask=False)
+            start = common_prefix(self.text(turns[:index], tools, ask=True), whole) if index else 0
+            end = len(upto.rstrip())
+            if start >= position and end > start and whole.startswith(upto[:end]):
+                pieces += [Piece(whole[position:start], False), Piece(whole[start:end], True)]
+                position = end
+        if position < len(whole.rstrip()):
+            pieces.append(Piece(whole[position:], False))
+        return [piece for piece in pieces if piece.text]
+
+
+def common_prefix(one: str, other: str) -> int:
+    """Length of what two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def encode_sft(
+    rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[list[Encoded], Ledger]:
+    """Rows as {input_ids, labels} of at most `max_length` tokens; a label is the id itself or -100 (no loss).
+
+    A row whose assistant turns do not survive the cut is dropped and counted. The first token of a row has no
+    predecessor that could predict it and is always masked.
+    """
+    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    for row in training_rows(rows, ledger):
+        pieces = render_or_count(renderer, row.messages, row.tools, ledger)
+        if pieces is None:
+            continue
+        ids, labels = encode_pieces(renderer, pieces)
+        if (example := account_sft(ids, labels, max_length, ledger)) is not None:
+            examples.append(example)
+    assert ledger.balanced, ledger
+    return examples, ledger
+
+
+def training_rows(rows: Iterable[AnyRow], ledger: Ledger) -> Iterator[AnyRow]:
+    """The rows that are not held out, counted."""
+    for row in rows:
+        if row.split == TRAIN:
+            ledger.rows["read"] += 1
+            yield row
+        else:
+            ledger.rows["held_out"] += 1
+
+
+def render_or_count(
+    renderer: Renderer, messages: list[Message], tools: str | None, ledger: Ledger
+) -> list[Piece] | None:
+    """The pieces of a row; a row that the template refuses (wrong order of roles, say) is counted instead."""
+    try:
+        with template_limits():
+            return renderer.pieces(messages, tools)
+    except TemplateError:
+        ledger.rows["dropped_template"] += 1
+        return None
+
+
+def encode_pieces(renderer: Renderer, pieces: list[Piece]) -> tuple[list[int], list[int]]:
+    ids: list[int] = []
+    labels: list[int] = []
+    for piece in pieces:
+        own = renderer.learned_ids(piece.text) if piece.learned else renderer.ids(piece.text)
+        ids += own
+        labels += own if piece.learned else [IGNORED] * len(own)
+    if labels:
+        labels[0] = IGNORED
+    return ids, labels
+
+
+def account_sft(ids: list[int], labels: list[int], max_length: int, ledger: Ledger) -> Encoded | None:
+    """Cut a row, enter it in the ledger, and return it unless nothing is left to learn."""
+    ledger.read += len(ids)
+    kept_ids, kept_labels = ids[:max_length], labels[:max_length]
+    trained = sum(label != IGNORED for label in kept_labels)
+    if trained == 0:
+        had_target = any(label != IGNORED for label in labels)
+        ledger.dropped += len(ids)
+        ledger.rows["dropped_truncated" if had_target else "dropped_no_target"] += 1
+        return None
+    ledger.trained += trained
+    ledger.masked += len(kept_ids) - trained
+    ledger.truncated += len(ids) - len(kept_ids)
+    ledger.rows["trained"] += 1
+    ledger.rows["truncated"] += len(kept_ids) < len(ids)
+    return {"input_ids": kept_ids, "labels": kept_labels}
+
+
+def encode_preference(
+    rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[list[Encoded], Ledger]:
+    """Rows as {prompt_ids, chosen_ids, rejected_ids}; prompt and one answer together have at most `max_length` tokens.
+
+    A pair is dropped when the cut leaves one answer empty or both the same: it could teach nothing. The prompt counts
+    twice in the ledger, as it is read twice, before the chosen and before the rejected answer.
+    """
+    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    for row in training_rows(rows, ledger):
+        encoded = encode_pair(renderer, row, ledger)
+        if encoded is not None and (example := account_pair(*encoded, max_length, ledger)) is not None:
+            examples.append(example)
+    assert ledger.balanced, ledger
+    return examples, ledger
+
+
+def encode_pair(
+    renderer: Renderer, row: PreferenceRow, ledger: Ledger
+) -> tuple[list[int], list[int], list[int]] | None:
+    """Ids of prompt, chosen and rejected; None if the template refuses the row."""
+    prompt = [turn(message) for message in row.prompt]
+    try:
+        with template_limits():
+            asked = renderer.text(prompt, row.tools, ask=True)
+            answers = [
+                renderer.text([*prompt, *map(turn, side)], row.tools, ask=False) for side in (row.chosen, row.rejected)
+            ]
+    except TemplateError:
+        ledger.rows["dropped_template"] += 1
+        return None
+    start = min(common_prefix(asked, answer) for answer in answers)
+    chosen, rejected = (renderer.learned_ids(answer[start:].rstrip()) for answer in answers)
+    return renderer.ids(asked[:start]), chosen, rejected
+
+
+def account_pair(
+    prompt: list[int], chosen: list[int], rejected: list[int], max_length: int, ledger: Ledger
+) -> Encoded | None:
+    """Cut a pair, enter it in the ledger, and return it unless the pair has lost its difference."""
+    read = 2 * len(prompt) + len(chosen) + len(rejected)
+    room = max(0, max_length - len(prompt))
+    kept = {"prompt_ids": prompt, "chosen_ids": chosen[:room], "rejected_ids": rejected[:room]}
+    ledger.read += read
+    if not kept["chosen_ids"] or not kept["rejected_ids"] or kept["chosen_ids"] == kept["rejected_ids"]:
+        ledger.dropped += read
+        ledger.rows["dropped_same" if chosen == rejected else "dropped_truncated"] += 1
+        return None
+    trained = len(kept["chosen_ids"]) + len(kept["rejected_ids"])
+    ledger.trained += trained
+    ledger.masked += 2 * len(prompt)
+    ledger.truncated += read - trained - 2 * len(prompt)
+    ledger.rows["trained"] += 1
+    ledger.rows["truncated"] += trained + 2 * len(prompt) < read
+    return kept
+
+
+def require_targets(ledger: Ledger) -> None:
+    """Raise `InvalidInput` when nothing is left to learn: such a run would report a loss and teach nothing."""
+    if ledger.trained:
+        return
+    if not ledger.rows["read"]:
+        held = ledger.rows["held_out"]
+        raise InvalidInput(
+            "The training data set has no rows.",
+            why=f"All {held} rows are held out for the evaluation." if held else "It is empty.",
+            do="Give the chain more documents or rows, or hold fewer out.",
+            code="E-NO-ROWS",
+        )
+    reasons = ", ".join(f"{count} {name}" for name, count in sorted(ledger.rows.items()) if name.startswith("dropped"))
+    raise InvalidInput(
+        f"All labels of the data set are masked: none of {ledger.rows['read']} rows has a token to learn.",
+        why=f"Rows by reason: {reasons or 'none has an assistant turn'}.",
+        do="Raise max_length, or check that the rows end with a turn of the assistant.",
+        code="E-ALL-MASKED",
+    )
