@@ -93,9 +93,7 @@ def markdown(result: RunResult) -> str:
 
 def cell(node: NodeResult) -> str:
     """One table cell: what the node gave, or why it did not."""
-    if not node.state.succeeded:
-        return node.message.replace("|", "\\|").replace("\n", "<br>")
-    return ", ".join(f"{r.rows:,} {port}" if r.rows is not None else port.value for port, r in node.outputs.items())
+    return node.message.replace("|", "\\|").replace("\n", "<br>")
 
 
 def evaluator_reports(nodes: Sequence[NodeResult]) -> str:

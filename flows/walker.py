@@ -158,7 +158,9 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        return f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "") + "."
+        told = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
+        count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
+        return "; ".join([count, *told]) + "."
     lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")

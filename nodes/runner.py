@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
+from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key
 from trainyard.api.records import RunRecord, read_events
 from trainyard.errors import InvalidInput, TrainyardError
@@ -124,7 +125,7 @@ def carry_out(
     event = "reused" if output.reused else "finished"
     context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output))
     name = "Cached" if output.reused else "Completed"
-    return Completed(name=name, message=summary(output), data=output)
+    return Completed(name=name, message=summary(node.type, output), data=output)
 
 
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
@@ -165,14 +166,3 @@ def made_here(context: NodeContext) -> set[str]:
     """Keys that this run made already: a retry of a run with `refresh` does not make them a second time."""
     events = read_events(context.record.folder)
     return {event["key"] for event in events if event["event"] == "finished" and event["node"] == context.node.id}
-
-
-def rows_of(output: NodeOutput) -> dict[str, int]:
-    return {port.value: given.rows for port, given in output.outputs.items() if given.rows is not None}
-
-
-def summary(output: NodeOutput) -> str:
-    """One line for Prefect's state: what came out."""
-    parts = [f"{rows:,} {port}" for port, rows in rows_of(output).items()]
-    parts += [port.value for port, given in output.outputs.items() if given.rows is None]
-    return ("reused: " if output.reused else "") + (", ".join(parts) or "done")

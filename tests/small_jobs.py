@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl_program import train
-from trainyard.compute.child import Events
+from trainyard.compute.child import EVENTS_FILE, SPEC_FILE, Events
+from trainyard.compute.supervise import Event, ignore
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.settings import load_settings
 from trainyard.spec.axes import Port
@@ -92,22 +94,42 @@ class Jobs:
         )
 
 
-def train_here(job: TrainingJob, folder: Path) -> Ran:
-    """Run the training program in this process: no import cost, the same code."""
+class StopAfter(Events):
+    """Events of a program that is asked to stop after a number of steps, as by a SIGTERM at that moment."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        super().__init__(path)
+        self.steps = steps
+
+    def emit(self, event: str, **fields: Any) -> None:
+        super().emit(event, **fields)
+        if event == "progress" and fields["step"] >= self.steps:
+            self.request_stop()
+
+
+def train_here(job: TrainingJob, folder: Path, stop_after: int | None = None) -> Ran:
+    """Run the training program in this process: no import cost, the same code. May raise `Stopped`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spec.json").write_text(job.model_dump_json())
-    events = Events(folder / "events.jsonl")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries; what matters to a user is an event
-        train(folder, events)
-    events.close()
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (folder / SPEC_FILE).write_text(job.model_dump_json())
+    path = folder / EVENTS_FILE
+    events = Events(path) if stop_after is None else StopAfter(path, stop_after)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the libraries; what matters to a user is an event
+            train(folder, events)
+    finally:
+        events.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     return Ran(folder / "result" / job.output.value, lines)
 
 
-def train_as_child(job: TrainingJob, folder: Path, **options: Any) -> Ran:
+def train_as_child(job: TrainingJob, folder: Path, note: Callable[[Event], None] = ignore, **options: Any) -> Ran:
     """Run the training as a chain does: supervised, in a process of its own."""
     events: list[dict[str, Any]] = []
-    settings = load_settings(home=folder / "home")
-    run_training(job, folder / "out", settings=settings, on_event=events.append, **options)
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        note(event)
+
+    run_training(job, folder / "out", settings=load_settings(home=folder / "home"), on_event=listen, **options)
     return Ran(folder / "out" / job.output.value, events)

@@ -151,6 +151,7 @@ def run_training(
     settings: Settings,
     budget_s: float | None = None,
     grace_s: float = 300,
+    poll_s: float = 0.5,
 ) -> Produced:
     """Train in a supervised child and move what it made to `folder/adapter` or `folder/model`.
 
@@ -173,6 +174,7 @@ def run_training(
         on_event=listener,
         budget_s=budget_s or job.config.budget_s,
         grace_s=grace_s,
+        poll_s=poll_s,
     )
     if outcome.status is not Status.DONE:
         raise failure(outcome, listener, work)

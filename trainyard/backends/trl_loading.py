@@ -103,9 +103,7 @@ def require_same_base(job: TrainingJob) -> None:
     path = Path(job.adapter or "") / TRAINING_FILE
     recorded = json.loads(path.read_text(encoding="utf-8")).get("base_sha256") if path.is_file() else None
     if recorded and job.base_sha256 and recorded != job.base_sha256:
-        because = (
-            f"The earlier adapter belongs to base {recorded[:12]}, this trainer has base {job.base_sha256[:12]}."
-        )
+        because = f"The earlier adapter belongs to base {recorded[:12]}, this trainer has base {job.base_sha256[:12]}."
         raise Refused(
             [Reason("R-BASE-MISMATCH", job.node or None, "config.base_model", because, "the same base_model.")]
         )

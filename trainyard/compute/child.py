@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ ORPHAN_GRACE_S = 60
 """What a child has for saving after its parent died; nobody else is left to end it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+_passes: Counter[str] = Counter()
 
 
 class Stopped(Exception):
@@ -108,8 +111,15 @@ def tie_to_parent() -> int | None:
 
 
 def faultpoint(name: str) -> None:
-    """Die by SIGKILL here if `TRAINYARD_FAULT` names this point. For tests of what survives a crash."""
-    if os.environ.get(FAULT_VARIABLE) == name:
+    """Die by SIGKILL here if `TRAINYARD_FAULT` names this point (`name#3`: at its third pass).
+
+    For tests of what survives a crash; without the variable it is a lookup.
+    """
+    wanted = os.environ.get(FAULT_VARIABLE)
+    if wanted is None or wanted.partition("#")[0] != name:
+        return
+    _passes[name] += 1
+    if _passes[name] == int(wanted.partition("#")[2] or 1):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

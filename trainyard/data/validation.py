@@ -225,7 +225,7 @@ def summary(survivors: Survivors, sieve: Sieve) -> dict[str, Any]:
 
 
 def origin_of_gold(source: Reference) -> str:
-    """Where the right answers come from, for the evaluation report: the engine that wrote them, or the file's format."""
+    """Where the right answers come from, for the evaluation report: the engine or the kind of file."""
     engine, given = source.facts.get("engine"), source.facts.get("format")
     return f"synthetic ({engine})" if engine else f"file ({given or 'rows'})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 import uuid
@@ -133,12 +134,17 @@ class Answers:
         }
 
     def generate(self, ticket: Ticket, asked: Generation, echoed: list[TokenLogprob | None] | None = None) -> None:
-        """Runs in the worker: sends the generation itself, then its steps, then None's place is taken by the next."""
+        """Runs in the worker: sends (generation, echoed logprobs), then each step.
+
+        The first token is computed before anything is sent, so that what is refused there still gets its status.
+        """
         if asked.adapter is not None and asked.adapter not in self.engine.adapters:
             raise ApiError(404, f"The model `{asked.adapter}` does not exist.", "NotFoundError", "model")
         started, count = time.perf_counter(), 0
+        steps = self.engine.generate(asked)
+        first = list(itertools.islice(steps, 1))
         ticket.send((asked, echoed))
-        for step in self.engine.generate(asked):
+        for step in itertools.chain(first, steps):
             count += step.token >= 0
             ticket.send(step)
         self.metrics.prompt_tokens.inc(len(asked.prompt))

@@ -41,9 +41,9 @@ class Instance:
     create_time: float
     port: int
     url: str
-    model: str
-    model_sha256: str
-    started: float
+    model: str = ""
+    model_sha256: str = ""
+    started: float = 0.0
 
     def process(self) -> psutil.Process | None:
         """The process, if it still is the one that was started."""

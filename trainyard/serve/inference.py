@@ -287,5 +287,8 @@ class Worker:
             self.busy = False
 
     def stop(self) -> None:
-        self.waiting.put(None)
+        """End the thread after what it computes now; what waits is dropped."""
+        while not self.waiting.empty():
+            self.waiting.get_nowait()
+        self.waiting.put_nowait(None)
         self.thread.join(timeout=5)

@@ -34,7 +34,16 @@ from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
 from trainyard.serve.embedded import READY_FILE
 from trainyard.serve.inference import Engine, Worker
-from trainyard.serve.protocol import Alias, ApiError, ChatRequest, CompletionRequest, LoadAdapter, UnloadAdapter, parse
+from trainyard.serve.protocol import (
+    Alias,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    LoadAdapter,
+    UnloadAdapter,
+    from_trainyard,
+    parse,
+)
 from trainyard.serve.served import Served
 from trainyard.settings import settings
 from trainyard.stores.artifacts import write_json_durably
@@ -55,6 +64,11 @@ def build_app(served: Served, answers: Answers, *, token: str | None, hosts: lis
     async def answer_error(request: Request, error: ApiError) -> Response:
         answers.metrics.requests.labels(request.url.path, error.status).inc()
         return JSONResponse(error.body(), status_code=error.status)
+
+    @app.exception_handler(TrainyardError)
+    async def answer_refusal(request: Request, error: TrainyardError) -> Response:
+        full = ApiError(503, str(error), "ServiceUnavailableError")
+        return await answer_error(request, full if isinstance(error, LimitExceeded) else from_trainyard(error))
 
     @app.exception_handler(404)
     @app.exception_handler(405)
@@ -166,7 +180,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[Served, Answers]:
             code="E-MODEL-NOT-LOCAL",
         )
     check_folder(model.path)
-    transformers_logging.disable_progress_bar()
+    quiet: Any = transformers_logging.disable_progress_bar
+    quiet()
     torch.set_num_threads(arguments.threads or psutil.cpu_count(logical=False) or 1)
     engine, worker = Engine(model.path, dtype=DTYPES[arguments.dtype]), Worker()
     roots = [settings().adapters, settings().artifacts, *arguments.adapter_root]

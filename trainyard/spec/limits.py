@@ -6,8 +6,8 @@ MAX_SPEC_BYTES = 2 * 1024 * 1024
 """Size of a chain or job file. 10,000 nodes with their ids and a few settings are about 1.2 MB."""
 MAX_DEPTH = 64
 """Levels of nesting in a file; the deepest field of a chain is at level 8."""
-MAX_VALUES = 400_000
-"""Keys, items and scalars in a file; 10,000 nodes with thirty values each fit."""
+MAX_VALUES = 200_000
+"""Keys, items and scalars in a file; 10,000 nodes with fifteen values each fit."""
 MAX_NODES = 10_000
 MAX_INTEGER_DIGITS = 100
 """Longer numbers are a mistake or an attack: converting digits to an integer is quadratic."""

@@ -42,7 +42,7 @@ class Form(Strict):
     """A part of a form. Keys are written as they are shown, `validate` too."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True, validate_default=True
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
     )
 
 

@@ -23,7 +23,7 @@ from trainyard.spec.migrate import trainer_words
 class Strict(BaseModel):
     """A misspelt key is an error here, never a silent default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_enum_values=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Hyperparameters(Strict):

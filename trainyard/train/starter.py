@@ -40,7 +40,7 @@ from trainyard.train.corpus import SourceFile, corpus_sources, project_docs
 
 CURRENT = "current"
 MANIFEST = "manifest.json"
-STEPS_PER_SECOND = 5.5
+STEPS_PER_SECOND = 5.0
 """Optimizer steps of 2,048 tokens a second on two idle cores with avx512_bf16; fp32 takes about twice as long."""
 POLL_S = 0.2
 

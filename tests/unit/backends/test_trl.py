@@ -59,6 +59,7 @@ def test_first_loss_of_a_run_is_the_hand_computed_one(sft_run: Ran, tiny_model: 
     assert sft_run.record["first_loss"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers for it
 def test_run_learns_and_its_adapter_answers_better_than_the_base(sft_run: Ran, tiny_model: Path) -> None:
     examples = encoded_rows(tiny_model, 40)
     before = hand_loss(load_model(tiny_model), examples)

@@ -77,8 +77,8 @@ bars.<br>Two.</p><!-- hidden --><ul><li>Wide</li><li>Narrow</li></ul><pre>a
         ("a.pdf", pdf("Iron bars", title="Rails"), "pdf", "Rails", "Iron bars\n"),
         (
             "a.html", HTML, "html", "Rails & ties",
-            "# Rails & ties\n\nIron bars.\nTwo.\n\n- Wide\n\n- Narrow\n\n```\na\n  b\n```\n\n"
-            "| Name | Width |\n| --- | --- |\n\n| Standard | 1435 |\n",
+            "# Rails & ties\n\nIron bars.\nTwo.\n\n- Wide\n- Narrow\n\n```\na\n  b\n```\n\n"
+            "| Name | Width |\n| --- | --- |\n| Standard | 1435 |\n",
         ),
         (
             "a.docx", word(), "docx", "Rails",
@@ -86,7 +86,7 @@ bars.<br>Two.</p><!-- hidden --><ul><li>Wide</li><li>Narrow</li></ul><pre>a
         ),
     ],
 )  # fmt: skip
-def test_documents_have_title_and_text(name: str, data: bytes, kind: str, title: str, text: str) -> None:  # noqa: PLR0917
+def test_documents_have_title_and_text(name: str, data: bytes, kind: str, title: str, text: str) -> None:
     document = documents.read_document(data, name)
     assert (document.kind, document.title) == (kind, title)
     assert document.text == text

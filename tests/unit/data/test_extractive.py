@@ -55,6 +55,8 @@ The validator keeps the good rows and counts **every** other one with its
 - Rows: what the validator reads from the node above it
 - [The trainer](#trainer)
 - it: this line says nothing about anything here
+- a line of more than six words here: that is no term
+- **bold** start: where the label is not the term
 
 ## What does a gate decide?
 
@@ -220,6 +222,7 @@ def test_restructured_text_without_a_single_title_uses_the_documents_own() -> No
     text = "One\n===\n\nThe first part has a few words.\n\nTwo\n===\n\nThe second part has a few words.\n"
     assert rules(text, "rst", title="Guide") == [("section", "One", "Guide"), ("section", "Two", "Guide")]
     assert outline("rst", "")[0].paragraphs == []
+    assert rules("Only a paragraph of some words here.\n", "rst", title="Guide") == [("about", "Guide", "Guide")]
 
 
 def test_plain_text_has_headings_paragraphs_and_items() -> None:

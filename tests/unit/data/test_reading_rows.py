@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -292,7 +293,8 @@ def test_values_of_other_types_in_a_row_are_ignored_not_refused(tmp_path: Path) 
 
 def both_ways(lines: list[bytes], first: dict[str, Any]) -> tuple[Chunk, Chunk]:
     normalise = Normaliser(detect([first], DataFormat.AUTO, "a test"))
-    block = LineBlock(b"".join(line + b"\n" for line in lines), lines, 1, 0)
+    data = b"".join(line + b"\n" for line in lines)
+    block = LineBlock(data + b'{"tail": ', len(data), 1, 0)
     fast, strict = Chunk("x"), Chunk("x")
     jsonl.convert(block, fast, normalise, fast_decoder(normalise, frozenset(first)))
     jsonl.convert(block, strict, normalise, None)
@@ -332,7 +334,22 @@ def test_fast_and_strict_agree(given_rows: list[tuple[Any, bool, Any, int]], fir
 
 def test_key_bounds_count_every_key() -> None:
     lines = [b'{"a":1, "b" : 2}', b'{"a": "x\\":"}', b'{"a": "b : c"}', b"", b":"]
-    assert key_bounds(b"".join(line + b"\n" for line in lines)) == [2, 1, 2, 0, 1]
+    text = np.frombuffer(b"".join(line + b"\n" for line in lines), np.uint8)
+    assert key_bounds(text, np.flatnonzero(text == ord("\n"))) == [2, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"instruction":"a","output":"b"}{"instruction":"a","output":"b"}\n\n',
+        b'{"instruction":"a","output":"b"\n}{"instruction":"a","output":"b"}\n',
+        b'{"instruction":"a",\n"output":"b"}\n{"instruction":"a","output":"b"} {"instruction":"a","output":"b"}\n',
+    ],
+)
+def test_values_that_do_not_stand_one_a_line_are_no_rows(text: bytes) -> None:
+    fast, strict = both_ways(text.split(b"\n")[:-1], GOOD)
+    assert plain(fast) == plain(strict)
+    assert fast.bad
 
 
 def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
@@ -359,7 +376,8 @@ def test_strict_json_accepts_what_rfc_8259_accepts() -> None:
     ],
 )
 def test_public_data_sets_load(  # noqa: PLR0917
-    shared_data: Path, tmp_path: Path, name: str, port: Port, found: str, kept: int) -> None:
+    shared_data: Path, tmp_path: Path, name: str, port: Port, found: str, kept: int
+) -> None:
     (result,) = read_all(tmp_path / "out", settings_for(shared_data), path=str(shared_data / name)).values()
     assert (result.port, result.facts["format"], len(result.rows)) == (port, found, kept)
 

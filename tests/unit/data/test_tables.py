@@ -44,7 +44,7 @@ def test_bad_values_of_an_array_cost_only_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"[{GOOD}, {{", "line 1, byte 61: Expecting property name"),
+        (f"[{GOOD}, {{", "line 1, byte 57: Expecting property name"),
         (f"[{GOOD},\n{GOOD[:-5]}]", r"line 2, byte \d+: "),
         (f"[{GOOD}, " + "[" * 100_000, "it is nested too deeply"),
         (f"[{GOOD}] {GOOD}", "text follows the end of the array"),
@@ -65,7 +65,9 @@ def test_one_huge_value_of_an_array_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_values_do_not_depend_on_where_blocks_end(seed: int) -> None:
-    text = json.dumps([{"a": "é\n", "b": [1.5, -2e3, 17, True, None]}, 12345, "x", [], {}] * 5, indent=seed % 3).encode()
+    text = json.dumps(
+        [{"a": "é\n", "b": [1.5, -2e3, 17, True, None]}, 12345, "x", [], {}] * 5, indent=seed % 3
+    ).encode()
     chance = random.Random(seed)
     blocks, at = [], 0
     while at < len(text):
@@ -88,7 +90,9 @@ def test_json_by_content_not_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_csv_with_quotes_and_line_ends_in_fields(tmp_path: Path, delimiter: str) -> None:
-    text = f'instruction{delimiter}output\r\n"Why,;\tso?\nYes"{delimiter}Because.\r\n\r\nWho?{delimiter}"Me ""too"""\r\n'
+    text = (
+        f'instruction{delimiter}output\r\n"Why,;\tso?\nYes"{delimiter}Because.\r\n\r\nWho?{delimiter}"Me ""too"""\r\n'
+    )
     result = read_text(tmp_path, text, "rows.csv")
     assert [row.messages for row in result.rows] == [
         [Message("user", "Why,;\tso?\nYes"), Message("assistant", "Because.")],

@@ -27,6 +27,7 @@ from trainyard.serve.client import (
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.scripted_server import (
     Behaviour,
+    Exchange,
     ScriptedServer,
     die,
     drop,
@@ -265,6 +266,26 @@ async def test_what_a_server_says_is_quoted_short_and_printable() -> None:
         await asked([status(400, "\x1b[31m" + "very\nlong " * 200)])
     assert "\x1b" not in caught.value.why
     assert len(caught.value.why) <= 301
+
+
+@pytest.mark.parametrize(
+    ("said", "quoted"),
+    [
+        (b"<html>too large</html>", "<html>too large</html>."),
+        (b'{"object": "error", "message": "unknown model"}', "unknown model."),
+        (b'{"error": "plain words"}', "plain words."),
+        (b'{"detail": [1]}', "{'detail': [1]}."),
+        (b"[]", "[]."),
+        (b"", "(empty)."),
+    ],
+)
+async def test_error_bodies_of_any_form_are_quoted(said: bytes, quoted: str) -> None:
+    async def refuse(exchange: Exchange) -> None:
+        exchange.reply(400, said)
+
+    with pytest.raises(ServerRefused) as caught:
+        await asked([refuse])
+    assert caught.value.why == quoted
 
 
 async def test_errors_cross_processes_with_their_status() -> None:

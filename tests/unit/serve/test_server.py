@@ -319,6 +319,14 @@ def test_an_adapter_comes_only_from_the_roots(server: Server, path: str, status:
         ({"stop": ["a"] * 17}, 400, "stop takes at most 16 texts"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema is missing."),
         ({"stream": True, "max_tokens": 2500}, 400, "maximum context length is 2048"),
+        (
+            {
+                "stream": True,
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}},
+            },
+            400,
+            "E-JSON-SCHEMA",
+        ),
     ],
 )
 def test_a_bad_request_says_what_is_wrong(server: Server, body: dict[str, Any], status: int, message: str) -> None:

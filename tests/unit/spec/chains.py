@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from trainyard.spec.graph import check, resolve
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def unhurried() -> float:
+    """Factor for bounds on time: a coverage run traces every line."""
+    return 1.0 if sys.gettrace() is None else 5.0
 
 
 def node(kind: str, node_id: str | None = None, needs: list[str] | None = None, **config: Any) -> dict[str, Any]:

@@ -244,8 +244,8 @@ def test_of_equally_near_nodes_the_one_made_from_the_other_wins() -> None:
         source(format="alpaca"),
         node("validator", "first", ["data-source"]),
         node("trainer", "tuned", ["data-source", "first"]),
-        node("evaluator", "judged", ["tuned"]),
-        node("trainer", "again", ["tuned", "judged"]),
+        node("validator", "aside", ["tuned"]),
+        node("trainer", "again", ["tuned", "aside"]),
         node("deployer", None, ["again", "tuned"], unevaluated=True),
     )
     assert links(found, "tuned") == {"sft": ["first.sft"]}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from trainyard.data.extractive.outline import Section
 
 LEAST_WORDS, ENOUGH_WORDS, WANTED_WORDS, MOST_WORDS = 5, 8, 40, 60
+PLACE_WORDS = 9
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]?\s+(?=[\"'(\[`]?[A-Z0-9`])")
 ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|resp|no|fig|sec|dr|mr|mrs|st|prof|inc|ca|al)|\b[A-Z])\.$", re.I
@@ -34,9 +35,9 @@ DEFINITION = re.compile(
 PLAIN_HEAD = re.compile("|meanings?|means|description|what it (is|does|means)|definition|purpose")
 """Column heads that add nothing to their cell."""
 POINTER = re.compile(
-    r"\b(all|and|another|because|both|but|each|either|everything|first|following|former|he|here|however|i|if|it|its|"
-    r"best|better|good|idea|last|latter|neither|no|none|nothing|one|only|or|others?|point|problem|reason|result|same|she|so|some|such|that|the|their|then|there|"
-    r"these|they|this|those|we|what|when|where|which|who|you)\b",
+    r"\b(all|and|another|because|best|better|both|but|each|either|everything|first|following|former|good|he|here|"
+    r"however|i|idea|if|it|its|last|latter|neither|no|none|nothing|one|only|or|others?|point|problem|reason|result|"
+    r"same|she|so|some|such|that|the|their|then|there|these|they|this|those|we|what|when|where|which|who|you)\b",
     re.I,
 )
 """Words that make a term depend on the text around it."""
@@ -122,11 +123,20 @@ def section_facts(section: Section, topic: str, title: str) -> Iterator[Fact]:
             yield Fact("question", topic, title, answer, 0)
         else:
             yield Fact("section", topic, title, answer, 0)
-    where = title if not topic or BARE.fullmatch(topic) else f"{title}: {topic}" if topic != title else title
+    where = place_of(topic, title)
     yield from item_facts(section, where)
     yield from row_facts(section, where)
     for paragraph in section.paragraphs:
         yield from sentence_facts(paragraph, title, topic)
+
+
+def place_of(topic: str, title: str) -> str:
+    """Where a term stands: the title, with the heading if that is short.
+
+    A long place would be most of the question, and questions about neighbours would pass for copies of each other.
+    """
+    named = topic and topic != title and not BARE.fullmatch(topic)
+    return f"{title}: {topic}" if named and len(f"{title} {topic}".split()) <= PLACE_WORDS else title
 
 
 def item_facts(section: Section, where: str) -> Iterator[Fact]:

@@ -19,7 +19,7 @@ from trainyard.data.formats import Kind, Normaliser
 from trainyard.data.formats.messages import ROLES, check_answered
 from trainyard.data.rows import Message, Row, SftRow
 
-QUOTE, BACKSLASH, COLON, NEWLINE, SPACE = b'"\\:\n '
+QUOTE, BACKSLASH, COLON, NEWLINE, SPACE, OPEN, CLOSE = b'"\\:\n {}'
 Flat = dict[str, str | int | float | bool | None]
 
 
@@ -40,10 +40,10 @@ class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename=
 
 @dataclass(frozen=True)
 class FastDecoder:
-    """Three steps over the lines of a block: decode one line, count the keys of each value, make rows of all."""
+    """Three steps over the lines of a block: decode them, count the keys of each value, make rows of all."""
 
     kind: Kind
-    decode: Callable[[bytes], Any]
+    decoder: msgspec.json.Decoder[Any]
     num_keys: Callable[[list[Any]], list[int]]
     """-1 for None."""
     rows: Callable[[list[Any]], list[Row]]
@@ -66,7 +66,7 @@ def flat_decoder(kind: Kind, keys: frozenset[str]) -> FastDecoder:
     def rows(values: list[Any]) -> list[Row]:
         return list(map(parse, values))
 
-    return FastDecoder(kind, msgspec.json.Decoder(Flat).decode, num_keys, rows)
+    return FastDecoder(kind, msgspec.json.Decoder(Flat), num_keys, rows)
 
 
 def chat_decoder(kind: Kind) -> FastDecoder:
@@ -93,18 +93,26 @@ def chat_decoder(kind: Kind) -> FastDecoder:
         spelled = ([Message(ROLES[turn.who], turn.value) for turn in value.messages] for value in values)
         return [SftRow(check_answered(messages, where)) for messages in spelled]
 
-    return FastDecoder(kind, msgspec.json.Decoder(chat).decode, num_keys, openai_rows if openai else sharegpt_rows)
+    return FastDecoder(kind, msgspec.json.Decoder(chat), num_keys, openai_rows if openai else sharegpt_rows)
 
 
-def key_bounds(data: bytes) -> list[int]:
-    """For each line that ends in a newline: how many keys it can have at most.
+def one_object_a_line(text: np.ndarray, newlines: np.ndarray) -> bool:
+    """Whether every line begins with `{` and ends with `}`.
+
+    If such lines decode one after another, each is exactly one object: `}`, a newline and `{` can follow each other
+    only between two values, so no value goes over a line end, and there are as many values as lines.
+    """
+    begins, ends = text[newlines[:-1] + 1] == OPEN, text[newlines - 1] == CLOSE
+    return bool(len(text) and text[0] == OPEN and begins.all() and ends.all())
+
+
+def key_bounds(text: np.ndarray, newlines: np.ndarray) -> list[int]:
+    """For each line: how many keys it can have at most. `text` holds bytes, `newlines` the places of its line ends.
 
     A key ends in a quote, then optional white space, then a colon. So every colon after a quote or after white space
     may end one, except after an escaped quote: a key that ends in a backslash is known to no decoder.
     """
-    bytes_ = np.frombuffer(data, np.uint8)
-    colons = np.flatnonzero(bytes_ == COLON)
-    before = bytes_[colons - 1]
-    ends_key = ((before == QUOTE) & (bytes_[colons - 2] != BACKSLASH)) | (before <= SPACE)
-    newlines = np.flatnonzero(bytes_ == NEWLINE)
+    colons = np.flatnonzero(text == COLON)
+    before = text[colons - 1]
+    ends_key = ((before == QUOTE) & (text[colons - 2] != BACKSLASH)) | (before <= SPACE)
     return cast(list[int], np.diff(np.searchsorted(colons[ends_key], newlines), prepend=0).tolist())

@@ -47,7 +47,7 @@ def generate(
     usage: dict[str, int] = {}
     with Books(folder / port.value, port) as books:
         if complete is None:
-            take(config, documents, books, report)
+            take(config, documents, books, seldom(report))
         else:
             line = asyncio.run(ask(config, documents, books, complete, seldom(report)))
             usage = complete.usage() if hasattr(complete, "usage") else {}

@@ -121,7 +121,8 @@ class Shingles:
         starts, tokens = np.concatenate(self.answers)[flagged].tolist(), flat.view("V8")
         spans = zip(flagged.tolist(), offsets[flagged].tolist(), offsets[flagged + 1].tolist(), starts, strict=True)
         rows = [
-            Candidate(index, tokens[start:end].tolist(), answer, int(pairs[index])) for index, start, end, answer in spans
+            Candidate(index, tokens[start:end].tolist(), answer, int(pairs[index]))
+            for index, start, end, answer in spans
         ]
         return proved(rows, threshold)
 

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from jsonschema.protocols import Validator
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from trainyard.data.quality.blocks import ANSWERS, Block, Detail, Ledger, Turns, values
 from trainyard.errors import InvalidInput
@@ -154,7 +155,15 @@ def check_schema(block: Block, sieve: FilterSieve) -> Block:
     """Rows that do not meet the config's JSON Schema."""
     if sieve.row_validator is None or not len(block):
         return block
-    errors = [next(sieve.row_validator.iter_errors(row), None) for row in block.batch.to_pylist()]
+    try:
+        errors = [next(sieve.row_validator.iter_errors(row), None) for row in block.batch.to_pylist()]
+    except Unresolvable as error:
+        raise InvalidInput(
+            f"row_schema refers to {error.ref!r}, which is not in it.",
+            why="References are looked up inside the schema; nothing is fetched.",
+            do="Put the schema that is meant under $defs.",
+            code="E-ROW-SCHEMA",
+        ) from error
     texts = [f"{error.json_path}: {error.message}"[:300] if error else "" for error in errors]
     return sieve.ledger.drop(block, np.array([bool(text) for text in texts]), "row_schema", lambda row: texts[row])
 

@@ -74,14 +74,14 @@ def check_url(url: str) -> tuple[str, int]:
         raise Refused(
             [Reason("R-URL", None, "config.url", f"The address cannot be read: {error}.", plainly)]
         ) from error
-    host = (parts.hostname or "").rstrip(".")
+    host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
         raise refused(url, "is not an http or https address", plainly, "R-URL")
     if parts.username is not None or parts.password is not None:
         raise refused(url, "holds a user or a password, which a chain must not store", plainly, "R-URL")
     if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
         raise refused(url, "has a host with odd characters", plainly, "R-URL")
-    last = host.rsplit(".", 1)[-1]
+    last = host.rstrip(".").rsplit(".", 1)[-1]
     if NUMBER.fullmatch(last) and ":" not in host and not is_plain_ipv4(host):
         raise refused(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
     return host, port

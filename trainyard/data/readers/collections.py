@@ -291,9 +291,10 @@ class RowFile:
         return "jsonl", text
 
     def is_blank(self) -> bool:
+        """Whether an empty sample means an empty file, and not that every first row is broken."""
         with open_inside(self.path, self.roots) as stream:
-            _, text = self.parser(stream)
-            return text is not None and not any(block.strip() for block in text.blocks)
+            parser, text = self.parser(stream)
+            return parser != "jsonl" or text is None or not any(block.strip() for block in text.blocks)
 
     def sample(self) -> list[Any]:
         """The first rows, unjudged, to detect the format."""

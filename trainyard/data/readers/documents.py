@@ -98,7 +98,7 @@ def mark_html(soup: BeautifulSoup) -> None:
         elif element.name == "pre":
             surround(element, "\n\n```\n", "\n```\n\n")
         elif element.name == "li":
-            surround(element, "\n- ", "\n")
+            surround(element, "\n- ", "")
         elif element.name == "tr":
             cells = len(element.find_all(["td", "th"]))
             head = element.find("th") is not None and element.find_previous_sibling("tr") is None

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from trainyard.data.formats import Normaliser
-from trainyard.data.formats.fast import FastDecoder, fast_decoder, key_bounds
+from trainyard.data.formats.fast import NEWLINE, FastDecoder, fast_decoder, key_bounds, one_object_a_line
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Bad, Chunk
 from trainyard.data.readers.streams import LineBlock
@@ -61,16 +62,17 @@ def fast_for(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
 
 def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDecoder | None) -> None:
     """Every line of a block to a good or a bad row of the chunk; blank lines are no rows."""
-    values: list[Any] = [None] * len(block.lines)
+    values: list[Any] = []
     if fast is not None:
-        values, exact = decode_lines(fast, block.data, block.lines)
+        values, exact = decode_lines(fast, block)
         if exact and (rows := rows_or_none(fast, values)) is not None:
             chunk.rows, chunk.kinds = rows, [fast.kind] * len(rows)
             chunk.places = [
                 f"{chunk.source}:{number}" for number in range(block.first_line, block.first_line + len(rows))
             ]
             return
-    convert_each(zip(block.lines, values, strict=True), block, chunk, normalise, fast)
+    lines = itertools.zip_longest(block.lines, values)
+    convert_each(lines, block, chunk, normalise, fast)
 
 
 def convert_each(
@@ -93,19 +95,28 @@ def convert_each(
         offset += len(line) + 1
 
 
-def decode_lines(fast: FastDecoder, data: bytes, lines: list[bytes]) -> tuple[list[Any], bool]:
+def decode_lines(fast: FastDecoder, block: LineBlock) -> tuple[list[Any], bool]:
     """The decoded lines, None where the value is not proved to be the whole line; and whether all of them are."""
-    try:
-        values = list(map(fast.decode, lines))
-    except FAST_ERRORS:
-        values = [decoded_or_none(fast, line) for line in lines]
-    if NUL_ESCAPE in data:
-        values = [None if NUL_ESCAPE in line else value for value, line in zip(values, lines, strict=True)]
-    found, bounds = fast.num_keys(values), key_bounds(data)
+    text = np.frombuffer(block.data, np.uint8, block.end)
+    newlines = np.flatnonzero(text == NEWLINE)
+    values = decode_at_once(fast, text) if one_object_a_line(text, newlines) else None
+    if values is None:
+        values = [decoded_or_none(fast, line) for line in block.lines]
+    if NUL_ESCAPE in block.data:
+        values = [None if NUL_ESCAPE in line else value for value, line in zip(values, block.lines, strict=True)]
+    found, bounds = fast.num_keys(values), key_bounds(text, newlines)
     if found == bounds:
         return values, True
     exact = zip(values, found, bounds, strict=True)
     return [value if count == bound else None for value, count, bound in exact], False
+
+
+def decode_at_once(fast: FastDecoder, text: np.ndarray) -> list[Any] | None:
+    """All lines in one call, which saves cutting them apart; None if one of them fails."""
+    try:
+        return fast.decoder.decode_lines(text.data)
+    except FAST_ERRORS:
+        return None
 
 
 def rows_or_none(fast: FastDecoder, values: list[Any]) -> list[Row] | None:
@@ -118,7 +129,7 @@ def rows_or_none(fast: FastDecoder, values: list[Any]) -> list[Row] | None:
 
 def decoded_or_none(fast: FastDecoder, line: bytes) -> Any:
     try:
-        return fast.decode(line)
+        return fast.decoder.decode(line)
     except FAST_ERRORS:
         return None
 

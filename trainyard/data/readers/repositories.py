@@ -76,7 +76,7 @@ class Repository:
             ).stdout  # fmt: skip
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired, FileNotFoundError) as error:
             said = (getattr(error, "stderr", b"") or b"").decode("utf-8", "replace").strip().splitlines()
-            raise self.unusable(said[-1] if said else str(error)) from error
+            raise self.unusable(said[0] if said else str(error)) from error
 
     def unusable(self, why: str) -> InvalidInput:
         return InvalidInput(

@@ -11,6 +11,7 @@ import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO
 
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -62,13 +63,18 @@ class LineBlock:
     """Whole lines. `data` holds them with their newlines, and may go on with the beginning of the next line."""
 
     data: bytes
-    lines: list[bytes]
-    """Without their newlines."""
+    end: int
+    """Where the last newline of `data` ends; what follows belongs to the next block."""
     first_line: int
     offset: int
     """Position of the first byte in the UTF-8 text."""
     too_long: int = 0
     """If not 0: `data` is the beginning of one line of that many bytes, which was skipped."""
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The lines without their newlines."""
+        return self.data[: self.end].split(b"\n")[:-1]
 
 
 def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -155,7 +161,7 @@ def encoding_of(head: bytes, name: str) -> str:
     if len(head) >= 4 and max(even, odd) > 0.4 * len(head) / 2 and min(even, odd) == 0:
         return "utf-16-be" if even else "utf-16-le"
     control = len(head) - len(head.translate(None, CONTROL))
-    if control > 0.02 * len(head):
+    if control > max(8, 0.02 * len(head)):
         raise binary(name, f"{control} of its first {len(head)} bytes are control characters")
     return "utf-8"
 
@@ -163,7 +169,7 @@ def encoding_of(head: bytes, name: str) -> str:
 def binary(name: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"{name} is a binary file, not text: {why}.",
-        do="Give UTF-8 text (JSON Lines, JSON, CSV, Markdown, …), also gzipped, or Parquet, PDF, DOCX by their usual name.",
+        do="Give UTF-8 text (JSON Lines, JSON, CSV, Markdown, …), gzipped or not, or Parquet, PDF, DOCX by name.",
         code="E-DATA-BINARY",
     )
 
@@ -202,17 +208,17 @@ def line_blocks(blocks: Iterator[bytes], limits: Limits) -> Iterator[LineBlock]:
             if not cut:
                 skipped += len(block)
                 continue
-            yield LineBlock(rest, [], line, offset, too_long=skipped + cut - 1)
+            yield LineBlock(rest, 0, line, offset, too_long=skipped + cut - 1)
             line, offset, skipped, rest, block = line + 1, offset + skipped + cut, 0, b"", block[cut:]
         data = rest + block if rest else block
-        lines = data.split(b"\n")
-        rest = lines.pop()
-        if lines:
-            yield LineBlock(data, lines, line, offset)
-            line, offset = line + len(lines), offset + len(data) - len(rest)
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield LineBlock(data, end, line, offset)
+            line, offset = line + data.count(b"\n", 0, end), offset + end
+        rest = data[end:]
         if len(rest) > limits.line:
             rest, skipped = rest[:SNIFFED_BYTES], len(rest)
     if skipped:
-        yield LineBlock(rest, [], line, offset, too_long=skipped)
+        yield LineBlock(rest, 0, line, offset, too_long=skipped)
     elif rest:
-        yield LineBlock(rest + b"\n", [rest], line, offset)
+        yield LineBlock(rest + b"\n", len(rest) + 1, line, offset)

@@ -79,20 +79,20 @@ def from_job(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reason]]:
 
 
 def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reason]]:
-    name, parameters = value["template"], value.get("parameters") or {}
+    name, parameters = str(value["template"]), value.get("parameters") or {}
     extra = [key for key in value if key not in ("template", "parameters")]
     if extra:
         near = closest(str(extra[0]), ("template", "parameters"))
         instead = f"Did you mean {near!r}?" if near else "Put it under `parameters:`."
         return None, [Reason("E-SPEC-KEY", None, str(extra[0]), f"There is no field {extra[0]!r} here.", instead)]
     if name not in TEMPLATES:
-        near = closest(str(name), TEMPLATES)
+        near = closest(name, TEMPLATES)
         instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(TEMPLATES)}."
-        return None, [Reason("E-SPEC-TEMPLATE", None, "template", f"There is no template {str(name)!r}.", instead)]
+        return None, [Reason("E-SPEC-TEMPLATE", None, "template", f"There is no template {name!r}.", instead)]
     try:
-        return build_template(str(name), parameters), []
+        return build_template(name, parameters), []
     except ValidationError as error:
-        return None, [under_parameters(reason) for reason in reasons_of(error, TEMPLATES[str(name)].model)]
+        return None, [under_parameters(reason) for reason in reasons_of(error, TEMPLATES[name].model)]
 
 
 def under_parameters(reason: Reason) -> Reason:

@@ -87,7 +87,7 @@ def parse_node(raw: Any, read: bool) -> ParsedNode:
         return ParsedNode("node", None, None, None)
     kind, node_id, needs = raw.get("type"), raw.get("id"), raw.get("needs")
     node = None
-    if read and kind in NODE_MODELS:
+    if read and isinstance(kind, str) and kind in NODE_MODELS:
         try:
             node = NODE_MODELS[kind].model_validate(raw)
         except ValidationError:
@@ -172,7 +172,8 @@ def instead_of(detail: Mapping[str, Any]) -> str:
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
     if kind in BOUNDS:
         name, text = BOUNDS[kind]
-        return text.format(f"{context[name]:,}" if isinstance(context[name], int) else context[name])
+        bound = context[name]
+        return text.format(f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
     if kind in ("enum", "literal_error"):
         choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
         near = closest(given, choices) if isinstance(given, str) else None

@@ -118,25 +118,25 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise duplicate_key(next(key for key in keys if keys.count(key) > 1), "")
+        raise duplicate_key(next(key for key in keys if keys.count(key) > 1))
     return found
 
 
 def refuse_constant(text: str) -> Any:
-    raise not_finite(text, "")
+    raise not_finite(text)
 
 
-def finite(text: str, where: str = "") -> float:
+def finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise not_finite(text, where)
+        raise not_finite(text)
     return value
 
 
-def integer(text: str, where: str = "") -> int:
+def integer(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
         raise refuse(
-            "E-SPEC-NUMBER", where, f"A number has {len(text):,} digits.", f"Write at most {MAX_INTEGER_DIGITS} digits."
+            "E-SPEC-NUMBER", "", f"A number has {len(text):,} digits.", f"Write at most {MAX_INTEGER_DIGITS} digits."
         )
     return int(text)
 
@@ -145,32 +145,17 @@ def integer(text: str, where: str = "") -> int:
 
 
 def from_yaml(text: str) -> Any:
-    """One pass over the events; containers under construction are on a stack."""
-    root: list[Any] = []
-    stack: list[Container] = [Container(root)]
-    values = 0
+    """One pass over the events."""
+    building = Building()
     for event in events(text):
-        assert event.start_mark is not None
-        where = f"line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise refuse(
-                "E-SPEC-ALIAS", where, "The file uses an anchor or an alias of YAML.", "Write the value out in full."
-            )
-        if isinstance(event, yaml.CollectionEndEvent):
-            stack.pop()
-        elif isinstance(event, yaml.NodeEvent):
-            values += 1
-            if values > MAX_VALUES:
-                raise too_many()
-            value = scalar(event, where) if isinstance(event, yaml.ScalarEvent) else container(event, where)
-            stack[-1].add(value, where)
-            if not isinstance(event, yaml.ScalarEvent):
-                stack.append(Container(value))
-                if len(stack) - 1 > MAX_DEPTH:
-                    raise too_deep(where)
-    if len(root) > 1:
-        raise refuse("E-SPEC-SYNTAX", "", f"The file holds {len(root)} documents.", "Write one document a file.")
-    return root[0] if root else None
+        try:
+            building.take(event)
+        except Refused as refused:
+            raise at_line(refused, event) from None
+    documents = building.root.value
+    if len(documents) > 1:
+        raise refuse("E-SPEC-SYNTAX", "", f"The file holds {len(documents)} documents.", "Write one document a file.")
+    return documents[0] if documents else None
 
 
 def events(text: str) -> Iterator[yaml.Event]:
@@ -185,6 +170,45 @@ def events(text: str) -> Iterator[yaml.Event]:
         ) from error
 
 
+def at_line(refused: Refused, event: Any) -> Refused:
+    """The same refusal with the line of the event."""
+    (reason,) = refused.reasons
+    return refuse(reason.code, f"line {event.start_mark.line + 1}", reason.because, reason.instead)
+
+
+class Building:
+    """The value under construction: the containers that are open, outermost first."""
+
+    def __init__(self) -> None:
+        self.root = Container([])
+        self.open = [self.root]
+        self.values = 0
+
+    def take(self, event: Any) -> None:
+        if isinstance(event, yaml.CollectionEndEvent):
+            self.open.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.AliasEvent) or event.anchor:
+                because = "The file uses an anchor or an alias of YAML."
+                raise refuse("E-SPEC-ALIAS", "", because, "Write the value out in full.")
+            self.values += 1
+            if self.values > MAX_VALUES:
+                raise too_many()
+            self.take_value(event)
+
+    def take_value(self, event: Any) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            self.open[-1].add(scalar(event))
+            return
+        if event.tag not in (None, "!"):
+            raise tagged(event.tag)
+        value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+        self.open[-1].add(value)
+        self.open.append(Container(value))
+        if len(self.open) - 1 > MAX_DEPTH:
+            raise too_deep("")
+
+
 class Container:
     """A list or a mapping that is being filled."""
 
@@ -192,44 +216,38 @@ class Container:
         self.value = value
         self.key: str | None = None
 
-    def add(self, value: Any, where: str) -> None:
+    def add(self, value: Any) -> None:
         if isinstance(self.value, list):
             self.value.append(value)
         elif self.key is None:
             if isinstance(value, list | dict) or value is None:
-                raise refuse("E-SPEC-SYNTAX", where, "A key is not a text.", "Write texts as keys.")
+                raise refuse("E-SPEC-SYNTAX", "", "A key is not a text.", "Write texts as keys.")
             self.key = value if isinstance(value, str) else json.dumps(value)
             if self.key in self.value:
-                raise duplicate_key(self.key, where)
+                raise duplicate_key(self.key)
         else:
             self.value[self.key] = value
             self.key = None
 
 
-def container(event: Any, where: str) -> Any:
-    if event.tag not in (None, "!"):
-        raise tagged(event.tag, where)
-    return {} if isinstance(event, yaml.MappingStartEvent) else []
-
-
-def scalar(event: yaml.ScalarEvent, where: str) -> Any:
+def scalar(event: yaml.ScalarEvent) -> Any:
     """The value of a scalar by the YAML 1.2 core schema; a quoted one is a text."""
     if event.tag not in PLAIN_TAGS:
-        raise tagged(event.tag, where)
+        raise tagged(str(event.tag))
     text: str = event.value
     if event.style or event.tag:
-        check_text(text, where)
+        check_text(text)
         return text
     if text in WORDS:
         return WORDS[text]
     if INTEGER.match(text):
-        return integer(text, where)
+        return integer(text)
     if OCTAL_OR_HEX.match(text):
         return int(text, 0)
     if FLOAT.match(text):
-        return finite(text, where)
+        return finite(text)
     if NOT_FINITE.match(text):
-        raise not_finite(text, where)
+        raise not_finite(text)
     return text
 
 
@@ -242,17 +260,17 @@ def check_texts(value: Any) -> None:
     while pending:
         current = pending.pop()
         if isinstance(current, str):
-            check_text(current, "")
+            check_text(current)
         elif isinstance(current, list):
             pending += current
         elif isinstance(current, dict):
             pending += [*current.keys(), *current.values()]
 
 
-def check_text(text: str, where: str) -> None:
+def check_text(text: str) -> None:
     for character in text if not text.isprintable() else "":
         if character == "\0" or "\ud800" <= character <= "\udfff":
-            raise wrong_character(character, where)
+            raise wrong_character(character, "")
 
 
 def too_deep(where: str) -> Refused:
@@ -273,13 +291,13 @@ def too_many() -> Refused:
     )
 
 
-def duplicate_key(key: str, where: str) -> Refused:
-    return refuse("E-SPEC-DUPLICATE", where, f"The key {key!r} is written twice.", "Keep one of the two.")
+def duplicate_key(key: str) -> Refused:
+    return refuse("E-SPEC-DUPLICATE", "", f"The key {key!r} is written twice.", "Keep one of the two.")
 
 
-def not_finite(text: str, where: str) -> Refused:
-    return refuse("E-SPEC-NUMBER", where, f"{text} is not a finite number.", "Write a finite number.")
+def not_finite(text: str) -> Refused:
+    return refuse("E-SPEC-NUMBER", "", f"{text} is not a finite number.", "Write a finite number.")
 
 
-def tagged(tag: str, where: str) -> Refused:
-    return refuse("E-SPEC-TAG", where, f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")
+def tagged(tag: str) -> Refused:
+    return refuse("E-SPEC-TAG", "", f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")

@@ -221,6 +221,10 @@ def test_broken_syntax_names_the_line(text: str, expected: str) -> None:
     assert refusal(text).startswith(expected)
 
 
+CODES = {
+    f"E-SPEC-{kind}"
+    for kind in ("SYNTAX", "ALIAS", "TAG", "DUPLICATE", "NUMBER", "CHARACTER", "ENCODING", "EMPTY", "DEPTH")
+}
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=20),
@@ -254,17 +258,19 @@ def same(one: object, other: object) -> bool:
     return one == other and type(one) is type(other)
 
 
+def refused_codes(text: str | bytes) -> set[str]:
+    try:
+        parse_text(text)
+    except Refused as refused:
+        return {reason.code for reason in refused.reasons}
+    return set()
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_value_or_a_refusal(data: bytes) -> None:
-    try:
-        parse_text(data)
-    except Refused as refused:
-        assert all(reason.code.startswith("E-SPEC-") and reason.instead for reason in refused.reasons)
+    assert refused_codes(data) <= CODES
 
 
 @given(st.text(alphabet="{}[]:,-&*!|>'\"#%@ \nab01.\\\u2028\0\ud800", max_size=60))
 def test_any_text_gives_a_value_or_a_refusal(text: str) -> None:
-    try:
-        parse_text(text)
-    except Refused as refused:
-        assert refused.reasons[0].code.startswith("E-SPEC-")
+    assert refused_codes(text) <= CODES

@@ -1,0 +1,1 @@
+"""Steps that only an operator's flow uses."""

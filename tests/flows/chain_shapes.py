@@ -1,0 +1,86 @@
+"""Chains of any shape for tests of the walker: nodes that only write a file, wait, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.client.schemas.objects import State
+
+from flows.walker import FLOW, task_runner, walk
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import ResolvedChain, ResolvedNode, digest
+from trainyard.spec.nodes import DataSourceConfig
+from trainyard.stores.artifacts import NodeOutput, Produced, ProducedSet
+
+FAILING: set[str] = set()
+CRASHING: set[str] = set()
+SLOW: dict[str, float] = {}
+MADE: list[str] = []
+"""Ids of the nodes that did work, in the order in which they ended."""
+SPANS: dict[str, tuple[float, float]] = {}
+_lock = threading.Lock()
+
+
+def reset() -> None:
+    for collection in (FAILING, CRASHING, SLOW, MADE, SPANS):
+        collection.clear()
+
+
+def prepare(context: NodeContext) -> Make:
+    node_id = context.node.id
+
+    def make(folder: Path) -> Produced:
+        started = time.monotonic()
+        time.sleep(SLOW.get(node_id, 0.0))
+        if node_id in FAILING:
+            raise InvalidInput("Line 3 is not JSON.", why="A brace is missing.", do="Correct it.", code="E-TEST")
+        if node_id in CRASHING:
+            raise ZeroDivisionError("a fault of ours")
+        (folder / "documents").mkdir()
+        (folder / "documents" / "text").write_text(node_id)
+        with _lock:
+            MADE.append(node_id)
+            SPANS[node_id] = (started, time.monotonic())
+        return Produced(outputs={Port.DOCUMENTS: ProducedSet(folder="documents", rows=1)}, facts={"id": node_id})
+
+    return make
+
+
+@task(name="data_source", **NODE_TASK)
+def imitation(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
+    return carry_out(node, upstream, run, prepare)
+
+
+@flow(name="shape", task_runner=task_runner(), **FLOW)
+async def shape(chain: ResolvedChain) -> State[dict[str, Any]]:
+    return await walk(chain, {"data_source": imitation})
+
+
+def chain_of(edges: Mapping[str, Sequence[str]], place: Path) -> ResolvedChain:
+    """A chain whose nodes read `place`; `edges` maps each id to the ids before it, in topological order."""
+    place.mkdir(parents=True, exist_ok=True)
+    nodes = tuple(
+        ResolvedNode(
+            id=node_id,
+            type="data_source",
+            config=DataSourceConfig(path=str(place), max_rows=index + 1),
+            needs=tuple(needs),
+            produces=(Port.DOCUMENTS,),
+        )
+        for index, (node_id, needs) in enumerate(edges.items())
+    )
+    name = digest({node.id: list(node.needs) for node in nodes})
+    return ResolvedChain(name="shape", tenant="default", nodes=nodes, order=tuple(edges), digest=name)
+
+
+def walk_shape(chain: ResolvedChain) -> State[dict[str, Any]]:
+    """Run the chain as a flow and return its final state."""
+    return asyncio.run(shape(chain, return_state=True))

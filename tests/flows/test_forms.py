@@ -1,0 +1,135 @@
+"""The flows as Prefect's pages, `prefect deployment run` and prefect.yaml see them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from prefect import Flow
+from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from pydantic import ValidationError
+
+from trainyard.spec.templates import TEMPLATES, build_template
+
+REPOSITORY = Path(__file__).parent.parent.parent
+YAML = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text(encoding="utf-8"))
+PRESETS = sorted((REPOSITORY / "deployments" / "presets").glob("*.yaml"))
+EXPECTED = {
+    "chain/adhoc",
+    "qa-pipeline/local",
+    "alignment-pipeline/local",
+    "rag-tuning/local",
+    "code-tuning/local",
+    "training-job/local",
+}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "chain": {"spec": {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}},
+    "alignment-pipeline": {"sft": "a.jsonl", "preference": "b.jsonl"},
+    "training-job": {"job": {"dataset": {"path": "a.jsonl"}}},
+}
+"""Parameters without a default."""
+
+
+def load(deployment: dict[str, Any]) -> Flow[..., Any]:
+    return load_flow_from_entrypoint(str(REPOSITORY / deployment["entrypoint"]))
+
+
+FLOWS = {load(deployment).name: load(deployment) for deployment in YAML["deployments"]}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    return parameter_schema(FLOWS[name].fn).model_dump_for_openapi()
+
+
+def violations(name: str, parameters: dict[str, Any]) -> list[str]:
+    """What the server would answer to these parameters, by the schema of the flow's form."""
+    schema = {**schema_of(name), "additionalProperties": False}
+    return [error.message for error in Draft202012Validator(schema).iter_errors(parameters)]
+
+
+def test_prefect_yaml_names_exactly_the_deployments_that_are_promised() -> None:
+    assert {f"{load(one).name}/{one['name']}" for one in YAML["deployments"]} == EXPECTED
+
+
+@pytest.mark.parametrize("deployment", YAML["deployments"], ids=lambda one: one["entrypoint"])
+def test_a_deployment_has_no_key_that_prefect_would_ignore(deployment: dict[str, Any]) -> None:
+    assert set(deployment) <= set(DeploymentConfig.model_fields)
+    assert set(deployment["work_pool"]) <= {"name", "work_queue_name", "job_variables"}
+    assert deployment["work_pool"]["job_variables"]["env"] == {
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+    }
+    assert violations(load(deployment).name, {**REQUIRED.get(load(deployment).name, {}), **deployment.get("parameters", {})}) == []
+
+
+def test_prefect_yaml_has_no_unknown_section() -> None:
+    assert set(YAML) <= set(PrefectYamlModel.model_fields) | {"prefect-version", "definitions"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_flow_s_parameters_are_the_fields_of_its_form(name: str) -> None:
+    form = TEMPLATES[name].model.model_fields
+    given = inspect.signature(FLOWS[name].fn).parameters
+    assert list(given) == list(form)
+    assert len(given) <= 8
+    for field, parameter in given.items():
+        expected = inspect.Parameter.empty if form[field].is_required() else form[field].default
+        assert parameter.default == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_form_explains_every_field(name: str) -> None:
+    schema = schema_of(name)
+    for field, given in schema["properties"].items():
+        group = schema["definitions"].get(given.get("$ref", "").rpartition("/")[2], {})
+        assert given.get("description") or group.get("description"), field
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_defaults_of_a_form_are_accepted_by_its_own_schema(name: str) -> None:
+    schema = schema_of(name)
+    defaults = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
+    assert violations(name, {**defaults, **REQUIRED.get(name, {})}) == []
+    build_template(name, {**defaults, **REQUIRED.get(name, {})})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("qa-pipeline", {"count": 0}),
+        ("qa-pipeline", {"training": {"epochz": 3}}),
+        ("qa-pipeline", {"steps": {"validate": "maybe"}}),
+        ("rag-tuning", {"grounding": 2}),
+        ("code-tuning", {"learn_from": "dreams"}),
+        ("alignment-pipeline", {"sft": "a.jsonl"}),
+        ("training-job", {"job": {"dataset": {"path": "a.jsonl"}, "lora": {"rank": 999}}}),
+        ("chain", {"spec": {"nodes": [{"type": "trainr", "config": {}}]}}),
+        ("chain", {"spec": {"nodes": [{"type": "trainer", "config": {"unknown": 1}}]}}),
+    ],
+)
+def test_wrong_parameters_are_refused_by_the_form(name: str, parameters: dict[str, Any]) -> None:
+    assert violations(name, parameters)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_is_accepted_by_its_flow(preset: Path) -> None:
+    name = preset.stem.partition(".")[0]
+    parameters = yaml.safe_load(preset.read_text(encoding="utf-8"))
+    assert violations(name, parameters) == []
+
+
+def test_a_misspelt_preset_would_be_refused() -> None:
+    with pytest.raises(ValidationError, match="documentz"):
+        build_template("qa-pipeline", {"documentz": "docs"})
+    assert violations("qa-pipeline", {"documentz": "docs"})
+
+
+def test_no_path_of_one_machine_is_in_the_deployments() -> None:
+    for path in (REPOSITORY / "prefect.yaml", *PRESETS):
+        assert str(REPOSITORY) not in path.read_text(encoding="utf-8")

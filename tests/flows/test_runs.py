@@ -1,0 +1,138 @@
+"""The one Prefect client against a real server: what `up` writes, starting, refusing, translating states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
+
+from flows.qa_pipeline import qa_pipeline
+from trainyard.api import runs
+from trainyard.api.records import NodeState, RunState
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.settings import Settings, settings
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+
+@pytest.fixture
+def deployed(home: Path) -> Iterator[Settings]:
+    """A server that knows `qa-pipeline/test`, with nobody who would run it."""
+    runs.bootstrap(settings())
+    deployment = qa_pipeline.to_deployment(name="test", work_pool_name=settings().work_pool)
+    deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
+    deployment.apply(work_pool_name=settings().work_pool)
+    yield settings()
+
+
+def test_bootstrap_twice_leaves_one_of_each() -> None:
+    runs.bootstrap(settings())
+    runs.bootstrap(settings())
+    with get_client(sync_client=True) as client:
+        assert client.read_work_pool("trainyard").type == "process"
+        assert client.read_global_concurrency_limit_by_name(runs.limit_name()).limit == 1
+        found = client.request("POST", "/automations/filter", json={}).json()
+    assert [automation["name"] for automation in found].count(runs.ZOMBIES) == 1
+
+
+def test_the_automation_crashes_a_run_after_three_missed_beats() -> None:
+    automation = runs.zombie_automation()
+    assert automation.trigger.within.total_seconds() == 90
+    assert automation.actions[0].state is StateType.CRASHED
+    assert "trainyard up" in automation.actions[0].message
+
+
+def test_bootstrap_keeps_a_limit_that_an_operator_changed() -> None:
+    runs.bootstrap(settings())
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(runs.limit_name(), limit=2)
+        runs.bootstrap(settings())
+        assert client.read_global_concurrency_limit_by_name(runs.limit_name()).limit == 2
+        client.upsert_global_concurrency_limit_by_name(runs.limit_name(), limit=1)
+
+
+def test_an_unknown_deployment_names_the_known_ones(deployed: Settings) -> None:
+    with pytest.raises(NotFound, match="E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
+        runs.start_run("qa-pipeline/nope", {}, settings=deployed)
+
+
+def test_a_name_without_a_slash_is_an_unknown_deployment(deployed: Settings) -> None:
+    with pytest.raises(NotFound, match="E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline' on this server"):
+        runs.start_run("qa-pipeline", {}, settings=deployed)
+
+
+def test_wrong_parameters_are_one_sentence_with_the_field(deployed: Settings) -> None:
+    with pytest.raises(InvalidInput, match=r"E-PARAMETERS: The parameters for qa-pipeline/test are not valid.*count"):
+        runs.start_run("qa-pipeline/test", {"count": 0}, settings=deployed)
+
+
+def test_a_misspelt_parameter_is_refused(deployed: Settings) -> None:
+    with pytest.raises(InvalidInput, match="epochz"):
+        runs.start_run("qa-pipeline/test", {"training": {"epochz": 1}}, settings=deployed)
+
+
+def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
+    started = runs.start_run("qa-pipeline/test", {"count": 5}, settings=deployed, tags=("mine",))
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(started.run_id)
+    assert run.job_variables is not None
+    assert run.job_variables["env"]["TRAINYARD_WORKING_FOLDER"] == str(deployed.working_folder)
+    assert "mine" in run.tags
+    assert started.state is RunState.PENDING
+    assert started.url.endswith(f"/runs/flow-run/{started.run_id}")
+
+
+def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:
+    started = runs.start_run("qa-pipeline/test", {}, settings=deployed)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(started.run_id, Cancelled(message="no longer wanted"), force=True)
+    told: list[str] = []
+    result = runs.watch(started.run_id, settings=deployed, on_progress=lambda event: told.append(event["text"]))
+    assert result.state is RunState.CANCELED
+    assert result.message == "no longer wanted"
+    assert told == ["canceled"]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (None, (RunState.PENDING, "")),
+        (Pending(), (RunState.PENDING, "starting")),
+        (Late(), (RunState.PENDING, "late")),
+        (Running(), (RunState.RUNNING, "")),
+        (Paused(), (RunState.PAUSED, "")),
+        (Suspended(), (RunState.PAUSED, "")),
+        (Cancelling(), (RunState.RUNNING, "cancelling")),
+        (Completed(), (RunState.COMPLETED, "")),
+        (Failed(), (RunState.FAILED, "")),
+        (Crashed(), (RunState.FAILED, "crashed")),
+        (Cancelled(), (RunState.CANCELED, "")),
+    ],
+)
+def test_prefect_s_run_states_in_our_words(state: State[None] | None, expected: tuple[RunState, str]) -> None:
+    assert runs.run_state(state) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (None, NodeState.PENDING),
+        (Pending(name="NotReady"), NodeState.SKIPPED),
+        (Completed(name="Cached"), NodeState.REUSED),
+        (Completed(), NodeState.COMPLETED),
+        (Failed(), NodeState.FAILED),
+        (Crashed(), NodeState.FAILED),
+        (Cancelled(), NodeState.CANCELED),
+        (Running(), NodeState.RUNNING),
+    ],
+)
+def test_prefect_s_task_states_in_our_words(state: State[None] | None, expected: NodeState) -> None:
+    assert runs.node_state(state) is expected
+
+
+def test_every_state_type_of_prefect_has_a_word() -> None:
+    assert set(runs.STATES) == set(StateType) == set(runs.NODE_STATES)

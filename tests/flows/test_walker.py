@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import tags
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State
+
+import chain_shapes as shapes
+from chain_shapes import chain_of, walk_shape
+from trainyard.api.records import RunResult, read_events, read_result
+from trainyard.settings import settings
+
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+TEN = {
+    "a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"], "f": ["d"], "g": ["e", "f"], "h": [], "i": ["h"],
+    "j": ["g", "i"],
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("prefect", "fresh")
+
+
+@pytest.fixture
+def fresh(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(home.parent))
+    settings.cache_clear()
+    shapes.reset()
+    yield home
+    shapes.reset()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "one.md").write_text("# One\n\nText.")
+    return folder
+
+
+def result_of(state: State[Any]) -> RunResult:
+    assert state.state_details.flow_run_id is not None
+    found = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert found is not None
+    return found
+
+
+def states_of(state: State[Any]) -> dict[str, str]:
+    return {node.id: node.state.value for node in result_of(state).nodes}
+
+
+def read_run(state: State[Any]) -> FlowRun:
+    async def read() -> FlowRun:
+        async with get_client() as client:
+            return await client.read_flow_run(state.state_details.flow_run_id)
+
+    return asyncio.run(read())
+
+
+def artifacts_of(state: State[Any]) -> dict[str, Any]:
+    async def read() -> list[Any]:
+        async with get_client() as client:
+            wanted = ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
+            return list(await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=wanted)))
+
+    return {artifact.key: artifact for artifact in asyncio.run(read()) if artifact.key}
+
+
+def test_a_diamond_finishes_in_order(place: Path) -> None:
+    state = walk_shape(chain_of(DIAMOND, place))
+    assert state.is_completed()
+    assert shapes.MADE[0] == "a"
+    assert shapes.MADE[-1] == "d"
+    assert result_of(state).message == "4 nodes finished."
+
+
+def test_independent_branches_run_at_once(place: Path) -> None:
+    shapes.SLOW.update(b=0.6, c=0.6)
+    walk_shape(chain_of(DIAMOND, place))
+    (b_start, b_end), (c_start, c_end) = shapes.SPANS["b"], shapes.SPANS["c"]
+    assert max(b_start, c_start) < min(b_end, c_end)
+
+
+def test_a_failed_node_costs_only_its_descendants(place: Path) -> None:
+    shapes.FAILING.add("d")
+    state = walk_shape(chain_of(TEN, place))
+    assert state.is_failed()
+    assert states_of(state) == {
+        "a": "completed", "b": "completed", "c": "completed", "d": "failed", "e": "skipped", "f": "skipped",
+        "g": "skipped", "h": "completed", "i": "completed", "j": "skipped",
+    }  # fmt: skip
+
+
+def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
+    shapes.FAILING.add("b")
+    state = walk_shape(chain_of(DIAMOND, place))
+    assert state.message is not None
+    assert state.message.splitlines() == [
+        "1 of 4 nodes failed: b.",
+        "Skipped because of that: d.",
+        "b: E-TEST: Line 3 is not JSON. Why: A brace is missing. Do: Correct it.",
+        f"Next: correct the cause, then `prefect flow-run retry {state.state_details.flow_run_id}`; "
+        "finished nodes are reused.",
+    ]
+
+
+def test_a_fault_of_ours_is_a_failed_node_too(place: Path) -> None:
+    shapes.CRASHING.add("b")
+    state = walk_shape(chain_of(DIAMOND, place))
+    assert states_of(state) == {"a": "completed", "b": "failed", "c": "completed", "d": "skipped"}
+    assert "ZeroDivisionError" in result_of(state).node("b").message
+
+
+def test_finished_nodes_are_reused_by_the_next_run(place: Path) -> None:
+    shapes.FAILING.add("d")
+    walk_shape(chain_of(DIAMOND, place))
+    shapes.reset()
+    state = walk_shape(chain_of(DIAMOND, place))
+    assert shapes.MADE == ["d"]
+    assert states_of(state) == {"a": "reused", "b": "reused", "c": "reused", "d": "completed"}
+    assert state.message == "4 nodes finished, 3 of them reused."
+
+
+def test_a_changed_file_is_read_again(place: Path) -> None:
+    walk_shape(chain_of({"a": []}, place))
+    (place / "one.md").write_text("# One\n\nOther text.")
+    walk_shape(chain_of({"a": []}, place))
+    assert shapes.MADE == ["a", "a"]
+
+
+def test_the_tag_refresh_makes_everything_anew(place: Path) -> None:
+    walk_shape(chain_of(DIAMOND, place))
+    with tags("refresh"):
+        state = walk_shape(chain_of(DIAMOND, place))
+    assert state.message == "4 nodes finished."
+    assert len(shapes.MADE) == 8
+
+
+def test_changed_bytes_in_the_store_fail_the_node(place: Path) -> None:
+    state = walk_shape(chain_of({"a": []}, place))
+    output = next(iter(result_of(state).node("a").outputs.values()))
+    (output.path / "text").write_text("changed")
+    again = walk_shape(chain_of({"a": []}, place))
+    assert again.is_failed()
+    assert "E-ARTIFACT-CORRUPT" in (again.message or "")
+
+
+def test_a_run_is_named_after_its_chain_and_tagged(place: Path) -> None:
+    chain = chain_of({"a": []}, place)
+    with tags("mine"):
+        run = read_run(walk_shape(chain))
+    assert run.name == f"shape-{chain.digest[:8]}"
+    assert {"mine", "chain:shape", "tenant:default"} <= set(run.tags)
+
+
+def test_plan_progress_and_report_are_artifacts(place: Path) -> None:
+    shapes.FAILING.add("b")
+    found = artifacts_of(walk_shape(chain_of(DIAMOND, place)))
+    assert set(found) == {"shape-plan", "shape-progress", "shape-report"}
+    assert found["shape-progress"].data == 100
+    assert "| b | failed |" in found["shape-report"].data
+    assert "E-TEST" in found["shape-report"].data
+
+
+def test_events_tell_the_story(place: Path) -> None:
+    shapes.FAILING.add("b")
+    state = walk_shape(chain_of(DIAMOND, place))
+    folder = settings().runs / str(state.state_details.flow_run_id)
+    told = {(event["node"], event["event"]) for event in read_events(folder)}
+    assert {("a", "finished"), ("b", "started"), ("b", "failed"), ("d", "skipped")} <= told
+
+
+def test_skipped_tasks_are_not_ready_in_prefect(place: Path) -> None:
+    shapes.FAILING.add("a")
+    state = walk_shape(chain_of({"a": [], "b": ["a"]}, place))
+
+    async def read() -> dict[str, str]:
+        async with get_client() as client:
+            wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+            for _ in range(40):  # task runs reach the server by events, a moment later
+                runs = await client.read_task_runs(flow_run_filter=wanted)
+                found = {run.name.partition("-")[0]: run.state_name for run in runs}
+                if found == {"a": "Failed", "b": "NotReady"}:
+                    return found
+                await asyncio.sleep(0.25)
+            return found
+
+    assert asyncio.run(read()) == {"a": "Failed", "b": "NotReady"}

@@ -1,0 +1,147 @@
+"""The table of backends, jobs and their digests, and how a child's failure reaches the caller."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small_jobs import Jobs, conversation, train_as_child
+from trainyard.backends.base import load, probe, probe_all, rebuilt
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.trl import command, environment, reasons
+from trainyard.data.rows import write_rows
+from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
+from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+
+
+def plain_job(**changes: Any) -> TrainingJob:
+    config = resolve_trainer(TrainerConfig.model_validate(changes.pop("config", {})), "starter")
+    given: dict[str, Any] = {"data": {"sft": "data"}, "base": "models/starter", "base_sha256": "b", "locks": "locks"}
+    return TrainingJob.model_validate({"config": config, **given, **changes})
+
+
+def test_trl_is_here_and_every_other_backend_says_why_not() -> None:
+    found = probe_all()
+    assert found[BackendName.TRL].available
+    assert found[BackendName.TRL].version.startswith("1.16")
+    others = [probed for name, probed in found.items() if name is not BackendName.TRL]
+    assert all(probed.why and probed.fix and not probed.available for probed in others)
+    assert probe(BackendName.MLX).why.startswith("mlx trains on Apple silicon")
+
+
+def test_absent_backend_is_refused_with_what_to_do() -> None:
+    with pytest.raises(Unavailable, match=r"R-BACKEND-MISSING: The backend 'unsloth' .* Do: Use backend: trl"):
+        load(BackendName.UNSLOTH)
+
+
+def test_parent_side_imports_no_torch() -> None:
+    code = "import sys, trainyard.backends.base, trainyard.backends.trl; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "codes"),
+    [
+        ({}, []),
+        ({"stage": "kto"}, ["R-TRL-STAGE"]),
+        ({"method": "qlora", "quantization": "nf4"}, ["R-TRL-METHOD", "R-TRL-QUANTIZATION"]),
+        ({"hyperparameters": {"optimizer": "muon", "schedule": "one_cycle"}}, ["R-TRL-OPTIMIZER", "R-TRL-SCHEDULE"]),
+        ({"stage": "dpo", "preference": {"loss": "simpo"}}, ["R-TRL-LOSS"]),
+        ({"stage": "sft", "preference": {"loss": "simpo"}}, []),
+    ],
+)
+def test_what_trl_does_not_carry_out_is_told_all_at_once(config: dict[str, Any], codes: list[str]) -> None:
+    found = reasons(plain_job(config=config, node="trainer"))
+    assert [reason.code for reason in found] == codes
+    assert all(reason.node == "trainer" and "trl backend does not carry out" in reason.because for reason in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "instead"),
+    [
+        ({"adapter": "stack"}, "R-ADAPTER-STACK", "adapter: continue."),
+        ({"adapter": "merge"}, "R-ADAPTER-MERGE", "adapter: continue."),
+        ({"method": "full"}, "R-ADAPTER-METHOD", "the method of the earlier trainer."),
+    ],
+)
+def test_earlier_adapter_can_only_be_continued(config: dict[str, Any], code: str, instead: str) -> None:
+    (reason,) = reasons(plain_job(config=config, adapter="adapters/one"))
+    assert (reason.code, reason.instead) == (code, instead)
+    assert reasons(plain_job(config=config)) == []
+
+
+def test_digest_names_the_content_and_not_the_place_or_the_run() -> None:
+    data = {"data_sha256": {"sft": "d"}}
+    job = plain_job(**data)
+    elsewhere = plain_job(**data | {"data": {"sft": "other"}, "base": "x", "locks": "y", "run": "2", "threads": 4})
+    assert job.digest == elsewhere.digest
+    assert job.digest != plain_job(**data | {"data_sha256": {"sft": "e"}}).digest
+    assert job.digest != plain_job(**data | {"base_sha256": "c"}).digest
+    assert job.digest != plain_job(**data | {"config": {"hyperparameters": {"seed": 1}}}).digest
+    assert job.digest != plain_job(**data | {"parents": ("p",), "adapter": "a"}).digest
+    assert plain_job(run="1").digest == plain_job(run="2").digest
+    fresh = {"config": {"reuse": False}}
+    assert plain_job(run="1", **fresh).digest != plain_job(run="2", **fresh).digest
+    assert plain_job(base_sha256="").digest != plain_job(base_sha256="", base="models/other").digest
+
+
+def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = plain_job(threads=3, base=str(tmp_path))
+    assert command(job, tmp_path)[1:] == [
+        "-m",
+        "trainyard.compute.launch",
+        "trainyard.backends.trl_program:train",
+        str(tmp_path),
+    ]
+    variables = environment(job)
+    assert (variables["OMP_NUM_THREADS"], variables["HF_HUB_OFFLINE"]) == ("3", "1")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "CUDA_VISIBLE_DEVICES" not in environment(job)
+    assert "HF_HUB_OFFLINE" not in environment(plain_job(base="org/model"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"kind": "InvalidInput", "code": "E-X", "what": "w", "why": "y", "do": "see child.log"}, InvalidInput),
+        ({"kind": "NoSuchClass", "code": "E-X", "what": "w", "why": "", "do": ""}, TrainyardError),
+        ({"kind": "Reason", "code": "E-X", "what": "w", "why": "", "do": ""}, TrainyardError),
+    ],
+)
+def test_error_of_the_child_keeps_its_class_and_names_the_log(
+    error: dict[str, Any], kind: type[TrainyardError], tmp_path: Path
+) -> None:
+    built = rebuilt(error, tmp_path)
+    assert type(built) is kind
+    assert (built.code, built.what) == ("E-X", "w")
+    if error["do"]:
+        assert built.do == f"see {tmp_path / 'child.log'}"
+
+
+def test_refusal_of_the_child_keeps_its_reasons(tmp_path: Path) -> None:
+    reason = {"code": "R-Y", "node": None, "field": "config.x", "because": "b", "instead": "i"}
+    built = rebuilt({"kind": "Refused", "code": "R-Y", "what": "w", "reasons": [reason]}, tmp_path)
+    assert isinstance(built, Refused)
+    assert built.reasons[0].field == "config.x"
+
+
+def test_refused_job_starts_no_child(jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="R-TRL-STAGE"):
+        train_as_child(jobs(stage="kto"), tmp_path)
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_data_without_a_token_to_learn_fails_the_run(jobs: Jobs, tmp_path: Path) -> None:
+    """Through the supervised child, as a chain meets it."""
+    write_rows(tmp_path / "data" / "rows.arrow", Port.SFT, [conversation("a very long question " * 20, "lost")])
+    job = jobs().model_copy(update={"data": {Port.SFT: str(tmp_path / "data")}})
+    with pytest.raises(InvalidInput, match=r"E-ALL-MASKED: All labels of the data set are masked: none of 1 rows"):
+        train_as_child(job, tmp_path)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,121 @@
+"""No path leaves its root, however it is spelled."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.data.reading import settings_for
+from trainyard.data.paths import data_roots, open_inside, resolve_inside
+from trainyard.errors import InvalidInput, NotFound, Refused
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a file, beside it a secret, and links of both kinds."""
+    folder = tmp_path / "root"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "data.jsonl").write_text("inside")
+    (tmp_path / "secret.jsonl").write_text("outside")
+    (tmp_path / "rooted").mkdir()
+    (tmp_path / "rooted" / "data.jsonl").write_text("outside")
+    (folder / "inner").symlink_to(folder / "sub")
+    (folder / "outer").symlink_to(tmp_path)
+    (folder / "file").symlink_to(tmp_path / "secret.jsonl")
+    return folder
+
+
+@pytest.mark.parametrize("path", ["sub/data.jsonl", "./sub/../sub/data.jsonl", "inner/data.jsonl", "sub//data.jsonl"])
+def test_paths_inside_resolve_to_the_real_file(root: Path, path: str) -> None:
+    assert resolve_inside(path, [root]) == root / "sub" / "data.jsonl"
+    assert resolve_inside(root / path, [root]) == root / "sub" / "data.jsonl"
+
+
+OUTSIDE = [
+    "../secret.jsonl", "sub/../../secret.jsonl", "outer/secret.jsonl", "file", "/etc/passwd", "../rooted/data.jsonl",
+    "/proc/self/cwd/../secret.jsonl", "../does-not-exist", "/", "..",
+]  # fmt: skip
+ODD = [
+    "%2e%2e/secret.jsonl", "..%2fsecret.jsonl", "sub%5cdata.jsonl", "sub/data.jsonl\0", "a%00b", "//server/share",
+    "\\\\server\\share", "..\\secret.jsonl", "C:\\data", "c:/data", "file:///etc/passwd", "FILE:/etc/passwd",
+    "http://x/y", "//proc/self/cwd",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_paths_that_leave_are_refused_whether_they_exist_or_not(root: Path, path: str) -> None:
+    with pytest.raises(Refused, match=r"R-PATH-ROOT config\.path: .* leads to .*, outside of the data roots"):
+        resolve_inside(path, [root])
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_odd_spellings_are_refused(root: Path, path: str) -> None:
+    with pytest.raises(Refused, match=r"R-PATH-ROOT config\.path: .* is not a plain path"):
+        resolve_inside(path, [root])
+
+
+def test_a_missing_file_inside_is_not_found(root: Path) -> None:
+    with pytest.raises(NotFound, match=re.escape(f"E-DATA-MISSING: There is no file or folder 'no.jsonl'. Why: It was "
+                                                 f"looked for in {root}.")):  # fmt: skip
+        resolve_inside("no.jsonl", [root])
+
+
+def test_a_relative_path_is_looked_up_in_every_root(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "only-here.md").write_text("x")
+    assert resolve_inside("only-here.md", [root, other]) == other / "only-here.md"
+    assert resolve_inside("../other/only-here.md", [root, other]) == other / "only-here.md"
+
+
+pieces = st.sampled_from(
+    ["..", ".", "sub", "outer", "inner", "file", "data.jsonl", "secret.jsonl", "%2e", "\\", "", "/"]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(st.lists(pieces, min_size=1, max_size=8).map("/".join))
+def test_whatever_resolves_is_inside(root: Path, path: str) -> None:
+    try:
+        found = resolve_inside(path, [root])
+    except (Refused, NotFound):
+        return
+    assert Path(os.path.realpath(found)).is_relative_to(root)
+
+
+def test_roots_are_the_working_folder_the_tenant_and_the_settings(tmp_path: Path, home: Path) -> None:
+    given = settings_for(tmp_path / "data")
+    assert data_roots(given) == (Path.cwd(), home / "tenants" / "default", tmp_path / "data")
+    assert data_roots(given, "acme")[1] == home / "tenants" / "acme"
+
+
+def test_opening_reads_the_file(root: Path) -> None:
+    with open_inside(resolve_inside("inner/data.jsonl", [root]), [root]) as stream:
+        assert stream.read() == b"inside"
+
+
+def test_a_file_swapped_for_a_link_is_not_opened(root: Path, tmp_path: Path) -> None:
+    found = resolve_inside("sub/data.jsonl", [root])
+    found.unlink()
+    found.symlink_to(tmp_path / "secret.jsonl")
+    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: data\.jsonl cannot be opened: Too many levels of symbolic"):
+        open_inside(found, [root])
+
+
+def test_a_folder_swapped_for_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    found = resolve_inside("sub/data.jsonl", [root])
+    (root / "sub").rename(root / "moved")
+    (root / "sub").symlink_to(tmp_path / "rooted")
+    with pytest.raises(Refused, match="was replaced by a link that leaves the data roots"):
+        open_inside(found, [root])
+
+
+def test_pipes_are_not_opened(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: pipe is not a regular file\. Why: Pipes and devices never"):
+        open_inside(root / "pipe", [root])

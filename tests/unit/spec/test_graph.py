@@ -1,0 +1,400 @@
+"""Ids, edges, order, defaults and the digest."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.spec.chains import chain, codes, node, reasons, resolved, source, unhurried
+from trainyard.errors import Refused
+from trainyard.spec.axes import Engine, Port
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
+from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
+from trainyard.spec.load import load_chain
+from trainyard.spec.training import Hyperparameters, LoraSettings, TrainerConfig, resolve_lora, resolve_trainer
+
+
+def ids(found: ResolvedChain) -> list[str]:
+    return [one.id for one in found.nodes]
+
+
+def config_of(found: ResolvedChain, node_id: str) -> Any:
+    return found.node(node_id).config
+
+
+# Ids
+
+
+def test_an_id_is_the_type_with_a_number_from_the_second_on() -> None:
+    found = resolved(source(), node("validator"), node("validator"), node("validator"))
+    assert ids(found) == ["data-source", "validator", "validator-2", "validator-3"]
+
+
+def test_numbers_step_over_ids_that_are_taken() -> None:
+    found = resolved(source(), node("validator"), node("validator", "validator-2"), node("validator"))
+    assert ids(found) == ["data-source", "validator", "validator-2", "validator-3"]
+    found = resolved(source(), node("validator", "validator"), node("validator"))
+    assert ids(found) == ["data-source", "validator", "validator-2"]
+
+
+def test_two_nodes_with_one_id() -> None:
+    found = reasons(source(), node("trainer", "one"), node("trainer", "one"), node("trainer", "one"))
+    assert [reason.line() for reason in found] == [
+        "E-SPEC-ID one.id: 3 nodes have the id 'one'. Instead: Give each node its own id."
+    ]
+
+
+# Edges and order
+
+
+def test_nodes_without_needs_follow_the_node_above() -> None:
+    found = resolved(source(), node("validator"), node("trainer", None, ["data-source"]), node("validator", "last"))
+    assert [one.needs for one in found.nodes] == [(), ("data-source",), ("data-source",), ("trainer",)]
+
+
+def test_needs_are_told_once() -> None:
+    found = resolved(source(), node("validator", None, ["data-source", "data-source"]))
+    assert found.node("validator").needs == ("data-source",)
+
+
+def test_order_follows_the_edges_and_not_the_list() -> None:
+    found = resolved(
+        node("trainer", "last", ["check"]), node("validator", "check", ["rows"]),
+        node("data_source", "rows", [], path="a.jsonl"),
+    )  # fmt: skip
+    assert ids(found) == ["last", "check", "rows"]
+    assert found.order == ("rows", "check", "last")
+
+
+def test_an_unknown_need() -> None:
+    (reason,) = reasons(source(), node("trainer", None, ["data-sorce"]))
+    assert reason.line() == (
+        "E-SPEC-NEEDS trainer.needs: There is no node with the id 'data-sorce'. Instead: Did you mean 'data-source'?"
+    )
+    (reason,) = reasons(source(), node("trainer", None, ["zzz"]))
+    assert reason.instead == "Write the id of another node: data-source, trainer."
+
+
+def test_a_node_that_needs_itself() -> None:
+    (reason,) = reasons(source(), node("trainer", "t", ["t", "data-source"]))
+    assert reason.line() == ("E-SPEC-CYCLE t.needs: The node 't' needs itself. Instead: Remove 't' from its needs.")
+
+
+def test_a_circle_is_shown() -> None:
+    (reason,) = reasons(
+        source(), node("validator", "a", ["c"]), node("validator", "b", ["a"]), node("validator", "c", ["b"])
+    )
+    assert reason.node == "b"
+    assert reason.because == "The nodes wait for each other in a circle: b → c → a → b."
+    assert reason.instead == "Remove 'a' from the needs of 'b', or another link of the circle."
+
+
+def test_each_circle_is_told_and_what_hangs_on_it_is_not_blamed() -> None:
+    found = reasons(
+        source(),
+        node("validator", "a", ["b"]), node("validator", "b", ["a"]),
+        node("validator", "c", ["d"]), node("validator", "d", ["c"]),
+        node("trainer", "t", ["a"]), node("evaluator", None, ["t"]), node("trainer", "bad", ["d"], method="qlora"),
+    )  # fmt: skip
+    assert [(reason.code, reason.node) for reason in found] == [
+        ("E-SPEC-CYCLE", "b"), ("E-SPEC-CYCLE", "d"), ("R-TRL-METHOD", "bad"),
+    ]  # fmt: skip
+
+
+def test_a_long_circle_is_shortened() -> None:
+    seven = cycle_reason([f"n{index}" for index in range(7)])
+    assert seven.because.endswith("n0 → n1 → n2 → n3 → n4 → n5 → n6 → n0.")
+    eight = cycle_reason([f"n{index}" for index in range(8)])
+    assert eight.because.endswith("n0 → n1 → n2 → n3 → n4 → n5 → … 2 more → n0.")
+
+
+def test_cycles_are_disjoint() -> None:
+    assert cycles_among({"a": ["b"], "b": ["a"], "c": ["a", "b"]}) == [["b", "a"]]
+    assert cycles_among({"a": ["x", "b"], "b": ["a"]}) == [["b", "a"]]
+    assert cycles_among({}) == []
+
+
+def test_resolve_raises_every_reason() -> None:
+    with pytest.raises(Refused, match=r"R-PORT-SFT: The spec was refused for 2 reasons") as refused:
+        resolve(chain(node("trainer", method="qlora")))
+    assert [reason.code for reason in refused.value.reasons] == ["R-PORT-SFT", "R-TRL-METHOD"]
+
+
+def test_a_spec_object_is_taken_like_its_value() -> None:
+    value = chain(source(), node("trainer"))
+    spec = ChainSpec.model_validate(value)
+    assert resolve(spec) == resolve(value)
+    assert check(spec) == check(value) == []
+
+
+# Size
+
+
+def line_of(count: int) -> list[dict[str, Any]]:
+    body = [node("ai_generator") if index % 2 else node("validator") for index in range(count - 3)]
+    return [source("docs"), *body[1:], node("validator"), node("trainer"), node("evaluator")]
+
+
+def test_ten_thousand_nodes_take_two_seconds_at_most() -> None:
+    text = json.dumps(chain(*line_of(10_000)))
+    started = time.process_time()
+    found = resolve(load_chain(text))
+    assert time.process_time() - started < 2 * unhurried()
+    assert len(found.order) == 10_000
+
+
+def test_a_ladder_of_diamonds_takes_no_longer() -> None:
+    nodes = [source(format="alpaca"), node("validator", "a0", ["data-source"])]
+    for index in range(1, 1_000):
+        before = f"a{index - 1}"
+        nodes += [
+            node("trainer", f"t{index}", [before]), node("validator", f"v{index}", [before]),
+            node("validator", f"a{index}", [f"t{index}", f"v{index}"]),
+        ]  # fmt: skip
+    started = time.process_time()
+    found = resolve(chain(*nodes))
+    assert time.process_time() - started < 2 * unhurried()
+    assert found.node("a999").inputs[Port.SFT][0].node_id == "v999"
+
+
+def test_a_circle_of_ten_thousand_nodes() -> None:
+    nodes = [node("validator", f"v{index}", [f"v{(index + 1) % 10_000}"]) for index in range(10_000)]
+    started = time.process_time()
+    assert codes(*nodes) == ["E-SPEC-CYCLE"]
+    assert time.process_time() - started < 2 * unhurried()
+
+
+# Defaults
+
+
+def test_a_generator_without_a_model_extracts_by_rule() -> None:
+    found = resolved(source("docs"), node("ai_generator"))
+    assert config_of(found, "ai-generator").engine is Engine.EXTRACTIVE
+    found = resolved(source("docs"), node("ai_generator", model="m"))
+    assert config_of(found, "ai-generator").engine is None
+    found = resolve(chain(source("docs"), node("ai_generator", engine="local")), Defaults(base_model="org/base"))
+    assert config_of(found, "ai-generator").model == "org/base"
+    assert config_of(found, "ai-generator").engine is Engine.LOCAL
+    assert (
+        resolved(source("docs"), node("ai_generator", engine="extractive")).digest
+        == resolved(source("docs"), node("ai_generator")).digest
+    )
+
+
+def test_a_deployer_takes_the_tenant_of_its_chain() -> None:
+    nodes = source(), node("trainer"), node("deployer", unevaluated=True)
+    assert config_of(resolved(*nodes), "deployer").tenant == "default"
+    assert config_of(resolved(*nodes, tenant="guests"), "deployer").tenant == "guests"
+    nodes = source(), node("trainer"), node("deployer", unevaluated=True, tenant="own")
+    assert config_of(resolved(*nodes, tenant="guests"), "deployer").tenant == "own"
+
+
+def test_a_trainer_without_a_base_model_takes_the_setting() -> None:
+    value = chain(source(), node("trainer"))
+    assert config_of(resolve(value), "trainer").base_model == "starter"
+    assert config_of(resolve(value, Defaults(base_model="org/base")), "trainer").base_model == "org/base"
+
+
+def test_a_later_trainer_takes_over_base_and_shape() -> None:
+    first = node("trainer", base_model="org/one", lora={"profile": "classic"})
+    found = resolved(source(), first, node("trainer", stage="dpo"))
+    later = config_of(found, "trainer-2")
+    assert later.base_model == "org/one"
+    assert later.lora == config_of(found, "trainer").lora
+    assert later.lora.rank == 8
+    found = resolved(source(), first, node("trainer", backend="native", adapter="stack"))
+    assert config_of(found, "trainer-2").lora.rank == 32
+    found = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
+    assert config_of(found, "trainer-2").base_model == "org/one"
+    assert config_of(found, "trainer-2").lora.rank == 32
+
+
+def test_a_shape_of_its_own_is_not_taken_over() -> None:
+    first = node("trainer", lora={"rank": 16})
+    nodes = source(), first, node("trainer", lora={"rank": 8}, backend="native", adapter="stack")
+    assert config_of(resolved(*nodes), "trainer-2").lora.rank == 8
+
+
+def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
+    nodes = source(), node("validator"), node("validator"), node("trainer", base_model="org/one")
+    found = resolved(*nodes)
+    assert config_of(found, "validator").tokenizer == config_of(found, "validator-2").tokenizer == "org/one"
+    assert config_of(resolved(source(), node("validator")), "validator").tokenizer == "starter"
+    nodes = source(), node("validator"), node("validator", tokenizer="org/own"), node("trainer", base_model="org/one")
+    assert config_of(resolved(*nodes), "validator").tokenizer == "org/own"
+    nodes = (
+        source(), node("validator"), node("trainer", "b", ["validator"], base_model="org/b"),
+        node("trainer", "c", ["validator"], base_model="org/c"),
+    )  # fmt: skip
+    assert config_of(resolved(*nodes), "validator").tokenizer == "org/b"
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "rate"),
+    [("sft", "lora", 2e-4), ("sft", "full", 2e-5), ("dpo", "lora", 1e-5), ("dpo", "full", 1e-6)],
+)
+def test_a_learning_rate_is_filled_by_stage_and_method(stage: str, method: str, rate: float) -> None:
+    found = config_of(resolved(source(), node("trainer", stage=stage, method=method)), "trainer")
+    assert found.hyperparameters.learning_rate == rate
+    assert found.hyperparameters.epochs == 3
+    assert found.hyperparameters.max_steps is None
+
+
+def test_what_is_said_is_kept() -> None:
+    hyper = {"learning_rate": 1e-3, "max_steps": 7}
+    found = config_of(resolved(source(), node("trainer", hyperparameters=hyper)), "trainer").hyperparameters
+    assert (found.learning_rate, found.max_steps, found.epochs) == (1e-3, 7, None)
+
+
+def test_profiles_fill_what_is_left_out() -> None:
+    platform = resolve_lora(LoraSettings())
+    assert (platform.rank, platform.alpha, platform.dropout, platform.target_modules) == (32, 64, 0, "all-linear")
+    classic = resolve_lora(LoraSettings(profile="classic"))
+    assert (classic.rank, classic.alpha, classic.dropout) == (8, 16, 0.05)
+    assert classic.target_modules == ("q_proj", "v_proj")
+    nightly = resolve_lora(LoraSettings(profile="nightly", alpha=8))
+    assert (nightly.rank, nightly.alpha, len(nightly.target_modules or ())) == (16, 8, 7)
+    assert resolve_lora(LoraSettings(rank=10)).alpha == 20
+    assert resolve_lora(LoraSettings(profile="classic", rank=10, alpha=3, dropout=0.2)).dropout == 0.2
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolve_trainer(TrainerConfig(hyperparameters=Hyperparameters(epochs=1)), "base")
+    assert resolve_trainer(once, "other") == once
+
+
+# The resolved chain and its digest
+
+
+def test_a_resolved_chain_is_stored_and_read_back() -> None:
+    found = resolved(source("docs"), node("ai_generator"), node("validator"), node("trainer"), node("evaluator"))
+    again = ResolvedChain.model_validate_json(found.model_dump_json())
+    assert again == found
+    assert isinstance(again.node("trainer").config, TrainerConfig)
+    assert ResolvedNode.model_validate(found.nodes[0]) == found.nodes[0]
+    with pytest.raises(KeyError):
+        found.node("nowhere")
+
+
+VALUE = chain(
+    source("docs"), node("ai_generator", count=7), node("validator"),
+    node("trainer", hyperparameters={"learning_rate": 0.0002, "epochs": 3}), node("evaluator"), node("deployer"),
+    name="one",
+)  # fmt: skip
+
+
+def test_one_meaning_has_one_digest() -> None:
+    expected = resolve(VALUE).digest
+    assert len(expected) == 64
+    spellings = [
+        json.dumps(VALUE), yaml.safe_dump(VALUE), yaml.safe_dump(VALUE, default_flow_style=True),
+        json.dumps(VALUE, sort_keys=True), json.dumps(VALUE).replace("0.0002", "2e-4"),
+        json.dumps(VALUE).replace('"epochs": 3', '"epochs": 3.0'),
+        json.dumps({**VALUE, "tenant": "default", "description": "words do not change what is done"}),
+        yaml.safe_dump(VALUE).replace("learning_rate: 0.0002", "learning_rate: 2e-4"),
+        json.dumps(VALUE).replace('"hyperparameters"', '"hyperparams"'),
+    ]  # fmt: skip
+    assert {resolve(load_chain(text)).digest for text in spellings} == {expected}
+    written_out = resolve(VALUE)
+    explicit = chain(
+        *({"type": one.type, "id": one.id, "needs": list(one.needs), "config": one.config.model_dump(mode="json")}
+          for one in written_out.nodes), name="one",
+    )  # fmt: skip
+    assert resolve(explicit).digest == expected
+    explicit["nodes"] = explicit["nodes"][::-1]
+    assert resolve(explicit).digest == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "two"},
+        {"tenant": "guests"},
+        {"nodes": [*VALUE["nodes"][:-1]]},
+        {"nodes": [source("doc"), *VALUE["nodes"][1:]]},
+        {"nodes": [*VALUE["nodes"][:1], node("ai_generator", count=8), *VALUE["nodes"][2:]]},
+        {"nodes": [*VALUE["nodes"][:2], node("validator", "other"), *VALUE["nodes"][3:]]},
+        {"nodes": [*VALUE["nodes"][:-1], node("deployer", None, ["evaluator", "trainer"])]},
+    ],
+)
+def test_another_meaning_has_another_digest(change: dict[str, Any]) -> None:
+    assert resolve({**VALUE, **change}).digest != resolve(VALUE).digest
+
+
+def test_the_default_base_model_is_part_of_the_meaning() -> None:
+    assert resolve(VALUE, Defaults(base_model="org/base")).digest != resolve(VALUE).digest
+
+
+def test_digests_are_canonical() -> None:
+    assert digest({"b": 1, "a": 2.0}) == digest({"a": 2, "b": 1})
+    assert digest(ChainSpec.model_validate(VALUE)) == digest(ChainSpec.model_validate(VALUE).model_dump(mode="json"))
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Sources and validators with random edges, listed in a random order."""
+    count = draw(st.integers(1, 12))
+    nodes = []
+    for index in range(count):
+        needs = draw(st.lists(st.integers(0, index - 1), max_size=3, unique=True)) if index else []
+        if needs and draw(st.booleans()):
+            nodes.append(node("validator", f"n{index}", [f"n{need}" for need in needs]))
+        else:
+            nodes.append(node("data_source", f"n{index}", [f"n{need}" for need in needs], path="a.jsonl"))
+    return draw(st.permutations(nodes))
+
+
+@given(dags())
+@settings(max_examples=60, deadline=None)
+def test_every_order_respects_the_needs(nodes: list[dict[str, Any]]) -> None:
+    found = reasons(*nodes)
+    assert {reason.code for reason in found} <= {"R-PORT-TWO"}
+    if not found:
+        order = resolved(*nodes).order
+        assert sorted(order) == sorted(one["id"] for one in nodes)
+        place = {node_id: index for index, node_id in enumerate(order)}
+        assert all(place[need] < place[one["id"]] for one in nodes for need in one["needs"])
+
+
+@given(dags())
+@settings(max_examples=60, deadline=None)
+def test_inputs_come_from_earlier_nodes_that_make_them(nodes: list[dict[str, Any]]) -> None:
+    if reasons(*nodes):
+        return
+    found = resolved(*nodes)
+    above: dict[str, set[str]] = {}
+    for node_id in found.order:
+        needs = found.node(node_id).needs
+        above[node_id] = set(needs).union(*(above[need] for need in needs))
+        for sources in found.node(node_id).inputs.values():
+            assert all(one.node_id in above[node_id] for one in sources)
+            assert all(one.port in found.node(one.node_id).produces for one in sources)
+
+
+@given(dags(), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_listing_order_and_key_order_do_not_change_the_digest(nodes: list[dict[str, Any]], random: Any) -> None:
+    if reasons(*nodes):
+        return
+    shuffled = [dict(random.sample(list(one.items()), len(one))) for one in nodes]
+    random.shuffle(shuffled)
+    assert resolved(*shuffled).digest == resolved(*nodes).digest
+
+
+@given(dags(), st.integers(0, 11), st.integers(0, 11))
+@settings(max_examples=40, deadline=None)
+def test_an_edge_back_is_a_circle_or_a_chain(nodes: list[dict[str, Any]], start: int, end: int) -> None:
+    by_id = {one["id"]: one for one in nodes}
+    first, second = f"n{min(start, end)}", f"n{max(start, end)}"
+    if first in by_id and second in by_id:
+        by_id[first]["needs"] = [*by_id[first]["needs"], second]
+        found = {reason.code for reason in reasons(*nodes)}
+        assert found <= {"E-SPEC-CYCLE", "R-PORT-TWO", "R-PORT-ROWS"}
+        if first == second:
+            assert "E-SPEC-CYCLE" in found

@@ -1,0 +1,152 @@
+"""Bodies of jobs as other tools write them, and the canonical chains that they stand for."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, source
+from trainyard.spec.axes import BackendName, DataFormat, Method, Port, Stage
+from trainyard.spec.compat import RunFacts, run_reasons
+from trainyard.spec.graph import check, resolve
+from trainyard.spec.job import JobSpec, chain_of_job
+from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.migrate import trainer_words
+from trainyard.spec.training import TrainerConfig
+
+BODIES = sorted((RESOURCES / "bodies").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
+def test_each_body_is_accepted_unchanged_and_has_its_canonical_chain(path: Any) -> None:
+    """`GOLDEN=write` writes the canonical chains anew, for a person to read."""
+    assert check(load_value(path)) == []
+    found = resolve(load_chain(path))
+    text = json.dumps(found.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+    golden = GOLDEN / "specs" / path.name
+    if os.environ.get("GOLDEN") == "write":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert resolve(load_chain(path)).digest == found.digest
+
+
+def job(name: str) -> Any:
+    return resolve(load_chain(RESOURCES / "bodies" / f"{name}.json"))
+
+
+def test_a_lora_job_for_mlx() -> None:
+    found = job("lora-job-mlx")
+    trainer = found.node("trainer").config
+    assert found.name == "finetune-llama"
+    assert (trainer.stage, trainer.method, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
+    assert trainer.base_model == "mlx-community/Llama-3.2-3B-Instruct-4bit"
+    assert (trainer.lora.rank, trainer.lora.alpha) == (16, 32)
+    hyper = trainer.hyperparameters
+    assert (hyper.epochs, hyper.batch_size, hyper.learning_rate) == (3, 4, 2e-4)
+    assert found.node("data-source").config.format is DataFormat.ALPACA
+
+
+def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
+    found = job("dpo-job-trl")
+    trainer = found.node("trainer").config
+    assert (trainer.stage, trainer.method, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
+    assert trainer.hyperparameters.learning_rate == 5e-5
+    assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
+
+
+def test_a_job_at_a_data_worker_is_refused_only_at_run() -> None:
+    found = job("job-data-worker")
+    source_config = found.node("data-source").config
+    assert source_config.data_worker == "http://dataworker1:8892"
+    assert (source_config.tenant_id, source_config.path) == ("default", "/datasets/training/qa-pairs.jsonl")
+    reasons = run_reasons(found, RunFacts(path_problem=lambda path: "leads out of the data roots"))
+    assert [reason.code for reason in reasons] == ["R-DATA-WORKER"]
+
+
+def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
+    facts = RunFacts(
+        endpoints=frozenset(), path_problem=lambda path: "leads out of the data roots", backends={BackendName.TRL: None}
+    )
+    assert [reason.code for reason in run_reasons(job("chain-three-nodes"), facts)] == [
+        "R-PATH-ROOT", "R-ENGINE-UNRESOLVED", "R-BACKEND-MISSING",
+    ]  # fmt: skip
+
+
+def test_a_job_is_its_data_and_its_trainer() -> None:
+    body = {
+        "name": "one", "tenant": "guests", "dataset": {"path": "rows.jsonl", "format": "alpaca"}, "method": "dora",
+        "base_model": "org/base", "hyperparameters": {"epochs": 1}, "lora": {"rank": 4}, "device": "cpu",
+        "budget_s": 60,
+    }  # fmt: skip
+    found = chain_of_job(JobSpec.model_validate(body))
+    assert (found.name, found.tenant) == ("one", "guests")
+    expected = node(
+        "trainer", method="dora", base_model="org/base", hyperparameters={"epochs": 1}, lora={"rank": 4}, device="cpu",
+        budget_s=60,
+    )  # fmt: skip
+    same = chain(source(format="alpaca"), expected, name="one", tenant="guests")
+    assert resolve(found).digest == resolve(same).digest
+
+
+def test_a_job_needs_only_a_data_set() -> None:
+    found = resolve(chain_of_job(JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}})))
+    assert found.name == "training-job"
+    assert found.node("trainer").config.base_model == "starter"
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ({}, "dataset"),
+        ({"dataset": {}}, "path"),
+        ({"dataset": {"path": "a"}, "hyperparam": {}}, "hyperparam"),
+        ({"dataset": {"path": "a"}, "name": "Not A Name"}, "name"),
+        ({"dataset": {"path": "a", "format": "csv"}}, "format"),
+        ({"dataset": {"path": "a"}, "method": "dpo", "stage": "sft"}, "method"),
+        ([], "dictionary"),
+    ],
+)
+def test_a_wrong_body_is_refused(body: Any, match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        JobSpec.model_validate(body)
+
+
+@pytest.mark.parametrize(
+    ("given", "stage", "method"),
+    [
+        ("sft", "sft", "lora"), ("dpo", "dpo", "lora"), ("ppo", "ppo", "lora"), ("rlhf", "ppo", "lora"),
+        ("RLHF", "ppo", "lora"), ("kto", "kto", "lora"), ("reward", "reward", "lora"), ("cpt", "cpt", "lora"),
+    ],
+)  # fmt: skip
+def test_an_objective_that_is_called_a_method(given: str, stage: str, method: str) -> None:
+    assert trainer_words({"method": given}) == {"method": method, "stage": stage}
+    config = TrainerConfig.model_validate({"method": given})
+    assert (config.stage, config.method) == (Stage(stage), Method(method))
+
+
+def test_words_that_need_no_change_stay() -> None:
+    assert trainer_words({"method": "dora", "stage": "dpo"}) == {"method": "dora", "stage": "dpo"}
+    assert trainer_words({"method": "dpo", "stage": "dpo"}) == {"method": "lora", "stage": "dpo"}
+    assert trainer_words({"method": "dpo", "stage": "sft"}) == {"method": "dpo", "stage": "sft"}
+    assert trainer_words({"method": 3}) == {"method": 3}
+    assert trainer_words({}) == {}
+    assert trainer_words(None) is None
+    config = TrainerConfig()
+    assert TrainerConfig.model_validate(config) == config
+
+
+def test_two_spellings_of_one_key_are_not_merged() -> None:
+    assert trainer_words({"hyperparams": {"epochs": 1}}) == {"hyperparameters": {"epochs": 1}}
+    both = {"hyperparams": {"epochs": 1}, "hyperparameters": {"epochs": 2}}
+    assert trainer_words(both) == both
+    with pytest.raises(ValidationError, match="hyperparams"):
+        TrainerConfig.model_validate(both)
+
+
+def test_a_trainer_in_a_chain_is_read_in_the_same_words() -> None:
+    found = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
+    assert found.node("trainer").config.stage is Stage.DPO

@@ -1,0 +1,675 @@
+"""The table of refused combinations: one file that trips each row, and the nearest chains that do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reasons, source
+from trainyard.errors import Reason, Refused
+from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.compat import ROWS, RunFacts, run_reasons
+from trainyard.spec.graph import check, resolve
+from trainyard.spec.load import load_chain, load_value
+
+BAD = sorted((RESOURCES / "chains_bad").glob("*.yaml"))
+AT_RUN = sorted((RESOURCES / "chains_at_run").glob("*.yaml"))
+OK = sorted((RESOURCES / "chains_ok").glob("*"))
+REFUSALS = GOLDEN / "refusals.txt"
+DROP = object()
+"""An edit that removes the key."""
+
+Edit = tuple[str, Any]
+
+
+def outside(path: str) -> str | None:
+    return "leads out of the data roots" if path.startswith(("..", "/")) else None
+
+
+FACTS = RunFacts(
+    endpoints=frozenset({"known"}),
+    path_problem=outside,
+    backends={BackendName.TRL: None, BackendName.UNSLOTH: "Not installed."},
+    devices=frozenset({Device.CPU}),
+    data_workers=frozenset({"http://ours.example:8892"}),
+    embedded=False,
+)
+"""A small machine: one CPU, the trl backend, one endpoint, no server."""
+
+
+def expected_code(path: Path) -> str:
+    """The first line of each file is a comment with the code."""
+    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+def reasons_of(path: Path) -> list[Reason]:
+    try:
+        return check(load_value(path))
+    except Refused as refused:
+        return list(refused.reasons)
+
+
+def at_run(value: Any, facts: RunFacts = FACTS) -> list[Reason]:
+    return run_reasons(resolve(value), facts)
+
+
+def run_codes(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
+    return [reason.code for reason in at_run(chain(*nodes), facts)]
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_each_bad_chain_is_refused_with_its_code(path: Path) -> None:
+    assert expected_code(path) in [reason.code for reason in reasons_of(path)]
+
+
+@pytest.mark.parametrize("path", AT_RUN, ids=lambda path: path.stem)
+def test_what_only_a_run_can_know_is_refused_at_run(path: Path) -> None:
+    assert reasons_of(path) == []
+    assert [reason.code for reason in at_run(load_chain(path))] == [expected_code(path)]
+    assert at_run(load_chain(path), RunFacts()) == [] or expected_code(path) == "R-DATA-WORKER"
+
+
+@pytest.mark.parametrize("path", OK, ids=lambda path: path.name)
+def test_good_chains_are_accepted(path: Path) -> None:
+    assert reasons_of(path) == []
+    assert resolve(load_chain(path)).digest
+
+
+def test_every_row_has_its_file() -> None:
+    files = {"spec": {expected_code(path) for path in BAD}, "run": {expected_code(path) for path in AT_RUN}}
+    for scope, codes_of_files in files.items():
+        assert {row.code for row in ROWS if row.scope == scope} == {
+            code for code in codes_of_files if code.startswith("R-")
+        }
+    assert len({row.code for row in ROWS}) >= 20
+
+
+def test_the_wording_of_every_refusal_is_as_agreed() -> None:
+    """`GOLDEN=write` writes the file anew, for a person to read."""
+    told = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
+    told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run(load_chain(path))]
+    text = "\n".join(told) + "\n"
+    if os.environ.get("GOLDEN") == "write":
+        REFUSALS.write_text(text, encoding="utf-8")
+    assert text == REFUSALS.read_text(encoding="utf-8")
+
+
+def test_rows_read_alike() -> None:
+    for row in ROWS:
+        assert row.because.rstrip("}").endswith((".", "why")), row.code
+        assert row.instead.endswith("."), row.code
+        assert row.field, row.code
+
+
+NEAR: list[tuple[str, str, list[Edit]]] = [
+    ("r-port-documents", "documents", [("0.config.path", "docs")]),
+    ("r-port-rows", "rows", [("0.config.path", "rows.jsonl")]),
+    ("r-port-sft", "rows", [("0.config.path", "rows.jsonl")]),
+    ("r-port-sft", "pretraining", [("1.config", {"stage": "cpt", "backend": "native"})]),
+    ("r-port-preference", "pairs", [("0.config.format", "preference")]),
+    ("r-port-preference", "sft", [("1.config.stage", "sft")]),
+    ("r-port-labelled", "labels", [("0.config.format", "labelled")]),
+    ("r-port-text", "text", [("0.config.format", "text")]),
+    ("r-port-candidate", "trainer", [("1.type", "trainer"), ("2.config", {"benchmarks": [{"name": "forgetting"}]})]),
+    ("r-port-adapter", "trainer", [("0.config.path", "a.jsonl"), ("1.type", "trainer"), ("1.config", DROP)]),
+    ("r-port-two", "one", [("2.needs", ["one"])]),
+    ("r-engine-model", "no model", [("1.config.model", DROP)]),
+    ("r-engine-model", "no engine", [("1.config.engine", DROP)]),
+    ("r-engine-model", "openai", [("1.config.engine", "openai")]),
+    ("r-engine-no-model", "model", [("1.config.model", "m")]),
+    ("r-engine-no-model", "local", [("1.config.engine", "local")]),
+    ("r-engine-no-model", "none", [("1.config.engine", DROP)]),
+    ("r-engine-url", "openai", [("1.config.engine", "openai"), ("1.config.model", "m")]),
+    ("r-engine-url", "by the address", [("1.config.engine", DROP), ("1.config.model", "m")]),
+    ("r-engine-url", "no address", [("1.config.base_url", DROP)]),
+    ("r-extractive-preference", "qa", [("1.config.template", "qa")]),
+    ("r-extractive-preference", "model", [("1.config.model", "m")]),
+    ("r-extractive-prompt", "model", [("1.config.model", "m")]),
+    ("r-extractive-prompt", "no prompt", [("1.config.prompt", DROP)]),
+    ("r-self-label", "other model", [("1.config.model", "default/other")]),
+    ("r-self-label", "other role", [("5.config", {"role": "writer"})]),
+    ("r-self-label", "other tenant", [("5.config", {"tenant": "guests"})]),
+    ("r-grounding", "off", [("1.config.grounding", DROP)]),
+    ("r-grounding", "documents", [("0.config.path", DROP), ("0.config.sets", {
+        "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}})]),
+    ("r-token-range", "equal", [("1.config.min_tokens", 100)]),
+    ("r-trl-ppo", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-stage", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-method", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-method", "lora", [("1.config.method", "lora")]),
+    ("r-trl-method", "dora", [("1.config.method", "dora")]),
+    ("r-trl-method", "full", [("1.config.method", "full")]),
+    ("r-trl-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
+    ("r-trl-loss", "hinge", [("1.config.preference.loss", "hinge")]),
+    ("r-trl-loss", "ipo", [("1.config.preference.loss", "ipo")]),
+    ("r-trl-loss", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-optimizer", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-trl-optimizer", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-schedule", "wsd", [("1.config.hyperparameters.schedule", "wsd")]),
+    ("r-trl-schedule", "elsewhere", [("1.config.backend", "native")]),
+    ("r-trl-adapter", "continue", [("2.config.adapter", "continue")]),
+    ("r-trl-adapter", "elsewhere", [("2.config.backend", "native")]),
+    ("r-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
+    ("r-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
+    ("r-axolotl", "sft", [("1.config.stage", "sft"), ("1.config.method", "qlora"), ("1.config.device", "cuda")]),
+    ("r-deepspeed", "cuda", [("1.config.device", "cuda")]),
+    ("r-deepspeed", "full", [("1.config.device", DROP), ("1.config.method", "full")]),
+    ("r-mlx", "mps", [("1.config.device", "mps")]),
+    ("r-mlx", "cpu", [("1.config.device", "cpu")]),
+    ("r-llamacpp", "lora", [("1.config.method", "lora"), ("1.config.device", "cpu")]),
+    ("r-llamacpp", "full", [("1.config.method", "full"), ("1.config.device", "mps")]),
+    ("r-fp16-cpu", "bf16", [("1.config.hyperparameters.precision", "bf16")]),
+    ("r-fp16-cpu", "cuda", [("1.config.device", "cuda")]),
+    ("r-fp16-cpu", "auto", [("1.config.device", "auto")]),
+    ("r-quant-method", "qlora", [("1.config.method", "qlora"), ("1.config.backend", "unsloth")]),
+    ("r-quant-method", "none", [("1.config.quantization", DROP)]),
+    ("r-quant-export", "nf4", [("1.config.quantization", "nf4")]),
+    ("r-quant-export", "none", [("1.config.quantization", DROP)]),
+    ("r-kto-batch", "two", [("1.config.hyperparameters.batch_size", 2)]),
+    ("r-lora-layers", "attention", [("1.config.lora.target_modules", "attention-only")]),
+    ("r-lora-layers", "named", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("r-lora-layers", "all layers", [("1.config.lora.layers", DROP)]),
+    ("r-lora-unused", "default", [("1.config.lora.rank", 32)]),
+    ("r-lora-unused", "lora", [("1.config.method", "lora")]),
+    ("r-preference-unused", "default", [("1.config.preference.beta", 0.1)]),
+    ("r-preference-unused", "dpo", [("1.config.stage", "dpo")]),
+    ("r-preference-unused", "kto", [("1.config.stage", "kto"), ("1.config.backend", "native")]),
+    ("r-smoothing-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
+    ("r-smoothing-loss", "none", [("1.config.preference.label_smoothing", 0)]),
+    ("r-schedule-free", "constant", [("1.config.hyperparameters.schedule", "constant")]),
+    ("r-schedule-free", "warmup", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
+    ("r-schedule-free", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-galore-method", "full", [("1.config.method", "full")]),
+    ("r-galore-method", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-adapter-method", "same", [("1.config", {"method": "dora"})]),
+    ("r-adapter-method", "merge", [("2.config.adapter", "merge"), ("2.config.backend", "native")]),
+    ("r-adapter-method", "after full", [("1.config", {"method": "full"})]),
+    ("r-adapter-shape", "same", [("2.config.lora.rank", 16)]),
+    ("r-adapter-shape", "left out", [("2.config.lora", DROP)]),
+    ("r-adapter-shape", "stack", [("2.config.adapter", "stack"), ("2.config.backend", "native")]),
+    ("r-adapter-none", "continue", [("1.config.adapter", "continue")]),
+    ("r-base-mismatch", "left out", [("2.config.base_model", DROP)]),
+    ("r-base-mismatch", "same", [("2.config.base_model", "org/one")]),
+    ("r-base-mismatch-target", "same", [("4.config.targets.0.base_model", "starter")]),
+    ("r-base-mismatch-target", "not said", [("4.config.targets.0.base_model", DROP)]),
+    ("r-reward-continue", "sft", [("1.config.stage", "sft"), ("1.config.backend", "trl")]),
+    ("r-reward-continue", "beside", [("2.needs", ["data-source"])]),
+    ("r-reward-continue", "ppo", [("0.config.format", "auto"), ("2.config", {"stage": "ppo", "backend": "native"})]),
+    ("r-control-line", "beside", [("3.needs", ["validator"]), ("4.needs", ["trainer", "trainer-2"])]),
+    ("r-control-unused", "evaluated", [("3", {"type": "evaluator", "needs": ["trainer", "trainer-2"],
+                                              "config": {"benchmarks": [{"name": "forgetting"}]}})]),
+    ("r-control-alone", "no control", [("2.config.control", DROP)]),
+    ("r-control-deploy", "no control", [("2.config.control", DROP)]),
+    ("r-no-heldout", "validator", [("0.config.path", "docs"), ("1", {"type": "ai_generator"}),
+                                   ("2", {"type": "validator"}), ("3", {"type": "trainer"})]),
+    ("r-no-heldout", "own file", [("2.config", {"benchmarks": [{"name": "f1", "path": "tasks.jsonl"}]})]),
+    ("r-no-heldout", "own rows", [("2.config", {"benchmarks": [{"name": "forgetting"}, {"name": "lm_eval:piqa"}]})]),
+    ("r-no-set", "documents", [("3.config.benchmarks.0.set", "unseen_documents")]),
+    ("r-no-set", "any", [("3.config.benchmarks.0.set", DROP)]),
+    ("r-no-set", "heldout", [("3.config.benchmarks.0.set", "heldout")]),
+    ("r-primary", "listed", [("3.config.primary", "f1")]),
+    ("r-primary", "not said", [("3.config.primary", DROP)]),
+    ("r-primary", "by default", [("3.config.benchmarks", DROP)]),
+    ("r-unevaluated", "said", [("2.config", {"unevaluated": True})]),
+    ("r-report-mismatch", "beside", [("4.needs", ["validator"]), ("5.needs", ["evaluator"])]),
+    ("r-reward-deploy", "dpo", [("1.config.stage", "dpo"), ("1.config.backend", "trl")]),
+    ("r-full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
+    ("r-full-hotload", "lora", [("2.config.method", "lora")]),
+    ("r-dora-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-dora-vllm", "lora", [("2.config.method", "lora")]),
+    ("r-oft-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-rank-server", "16", [("2.config.lora.rank", 16)]),
+    ("r-rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
+    ("r-rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-modules-to-save", "none", [("2.config.lora.modules_to_save", [])]),
+    ("r-modules-to-save", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
+    ("r-target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-unsupported", "registry", [("4.config.targets.0.type", "registry")]),
+    ("r-role-twice", "other role", [("5.config", {"role": "other"})]),
+    ("r-role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
+    ("r-control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
+    ("e-spec-cycle", "straight", [("1.needs", ["data-source"])]),
+    ("e-spec-id", "own", [("1.id", "other")]),
+    ("e-spec-value", "256", [("1.config.lora.rank", 256)]),
+]  # fmt: skip
+STILL = {"r-control-stage", "r-no-heldout"}
+"""Files whose nearest good chain still has another, unrelated reason."""
+
+
+def edited(value: Any, edits: list[Edit]) -> Any:
+    for path, replacement in edits:
+        *parents, last = ["nodes", *path.split(".")]
+        place = value
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        if isinstance(place, list):
+            place[int(last) : int(last) + 1] = [replacement]
+        elif replacement is DROP:
+            del place[last]
+        else:
+            place[last] = replacement
+    return value
+
+
+@pytest.mark.parametrize(("name", "way", "edits"), NEAR, ids=lambda part: part if isinstance(part, str) else "")
+def test_the_nearest_chain_that_is_not_refused(name: str, way: str, edits: list[Edit]) -> None:
+    path = RESOURCES / "chains_bad" / f"{name}.yaml"
+    found = check(edited(load_value(path), edits))
+    assert expected_code(path) not in [reason.code for reason in found], way
+    if name not in STILL:
+        assert found == [], way
+
+
+def test_every_row_of_the_spec_has_a_nearest_good_chain() -> None:
+    covered = {expected_code(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
+    assert {row.code for row in ROWS if row.scope == "spec"} <= covered
+
+
+# Rows with more than one way in
+
+
+@pytest.mark.parametrize("stage", ["reward", "kto"])
+def test_trl_refuses_every_stage_that_it_does_not_carry_out(stage: str) -> None:
+    assert "R-TRL-STAGE" in codes(source(), node("trainer", stage=stage))
+    assert "R-TRL-PPO" not in codes(source(), node("trainer", stage=stage))
+
+
+def test_ppo_is_told_once() -> None:
+    assert codes(source(), node("trainer", stage="ppo")) == ["R-TRL-PPO"]
+
+
+@pytest.mark.parametrize("method", ["lora_plus", "oft", "freeze"])
+def test_trl_refuses_every_method_that_it_does_not_carry_out(method: str) -> None:
+    assert codes(source(), node("trainer", method=method)) == ["R-TRL-METHOD"]
+
+
+@pytest.mark.parametrize("loss", ["kto_pair", "orpo"])
+def test_trl_refuses_the_losses_that_its_dpo_trainer_lacks(loss: str) -> None:
+    assert codes(source(), node("trainer", stage="dpo", preference={"loss": loss})) == ["R-TRL-LOSS"]
+
+
+@pytest.mark.parametrize("optimizer", ["schedule_free_adamw", "galore"])
+def test_trl_refuses_the_optimizers_that_it_lacks(optimizer: str) -> None:
+    found = codes(source(), node("trainer", hyperparameters={"optimizer": optimizer, "schedule": "constant"}))
+    assert "R-TRL-OPTIMIZER" in found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion", "ademamix"])
+def test_trl_takes_the_other_optimizers(optimizer: str) -> None:
+    assert codes(source(), node("trainer", hyperparameters={"optimizer": optimizer})) == []
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["cosine", "constant", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt", "linear"],
+)
+def test_trl_takes_the_other_schedules(schedule: str) -> None:
+    assert codes(source(), node("trainer", hyperparameters={"schedule": schedule})) == []
+
+
+def test_trl_refuses_reduce_on_plateau() -> None:
+    schedule = {"schedule": "reduce_on_plateau"}
+    assert codes(source(), node("trainer", hyperparameters=schedule)) == ["R-TRL-SCHEDULE"]
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
+def test_the_other_backends_carry_out_sft_alone(backend: str) -> None:
+    (reason,) = reasons(source(), node("trainer", backend=backend, stage="dpo"))
+    assert reason.code == f"R-{backend.upper()}"
+    assert reason.field == "config.stage"
+    assert reason.because == f"The {backend} backend has no stage dpo."
+    assert reason.instead == "Use stage sft, or another backend."
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "fine"),
+    [
+        ("unsloth", "dora", False), ("axolotl", "full", False), ("deepspeed", "full", True),
+        ("deepspeed", "qlora", False), ("mlx", "qlora", False), ("mlx", "full", False), ("llamacpp", "qlora", False),
+    ],
+)  # fmt: skip
+def test_each_backend_has_its_methods(backend: str, method: str, fine: bool) -> None:
+    assert codes(source(), node("trainer", backend=backend, method=method)) == (
+        [] if fine else [f"R-{backend.upper()}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "fine"),
+    [
+        ("unsloth", "mps", False), ("axolotl", "cpu", False), ("axolotl", "cuda", True), ("deepspeed", "mps", False),
+        ("llamacpp", "cuda", True), ("trl", "cpu", True), ("trl", "cuda", True), ("trl", "mps", True),
+    ],
+)  # fmt: skip
+def test_each_backend_has_its_devices(backend: str, device: str, fine: bool) -> None:
+    assert codes(source(), node("trainer", backend=backend, device=device)) == (
+        [] if fine else [f"R-{backend.upper()}"]
+    )
+
+
+def test_the_native_and_the_script_backend_are_judged_at_run_only() -> None:
+    for backend in ("native", "script"):
+        nodes = source(), node("trainer", backend=backend, method="oft", device="mps")
+        assert codes(*nodes) == []
+        assert "R-BACKEND-MISSING" in run_codes(*nodes)
+
+
+def test_fp8_is_no_base_to_train_through_either() -> None:
+    trainer = node("trainer", backend="native", method="qlora", quantization="fp8")
+    assert codes(source(), trainer) == ["R-QUANT-EXPORT"]
+
+
+def test_a_kto_stage_with_other_batches_and_other_stages_with_batches_of_one() -> None:
+    assert codes(source(), node("trainer", hyperparameters={"batch_size": 1})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", 8), ("dropout", 0.1), ("target_modules", "attention-only"), ("modules_to_save", ["lm_head"]),
+        ("rslora", True), ("layers", [0]),
+    ],
+)  # fmt: skip
+def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: object) -> None:
+    modules = {"target_modules": ["q_proj"]} if name == "layers" else {}
+    shape = {"rank": 32, **modules, name: value}
+    found = reasons(source(), node("trainer", lora={**modules}), node("trainer", lora=shape))
+    assert [(reason.code, reason.field) for reason in found] == [("R-ADAPTER-SHAPE", f"config.lora.{name}")]
+    assert found[0].instead.startswith(f"Write `{name}: ")
+    assert codes(source(), node("trainer", lora=shape), node("trainer", lora=shape)) == []
+
+
+def test_full_weights_after_an_adapter_cannot_continue_it() -> None:
+    assert codes(source(), node("trainer"), node("trainer", method="full")) == ["R-ADAPTER-METHOD"]
+
+
+def test_merging_needs_an_adapter_and_not_a_model() -> None:
+    nodes = source(), node("trainer", method="full"), node("trainer", backend="native", adapter="merge")
+    assert codes(*nodes) == ["R-ADAPTER-NONE"]
+
+
+def test_a_base_model_may_be_named_later_than_first() -> None:
+    nodes = source(), node("trainer"), node("trainer", base_model="org/two")
+    assert codes(*nodes) == ["R-BASE-MISMATCH"]
+    assert codes(source(), node("trainer", base_model="org/two"), node("trainer", base_model="org/two")) == []
+    full = source(), node("trainer", method="full", base_model="org/one"), node("trainer", base_model="org/two")
+    assert codes(*full) == ["R-BASE-MISMATCH"]
+
+
+def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
+    found = codes(
+        source(), node("validator"), node("trainer"), node("trainer", "tuned", stage="dpo"),
+        node("trainer", "shuffled", ["trainer"], stage="dpo", control="shuffled_answers"),
+        node("evaluator", None, ["tuned", "shuffled"]),
+    )  # fmt: skip
+    assert found == []
+
+
+@pytest.mark.parametrize("stage", ["cpt", "ppo", "kto", "reward"])
+def test_a_control_needs_answers_to_shuffle(stage: str) -> None:
+    nodes = source(), node("trainer", stage=stage, backend="native", control="shuffled_answers")
+    assert "R-CONTROL-STAGE" in codes(*nodes)
+
+
+def six(*, generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        source("docs"), node("ai_generator", **generator), node("validator", **validator), node("trainer"),
+        node("evaluator", **evaluator),
+    ]  # fmt: skip
+
+
+WORDING = {"benchmarks": [{"name": "f1", "set": "unseen_wording"}]}
+DOCUMENTS = {"benchmarks": [{"name": "f1", "set": "unseen_documents"}]}
+
+
+@pytest.mark.parametrize(
+    ("generator", "validator", "evaluator", "expected"),
+    [
+        ({}, {}, WORDING, []),
+        ({"wordings": 2}, {}, WORDING, []),
+        ({"wordings": 1}, {}, WORDING, ["R-NO-SET"]),
+        ({"template": "instruction"}, {}, WORDING, ["R-NO-SET"]),
+        ({}, {"holdout": {"wording": False}}, WORDING, ["R-NO-SET"]),
+        ({}, {"holdout": {"documents": 0}}, WORDING, []),
+        ({}, {"holdout": {"documents": 0}}, DOCUMENTS, ["R-NO-SET"]),
+        ({}, {"holdout": {"documents": 0, "wording": False}}, {}, ["R-NO-HELDOUT"]),
+        ({}, {"holdout": {"documents": 0, "wording": False}}, WORDING, ["R-NO-HELDOUT"]),
+        ({"wordings": 1}, {"holdout": {"documents": 0}}, {}, ["R-NO-HELDOUT"]),
+        ({"wordings": 1}, {}, {"primary": "heldout_loss/unseen_wording"}, ["R-NO-SET"]),
+        ({}, {}, {"primary": "heldout_loss/unseen_wording"}, []),
+        ({}, {}, {"primary": "heldout_loss/general"}, []),
+    ],
+)
+def test_sets_have_to_be_held_out_to_be_evaluated(
+    generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any], expected: list[str]
+) -> None:
+    assert codes(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
+
+
+def test_wordings_are_seen_through_a_second_validator() -> None:
+    nodes = six(generator={}, validator={}, evaluator=WORDING)
+    nodes.insert(2, node("validator", "first"))
+    assert codes(*nodes) == []
+
+
+def test_the_field_of_a_missing_set_is_named() -> None:
+    given = {"benchmarks": [{"name": "f1"}, {"name": "f1", "set": "unseen_wording"}], "primary": "f1/unseen_wording"}
+    found = reasons(*six(generator={"wordings": 1}, validator={}, evaluator=given))
+    assert [reason.field for reason in found] == ["config.benchmarks.1.set", "config.primary"]
+    assert found[0].because == "No set unseen_wording is held out; there is unseen_documents."
+
+
+def test_rows_that_training_saw_are_no_evaluation() -> None:
+    benchmarks = [{"name": "f1", "path": "tasks.jsonl"}, {"name": "f1"}]
+    assert codes(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["R-NO-HELDOUT"]
+    benchmarks = [{"name": "lm_evals"}]
+    assert codes(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["R-NO-HELDOUT"]
+
+
+@pytest.mark.parametrize(
+    ("primary", "benchmarks", "fine"),
+    [
+        ("f1", [{"name": "f1", "set": "unseen_documents"}], True),
+        ("f1/unseen_documents", [{"name": "f1", "set": "unseen_documents"}], True),
+        ("f1/unseen_documents", [{"name": "f1"}], True),
+        ("f1/heldout", [{"name": "f1", "set": "unseen_documents"}], False),
+        ("f2", [{"name": "f1"}, {"name": "f2"}], True),
+        ("f3", [{"name": "f1"}, {"name": "f2"}], False),
+        ("f1/tasks", [{"name": "f1", "path": "tasks.jsonl"}], True),
+    ],
+)
+def test_the_primary_metric_has_to_be_listed(primary: str, benchmarks: list[dict[str, str]], fine: bool) -> None:
+    found = codes(
+        source(), node("validator"), node("trainer"), node("evaluator", benchmarks=benchmarks, primary=primary)
+    )
+    assert found == ([] if fine else ["R-PRIMARY"])
+
+
+def deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
+    return reasons(
+        source(), node("validator"), node("trainer", **trainer), node("evaluator"),
+        node("deployer", targets=list(targets)),
+    )  # fmt: skip
+
+
+VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
+
+
+def test_each_target_is_judged_by_itself() -> None:
+    found = deployed({"lora": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
+    assert [(reason.code, reason.field) for reason in found] == [("R-RANK-SERVER", "config.targets.1.max_lora_rank")]
+    assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
+
+
+def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
+    found = deployed({"lora": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
+    assert [reason.code for reason in found] == ["R-RANK-SERVER"]
+    assert deployed({"lora": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
+
+
+def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
+    assert [r.code for r in deployed({"method": "full"}, VLLM)] == ["R-FULL-HOTLOAD"]
+    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-OFT-VLLM"]
+    assert [r.code for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["R-FULL-HOTLOAD"]
+
+
+def test_all_reasons_of_a_target_are_told_at_once() -> None:
+    found = deployed(
+        {"method": "dora", "lora": {"rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
+        {"type": "vllm", "base_model": "org/other"},
+    )
+    assert [reason.code for reason in found] == [
+        "R-DORA-VLLM", "R-RANK-SERVER", "R-MODULES-TO-SAVE", "R-BASE-MISMATCH", "R-TARGET-URL",
+    ]  # fmt: skip
+    assert "(lm_head, embed_tokens)" in found[2].because
+
+
+@pytest.mark.parametrize("kind", ["llama_server", "ollama", "mlx"])
+def test_targets_that_this_version_lacks(kind: str) -> None:
+    assert [reason.code for reason in deployed({}, {"type": kind})] == ["R-TARGET-UNSUPPORTED"]
+
+
+def test_a_report_must_be_about_what_is_deployed() -> None:
+    found = reasons(
+        source(), node("validator"), node("trainer"), node("evaluator"), node("trainer", "later"), node("deployer")
+    )
+    assert [reason.code for reason in found] == ["R-REPORT-MISMATCH"]
+    assert found[0].because == "The report judges 'trainer', and 'later' would be deployed."
+
+
+def test_a_deployer_may_be_unevaluated_with_an_evaluator_too() -> None:
+    nodes = source(), node("validator"), node("trainer"), node("evaluator"), node("deployer", unevaluated=True)
+    assert codes(*nodes) == []
+
+
+# At run
+
+
+def test_every_path_of_a_chain_is_asked_about() -> None:
+    sets = {"sft": {"path": "/a.jsonl"}, "preference": {"path": "b.jsonl"}, "documents": {"repository": "../code"}}
+    found = at_run(
+        chain(
+            node("data_source", sets=sets),
+            node("validator", evaluation_sets=["fine.jsonl", "../tasks.jsonl"]),
+            node("trainer"),
+            node("evaluator", benchmarks=[{"name": "f1", "path": "/t.jsonl"}, {"name": "f1"}, {"name": "forgetting"}]),
+        )
+    )
+    assert [(reason.code, reason.node, reason.field) for reason in found] == [
+        ("R-PATH-ROOT", "data-source", "config.sets.sft.path"),
+        ("R-PATH-ROOT", "data-source", "config.sets.documents.repository"),
+        ("R-PATH-ROOT", "validator", "config.evaluation_sets.1"),
+        ("R-PATH-ROOT", "evaluator", "config.benchmarks.0.path"),
+    ]
+    assert found[0].because == "The path '/a.jsonl' leads out of the data roots."
+
+
+def test_what_is_not_a_local_path_is_not_asked_about() -> None:
+    everything = RunFacts(path_problem=lambda path: "is asked about")
+    assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
+    assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
+    worker = node("data_source", path="/rows.jsonl", data_worker="http://ours.example:8892")
+    assert run_codes(worker, facts=FACTS) == []
+    assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
+
+
+def test_each_unknown_data_worker_is_told_once() -> None:
+    worker = {"path": "/a.jsonl", "data_worker": "http://theirs.example"}
+    found = at_run(chain(node("data_source", sets={"sft": worker, "preference": worker})))
+    assert [reason.because for reason in found] == [
+        "The data worker http://theirs.example is not one that this installation may ask."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"model": "known"}, []),
+        ({"model": "unknown"}, ["R-ENGINE-UNRESOLVED"]),
+        ({"model": "unknown", "engine": "openai"}, ["R-ENGINE-UNRESOLVED"]),
+        ({"model": "unknown", "engine": "local"}, []),
+        ({"model": "unknown", "base_url": "http://127.0.0.1:1/v1"}, []),
+        ({"model": "unknown", "engine": "vllm"}, ["R-ENGINE-VLLM"]),
+    ],
+)
+def test_a_model_needs_somebody_who_answers(config: dict[str, Any], expected: list[str]) -> None:
+    assert run_codes(source("docs"), node("ai_generator", **config)) == expected
+
+
+def test_vllm_needs_cuda() -> None:
+    nodes = source("docs"), node("ai_generator", engine="vllm", model="m")
+    assert run_codes(*nodes, facts=RunFacts(devices=frozenset({Device.CPU, Device.CUDA}))) == []
+
+
+def test_a_missing_backend_says_why_and_what_is_here() -> None:
+    (reason,) = at_run(chain(source(), node("trainer", backend="unsloth")))
+    assert reason.because == "The backend unsloth is not available here: Not installed."
+    assert reason.instead == "Use one of: trl."
+    (reason,) = at_run(chain(source(), node("trainer", backend="script")), RunFacts(backends={}))
+    assert reason.because == "The backend script is not available here: This version does not have it."
+    assert reason.instead == "Use one of: none is available here."
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "expected"),
+    [
+        ("auto", {Device.CPU}, []),
+        ("cpu", {Device.CPU}, []),
+        ("mps", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda", {Device.CPU, Device.CUDA}, []),
+    ],
+)
+def test_a_device_has_to_be_here(device: str, here: set[Device], expected: list[str]) -> None:
+    assert run_codes(source(), node("trainer", device=device), facts=RunFacts(devices=here)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "here", "expected"),
+    [
+        ("auto", "fp16", {Device.CPU}, ["R-FP16-CPU"]),
+        ("auto", "bf16", {Device.CPU}, []),
+        ("auto", "fp16", {Device.CPU, Device.CUDA}, []),
+        ("cuda", "fp16", {Device.CPU}, ["R-DEVICE-MISSING"]),
+    ],
+)
+def test_half_precision_where_the_device_shows_at_run(
+    device: str, precision: str, here: set[Device], expected: list[str]
+) -> None:
+    trainer = node("trainer", device=device, hyperparameters={"precision": precision})
+    assert run_codes(source(), trainer, facts=RunFacts(devices=here)) == expected
+
+
+@pytest.mark.parametrize(("embedded", "expected"), [(False, ["R-TARGET-DOWN"]), (True, []), (None, [])])
+def test_the_embedded_server_has_to_be_up(embedded: bool | None, expected: list[str]) -> None:
+    nodes = [source(), node("validator"), node("trainer"), node("evaluator")]
+    targets = [{"type": "registry"}, {"type": "embedded", "url": "http://127.0.0.1:1"}, {"type": "embedded"}]
+    found = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
+    assert [reason.code for reason in found] == expected
+    assert [reason.field for reason in found] == ["config.targets.2.type"] * len(expected)
+
+
+def test_nothing_is_refused_for_what_is_not_known() -> None:
+    nodes = [source("/docs"), node("ai_generator", model="m"), node("trainer", backend="mlx", device="mps")]
+    assert run_codes(*nodes, facts=RunFacts()) == []
+
+
+def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
+    found = reasons(
+        node("trainer", method="qlora", quantization="gguf"), source(), node("validator", min_tokens=600),
+        node("trainer", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"), node("deployer"),
+    )  # fmt: skip
+    assert [(reason.node, reason.code) for reason in found] == [
+        ("trainer", "R-PORT-SFT"),
+        ("trainer", "R-TRL-METHOD"),
+        ("trainer", "R-QUANT-EXPORT"),
+        ("validator", "R-TOKEN-RANGE"),
+        ("trainer-2", "R-TRL-PPO"),
+        ("trainer-2", "R-FP16-CPU"),
+        ("trainer-2", "R-ADAPTER-METHOD"),
+        ("deployer", "R-UNEVALUATED"),
+    ]

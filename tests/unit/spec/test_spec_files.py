@@ -1,0 +1,341 @@
+"""From a file, a text or a plain value to a chain: what is misspelt is answered with the word that was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import chain, codes, node, reasons, source
+from trainyard.errors import NotFound, Reason, Refused
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.graph import check
+from trainyard.spec.limits import MAX_SPEC_BYTES
+from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.load.files import read_chain
+from trainyard.spec.load.parse import closest, described, first_model, model_at, parse_chain, parse_nodes, sentence
+from trainyard.spec.nodes import SourceSet, Target
+
+LINE = "name: small\nnodes:\n  - {type: data_source, config: {path: rows.jsonl}}\n  - {type: trainer}\n"
+
+
+def only(found: list[Reason]) -> Reason:
+    (reason,) = found
+    return reason
+
+
+def lines(*nodes: dict[str, Any]) -> list[str]:
+    return [reason.line() for reason in reasons(*nodes)]
+
+
+# Files
+
+
+def test_a_chain_is_read_from_a_path_a_name_a_text_and_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "chain.yaml"
+    file.write_text(LINE, encoding="utf-8")
+    expected = load_chain(file)
+    assert expected.name == "small"
+    assert load_chain(str(file)) == load_chain(LINE) == load_chain(LINE.encode()) == expected
+    assert load_chain(json.dumps(load_value(LINE))) == expected
+
+
+def test_a_name_without_a_known_ending_is_a_file_if_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chain").write_text(LINE, encoding="utf-8")
+    assert load_chain("chain").name == "small"
+    with pytest.raises(Refused, match=r"A chain is a mapping with `nodes`, not 'other'"):
+        load_chain("other")
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "nowhere.yml", "nowhere.JSON"])
+def test_a_missing_file_is_not_found(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotFound, match=r"E-SPEC-FILE: The file .* cannot be read. Why: No such file") as found:
+        load_chain(str(tmp_path / name))
+    assert found.value.do == "Check the path."
+    with pytest.raises(NotFound, match="E-SPEC-FILE"):
+        load_chain(tmp_path / name)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"is a folder, not a file. Do: Name a YAML or JSON file."):
+        load_chain(tmp_path)
+
+
+def test_a_file_over_the_cap_is_not_read_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "big.yaml"
+    with file.open("wb") as stream:
+        os.truncate(stream.fileno(), 3_000_000_000)
+    with pytest.raises(Refused, match=f"The file has {MAX_SPEC_BYTES + 1:,} bytes"):
+        load_chain(file)
+
+
+@pytest.mark.parametrize("text", ["", "\0.yaml", "{a: b.yaml}", "x" * 5000 + ".yaml", "a: b\nc.yaml"])
+def test_what_cannot_be_a_name_is_a_text(text: str) -> None:
+    with pytest.raises(Refused, match="E-SPEC-"):
+        load_chain(text)
+
+
+def test_refusals_cross_process_borders() -> None:
+    with pytest.raises(Refused) as refused:
+        load_chain("nodes: []\n")
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert again.reasons == refused.value.reasons
+    assert again.exit_code == 5
+
+
+# Templates and jobs in files
+
+
+def test_a_call_of_a_template_is_a_chain() -> None:
+    called = load_chain("template: qa-pipeline\nparameters: {documents: handbook}\n")
+    assert [one.type for one in called.nodes][:2] == ["data_source", "ai_generator"]
+    assert load_chain("template: qa-pipeline\n").name == "qa-pipeline"
+    assert load_chain("template: qa-pipeline\nparameters:\n").name == "qa-pipeline"
+
+
+CALL = "template: qa-pipeline\n"
+WRONG_CALLS = [
+    ("template: qa_pipelines", "template: There is no template 'qa_pipelines'. Instead: Did you mean 'qa-pipeline'?"),
+    ("template: zzz", "Instead: Use qa-pipeline, alignment-pipeline, rag-tuning, code-tuning."),
+    ("template: [1]", "E-SPEC-TEMPLATE template: There is no template '[1]'."),
+    (CALL + "parameter: {}", "E-SPEC-KEY parameter: There is no field 'parameter' here. Instead: Did you mean 'para"),
+    (CALL + "documents: x", "Instead: Put it under `parameters:`."),
+    (CALL + "parameters: {document: x}", "E-SPEC-KEY parameters.document: There is no field 'document' here. Instead"),
+    (CALL + "parameters: {document: x}", "Did you mean 'documents'?"),
+    (CALL + "parameters: {steps: {valdate: no}}", "parameters.steps.valdate: There is no field 'valdate' here."),
+    (CALL + "parameters: {steps: {valdate: no}}", "Did you mean 'validate'?"),
+    (CALL + "parameters: {count: 0}", "E-SPEC-VALUE parameters.count: 0 does not fit: Input should be greater"),
+    (CALL + "parameters: {count: 0}", "Instead: Write a number of at least 1."),
+    (CALL + "parameters: {training: {method: qlora}}", "Instead: Did you mean 'lora'?"),
+    (CALL + "parameters: {training: {method: zz}}", "Instead: Write one of: lora, dora, full."),
+    (CALL + "parameters: [1]", "E-SPEC-VALUE parameters: a list does not fit"),
+    (
+        "template: alignment-pipeline",
+        "E-SPEC-MISSING parameters.sft: The field 'sft' is needed here. Instead: Add `sft:`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG_CALLS)
+def test_a_wrong_call_of_a_template_says_what_is_right(text: str, expected: str) -> None:
+    with pytest.raises(Refused) as refused:
+        load_chain(text)
+    assert any(expected in reason.line() for reason in refused.value.reasons)
+
+
+def test_check_takes_templates_and_jobs_too() -> None:
+    assert check({"template": "rag-tuning"}) == []
+    assert check({"dataset": {"path": "rows.jsonl"}}) == []
+    assert [reason.code for reason in check({"template": "rag"})] == ["E-SPEC-TEMPLATE"]
+    assert [reason.field for reason in check({"dataset": {"pth": "x"}})] == ["dataset.path", "dataset.pth"]
+
+
+def test_a_chain_wins_over_a_stray_word() -> None:
+    assert read_chain({"nodes": [source()], "template": "x"})[1][0].code == "E-SPEC-KEY"
+    assert read_chain({"nodes": [source()], "dataset": "x"})[1][0].code == "E-SPEC-KEY"
+
+
+# Reasons from values
+
+
+def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
+    assert lines(source(), node("trainer", hyperparameters={"learning_rat": 1e-3})) == [
+        "E-SPEC-KEY trainer.config.hyperparameters.learning_rat: There is no field 'learning_rat' here. "
+        "Instead: Did you mean 'learning_rate'?"
+    ]
+
+
+def test_a_key_like_none_lists_those_that_exist() -> None:
+    reason = only(reasons(source(), node("validator", holdout={"zzz": 1})))
+    assert reason.instead == "Write one of: documents, min_rows, wording."
+    reason = only(check({"nodes": [source()], "zzz": 1}))
+    assert (reason.node, reason.field) == (None, "zzz")
+    assert reason.instead == "Write one of: name, description, tenant, nodes."
+
+
+def test_keys_inside_lists_and_sets_are_answered_too() -> None:
+    reason = only(reasons(source(), node("trainer"), node("deployer", unevaluated=True, targets=[{"typ": "vllm"}])))
+    assert (reason.field, reason.instead) == ("config.targets.0.typ", "Did you mean 'type'?")
+    reason = only(reasons(node("data_source", sets={"sft": {"path": "a.jsonl", "formt": "alpaca"}})))
+    assert (reason.field, reason.instead) == ("config.sets.sft.formt", "Did you mean 'format'?")
+    reason = only(reasons({"type": "data_source", "config": {"path": "a"}, "need": []}))
+    assert (reason.field, reason.instead) == ("need", "Did you mean 'needs'?")
+
+
+def test_an_unknown_node_type_is_answered_with_the_nearest_one() -> None:
+    assert lines(source(), {"type": "trainr"}) == [
+        "E-SPEC-TYPE trainr.type: There is no node type 'trainr'. Instead: Did you mean 'trainer'?"
+    ]
+    assert "Use data_source, ai_generator, validator, trainer, evaluator, deployer." in lines({"type": "zzz"})[0]
+    assert lines(source(), {"id": "mine", "config": {}})[0].startswith(
+        "E-SPEC-TYPE mine.type: The node has no `type`. Instead: Use data_source"
+    )
+    assert "There is no node type a list." in lines({"type": []})[0]
+
+
+@pytest.mark.parametrize("nodes", [[None], ["trainer"], [3]])
+def test_a_node_that_is_no_mapping(nodes: list[Any]) -> None:
+    reason = only(check({"nodes": nodes}))
+    assert reason.node == "node"
+    assert reason.instead == "Write a mapping of keys to values."
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 3, True])
+def test_a_chain_is_a_mapping(value: object) -> None:
+    reason = only(check(value))
+    assert reason.code == "E-SPEC-SHAPE"
+    assert reason.because == f"A chain is a mapping with `nodes`, not {described(value)}."
+
+
+def test_a_chain_needs_nodes() -> None:
+    assert only(check({})).line() == "E-SPEC-MISSING nodes: The field 'nodes' is needed here. Instead: Add `nodes:`."
+    assert only(check({"nodes": []})).instead == "Give at least 1."
+    assert only(check({"nodes": {}})).code == "E-SPEC-VALUE"
+    assert only(check({"nodes": "x"})).instead == "Write a list."
+
+
+@pytest.mark.parametrize(
+    ("config", "instead"),
+    [
+        ({"batch_size": 0}, "Write a number of at least 1."),
+        ({"batch_size": 5000}, "Write a number of at most 4,096."),
+        ({"learning_rate": 0}, "Write a number above 0."),
+        ({"epochs": "many"}, "Write a number."),
+        ({"batch_size": 1.5}, "Write a whole number."),
+        ({"batch_size": "x"}, "Write a whole number."),
+        ({"batch_size": []}, "Write a whole number."),
+        ({"epochs": []}, "Write a number."),
+        ({"epochs": float("nan")}, "Write a finite number."),
+        ({"gradient_checkpointing": "perhaps"}, "Write true or false."),
+        ({"gradient_checkpointing": []}, "Write true or false."),
+        ({"schedule": "cosin"}, "Did you mean 'cosine'?"),
+        ({"precision": "zz"}, "Write one of: auto, bf16, fp16, fp32."),
+        ({"precision": 3}, "Write one of: auto, bf16, fp16, fp32."),
+    ],
+)
+def test_a_wrong_value_says_what_fits(config: dict[str, Any], instead: str) -> None:
+    found = reasons(source(), node("trainer", hyperparameters=config))
+    assert found[0].code in ("E-SPEC-VALUE",)
+    assert found[0].field == f"config.hyperparameters.{next(iter(config))}"
+    assert found[0].instead == instead
+
+
+def test_other_kinds_of_wrong_values() -> None:
+    assert only(reasons(node("data_source", path=3))).instead == (
+        "Write a text; put quotes around it if it looks like a number."
+    )
+    assert only(reasons(node("data_source", path=""))).instead == "Write at least 1 character(s)."
+    assert only(reasons(node("data_source", path="x" * 4097))).instead == "Write at most 4,096 characters."
+    below = only(reasons(source(), node("trainer", preference={"label_smoothing": 0.5})))
+    assert below.instead == "Write a number below 0.5."
+    assert only(reasons(source(), node("trainer", lora=3))).instead == "Write a mapping of keys to values."
+    assert only(reasons(source(include="x"))).instead == "Write a list."
+    assert only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
+    keyed = only(reasons(node("data_source", path="a", api_key_env="x")))
+    assert keyed.code == "E-SPEC-KEY"
+    variable = only(reasons(source("docs"), node("ai_generator", model="m", api_key_env="no good")))
+    assert variable.instead == "Write a text like ^[A-Z_][A-Z0-9_]*$."
+    assert only(check(chain(source(), name="No Name"))).instead == (
+        "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
+    )
+
+
+def test_rules_of_our_own_are_told_in_their_words() -> None:
+    reason = only(reasons(node("data_source", path="a", url="https://b")))
+    assert reason.because == "Exactly one of path, url and repository is needed; given: path, url."
+    assert reason.instead == "Correct the value; docs/chains.md lists what each field takes."
+    assert only(reasons(node("data_source", format="alpaca"))).because.endswith("given: none.")
+    assert (
+        only(reasons(node("data_source", url="https://b", data_worker="http://c"))).because
+        == "A data_worker needs exactly a path beside it."
+    )
+    assert "give either path, url or repository, or sets; not both" in only(
+        reasons(node("data_source", path="a", sets={"sft": {"path": "b"}}))
+    ).because.replace("Give", "give")
+    assert (
+        "cannot name the set 'adapter'" in only(reasons(node("data_source", sets={"adapter": {"path": "b"}}))).because
+    )
+
+
+def test_more_nodes_than_the_cap_are_a_limit() -> None:
+    many = [{"type": "validator", "needs": []}] * 10_001
+    assert only([reason for reason in check({"nodes": many}) if reason.code == "E-SPEC-LIMIT"]).instead == (
+        "Give at most 10,000."
+    )
+
+
+def test_the_node_of_a_wrong_value_is_named_by_its_id() -> None:
+    found = reasons(source(), node("trainer", lora={"rank": 0}), node("trainer", "mine", lora={"rank": 999}))
+    assert [reason.node for reason in found] == ["trainer", "mine"]
+
+
+def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
+    found = codes(
+        source(),
+        node("validator", min_tokens=-1),
+        node("trainer", method="qlora"),
+        node("trainer", "alone", ["data-source"], quantization="nf4"),
+        node("evaluator"),
+        node("deployer", None, ["nowhere"]),
+    )
+    assert found == ["E-SPEC-VALUE", "E-SPEC-NEEDS", "R-TRL-METHOD", "R-QUANT-METHOD", "R-NO-HELDOUT"]
+
+
+def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:
+    assert codes({"type": "data_sourc"}, node("trainer"), node("evaluator"), node("deployer")) == ["E-SPEC-TYPE"]
+
+
+def test_models_are_taken_apart_too() -> None:
+    chain_spec = load_chain(LINE)
+    assert [one.node is not None for one in parse_nodes({"nodes": list(chain_spec.nodes)})] == [True, True]
+    assert parse_nodes({"nodes": "x"}) == []
+    assert parse_nodes([]) == []
+
+
+def test_a_list_of_nodes_is_not_also_too_short() -> None:
+    assert [one.code for one in check({"nodes": [{"type": "data_source", "config": {"pth": "x"}}]})] == ["E-SPEC-KEY"]
+
+
+def test_an_id_with_an_underscore_is_answered_with_the_one_that_exists() -> None:
+    found = reasons(source(), node("trainer", None, ["data_source"]))
+    assert [reason.instead for reason in found][1] == "Did you mean 'data-source'?"
+
+
+def test_words_are_compared_without_case_and_hyphens() -> None:
+    assert closest("Learning-Rate", ["learning_rate", "seed"]) == "learning_rate"
+    assert closest("qa_pipeline", ["qa-pipeline"]) == "qa-pipeline"
+    assert closest("zzz", ["learning_rate"]) is None
+    assert closest("x", []) is None
+
+
+def test_values_are_described_in_one_line() -> None:
+    assert described(None) == "null"
+    assert described("x" * 100) == "'" + "x" * 59 + "…"
+    assert described({"a": 1}) == "a dict"
+    assert described(True) == "True"
+
+
+def test_sentences() -> None:
+    assert sentence("value error") == "Value error."
+    assert sentence("Value error, why?") == "Why?"
+    assert sentence("") == "."
+
+
+def test_the_model_at_a_place() -> None:
+    assert model_at(ChainSpec, ("nodes", 3, "deployer", "config", "targets", 0)) is Target
+    assert model_at(ChainSpec, ("nodes", 0, "data_source", "config", "sets", "sft")) is SourceSet
+    assert model_at(ChainSpec, ("name",)) is None
+    assert model_at(ChainSpec, ("name", "further")) is None
+    assert first_model(dict[str, tuple[SourceSet, ...]]) is SourceSet
+    assert first_model(int) is None
+
+
+def test_a_valid_value_has_no_reasons() -> None:
+    spec, found = parse_chain(chain(source(), node("trainer")))
+    assert spec == ChainSpec.model_validate(chain(source(), node("trainer")))
+    assert found == []

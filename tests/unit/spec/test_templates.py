@@ -1,0 +1,232 @@
+"""The four templates: their core nodes, their switches, and forms that a person can fill in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from tests.unit.spec.chains import links
+from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Method, Port, Stage, TargetType
+from trainyard.spec.graph import check, resolve
+from trainyard.spec.load import load_chain
+from trainyard.spec.templates import TEMPLATES, CodeTuning, QaPipeline, TrainingForm, build_template
+
+NEEDED = {"alignment-pipeline": {"sft": "examples.json", "preference": "pairs.json"}}
+OFF = {
+    "qa-pipeline": {"validate": False, "evaluate": False, "deploy": False},
+    "alignment-pipeline": {"validate": False, "evaluate": False, "deploy": False},
+    "rag-tuning": {"evaluate": False, "deploy": False},
+    "code-tuning": {"deploy": False},
+}
+
+
+def built(name: str, **parameters: Any) -> Any:
+    return build_template(name, {**NEEDED.get(name, {}), **parameters})
+
+
+def types(name: str, **parameters: Any) -> list[str]:
+    return [node.type for node in built(name, **parameters).nodes]
+
+
+def test_the_core_nodes_of_each_template() -> None:
+    assert {name: types(name, steps=OFF[name]) for name in TEMPLATES} == {
+        "qa-pipeline": ["data_source", "ai_generator", "trainer"],
+        "alignment-pipeline": ["data_source", "trainer", "trainer"],
+        "rag-tuning": ["data_source", "ai_generator", "validator", "trainer"],
+        "code-tuning": ["data_source", "ai_generator", "validator", "trainer", "evaluator"],
+    }
+    assert {name: list(template.core) for name, template in TEMPLATES.items()} == {
+        name: types(name, steps=OFF[name]) for name in TEMPLATES
+    }
+
+
+def test_the_switches_are_on_and_insert_the_other_nodes() -> None:
+    six = ["data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer"]
+    assert types("qa-pipeline") == types("rag-tuning") == types("code-tuning") == six
+    assert types("alignment-pipeline") == ["data_source", "validator", "trainer", "trainer", "evaluator", "deployer"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_is_accepted_as_it_comes(name: str) -> None:
+    chain = built(name)
+    assert chain.name == name
+    assert check(chain) == []
+    assert check(built(name, steps={"control": True})) == []
+    assert check(built(name, steps=OFF[name])) == []
+    assert check(built(name, training={"method": "full"})) == []
+    assert check(built(name, training={"method": "dora", "rank": 8})) == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_control_is_trained_beside_and_only_the_evaluator_takes_it(name: str) -> None:
+    found = resolve(built(name, steps={"control": True}))
+    last = "trainer-2" if name == "alignment-pipeline" else "trainer"
+    control = found.node("control")
+    assert control.config == found.node(last).config.model_copy(update={"control": "shuffled_answers"})
+    assert control.needs == found.node(last).needs
+    assert links(found, "evaluator")["adapter"] == [f"{last}.adapter", "control.adapter*"]
+    assert links(found, "deployer")["adapter"] == [f"{last}.adapter"]
+    assert found.order[-3:] == ("control", "evaluator", "deployer")
+
+
+def test_a_control_without_an_evaluator_is_refused_and_not_left_out() -> None:
+    steps = {"control": True, "evaluate": False, "deploy": False}
+    assert [reason.code for reason in check(built("qa-pipeline", steps=steps))] == ["R-CONTROL-UNUSED"]
+
+
+def test_deploying_without_evaluation_has_to_be_said() -> None:
+    steps = {"evaluate": False}
+    assert [reason.code for reason in check(built("qa-pipeline", steps=steps))] == ["R-UNEVALUATED"]
+    assert check(built("qa-pipeline", steps=steps, publish={"unevaluated": True})) == []
+
+
+def test_evaluation_without_validation_is_refused() -> None:
+    found = check(built("qa-pipeline", steps={"validate": False}))
+    assert [reason.code for reason in found] == ["R-NO-HELDOUT"]
+
+
+def test_parameters_arrive_where_they_work() -> None:
+    chain = built(
+        "qa-pipeline", documents="handbook", count=60, model="writer", wordings=4, base_model="org/base",
+        training={"method": "dora", "epochs": 8, "learning_rate": 2e-3, "batch_size": 2, "rank": 16,
+                  "max_length": 256, "seed": 7},
+        publish={"tenant": "guests", "role": "handbook", "targets": [{"type": "embedded"}, {"url": "http://a"}]},
+    )  # fmt: skip
+    source, generator, validator, trainer, evaluator, deployer = (node.config for node in chain.nodes)
+    assert source.path == "handbook"
+    assert (generator.count, generator.model, generator.engine, generator.wordings) == (60, "writer", None, 4)
+    assert generator.template is GenerationTemplate.QA
+    assert validator.max_tokens == 256
+    hyper = trainer.hyperparameters
+    assert (hyper.epochs, hyper.learning_rate, hyper.batch_size, hyper.max_length, hyper.seed) == (8, 2e-3, 2, 256, 7)
+    assert (trainer.method, trainer.lora.rank, trainer.base_model) == (Method.DORA, 16, "org/base")
+    assert evaluator.benchmarks == ()
+    assert (deployer.tenant, deployer.role, deployer.unevaluated) == ("guests", "handbook", False)
+    assert [target.type for target in deployer.targets] == [TargetType.EMBEDDED, TargetType.REGISTRY]
+    assert deployer.targets[1].url == "http://a"
+    assert chain.tenant == "guests"
+
+
+def test_without_a_model_pairs_are_extracted() -> None:
+    assert built("qa-pipeline").nodes[1].config.engine is Engine.EXTRACTIVE
+
+
+def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
+    alignment = {"loss": "ipo", "beta": 0.3, "epochs": 2, "learning_rate": 1e-6, "batch_size": 3}
+    found = resolve(built("alignment-pipeline", alignment=alignment, training={"rank": 8, "seed": 3}))
+    sets = found.node("data-source").config.sets
+    assert {port: one.path for port, one in sets.items()} == {
+        Port.SFT: "examples.json",
+        Port.PREFERENCE: "pairs.json",
+    }
+    assert all(one.format is DataFormat.AUTO for one in sets.values())
+    first, second = found.node("trainer").config, found.node("trainer-2").config
+    assert (first.stage, second.stage) == (Stage.SFT, Stage.DPO)
+    assert second.lora == first.lora
+    assert second.lora.rank == 8
+    hyper = second.hyperparameters
+    assert (hyper.epochs, hyper.learning_rate, hyper.batch_size, hyper.seed) == (2, 1e-6, 3, 3)
+    assert (second.preference.loss, second.preference.beta) == ("ipo", 0.3)
+    assert links(found, "trainer-2") == {"preference": ["validator.preference"], "adapter": ["trainer.adapter"]}
+
+
+def test_rag_checks_answers_against_their_documents() -> None:
+    assert built("rag-tuning").nodes[2].config.grounding == 0.6
+    assert built("rag-tuning", grounding=0.9).nodes[2].config.grounding == 0.9
+    assert built("qa-pipeline").nodes[2].config.grounding is None
+    assert built("rag-tuning").nodes[1].config.wordings == 3
+
+
+def test_code_is_read_from_files_or_from_the_history() -> None:
+    files = built("code-tuning", repository="src").nodes[0].config
+    assert (files.path, files.repository, files.include[0]) == ("src", None, "**/*.py")
+    commits = built("code-tuning", repository="src", learn_from="commits").nodes[0].config
+    assert (commits.path, commits.repository, commits.include) == (None, "src", ())
+    assert built("code-tuning").nodes[1].config.template is GenerationTemplate.CODE
+
+
+def test_full_weights_have_no_adapter_shape() -> None:
+    trainer = resolve(built("qa-pipeline", training={"method": "full"})).node("trainer")
+    assert trainer.produces == (Port.MODEL,)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_form_is_short_and_every_field_has_a_title(name: str) -> None:
+    def look(model: type[BaseModel], depth: int) -> None:
+        assert len(model.model_fields) <= 8
+        for key, field in model.model_fields.items():
+            nested = field.annotation if isinstance(field.annotation, type) else None
+            if nested and issubclass(nested, BaseModel):
+                assert depth < 2
+                look(nested, depth + 1)
+            else:
+                assert field.title, f"{model.__name__}.{key}"
+
+    look(TEMPLATES[name].model, 0)
+    assert TEMPLATES[name].description.endswith(".")
+    assert TEMPLATES[name].name == name
+
+
+def test_the_schema_shows_the_switches_under_their_own_names() -> None:
+    schema = QaPipeline.model_json_schema()
+    assert set(schema["$defs"]["Steps"]["properties"]) == {"validate", "evaluate", "deploy", "control"}
+    assert schema["$defs"]["TrainingForm"]["properties"]["rank"]["maximum"] == 256
+    assert schema["$defs"]["TrainingForm"]["properties"]["method"]["enum"] == ["lora", "dora", "full"]
+    assert set(CodeTuning.model_json_schema()["$defs"]["DeploySteps"]["properties"]) == {"deploy", "control"}
+
+
+def test_a_form_writes_what_it_reads() -> None:
+    form = QaPipeline(steps={"validate": False, "control": True})
+    assert form.model_dump()["steps"] == {"deploy": True, "control": True, "evaluate": True, "validate": False}
+    assert QaPipeline.model_validate(form.model_dump(mode="json")) == form
+    assert build_template("qa-pipeline", form) == form.build()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("qa-pipeline", {"documents": ""}), ("qa-pipeline", {"count": 0}), ("qa-pipeline", {"wordings": 9}),
+        ("qa-pipeline", {"training": {"rank": 257}}), ("qa-pipeline", {"training": {"method": "qlora"}}),
+        ("qa-pipeline", {"publish": {"role": "Has Spaces"}}), ("qa-pipeline", {"publish": {"tenant": "../up"}}),
+        ("rag-tuning", {"steps": {"validate": False}}), ("code-tuning", {"steps": {"evaluate": False}}),
+        ("rag-tuning", {"grounding": 1.1}), ("alignment-pipeline", {"sft": ""}),
+        ("qa-pipeline", {"training": {"learning_rate": float("inf")}}),
+    ],
+)  # fmt: skip
+def test_wrong_parameters_are_refused(name: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        built(name, **wrong)
+
+
+def test_an_unknown_template() -> None:
+    with pytest.raises(KeyError, match="qa"):
+        build_template("qa")
+
+
+def test_a_file_that_calls_a_template_is_the_same_chain() -> None:
+    text = "template: qa-pipeline\nparameters: {documents: handbook, training: {rank: 8}}\n"
+    assert load_chain(text) == built("qa-pipeline", documents="handbook", training={"rank": 8})
+
+
+@given(
+    st.builds(
+        TrainingForm,
+        method=st.sampled_from(["lora", "dora", "full"]),
+        epochs=st.floats(0.1, 100),
+        learning_rate=st.none() | st.floats(1e-6, 0.1),
+        batch_size=st.integers(1, 64),
+        rank=st.integers(1, 256),
+        max_length=st.integers(8, 4096),
+    ),
+    st.sampled_from(sorted(TEMPLATES)),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_form_that_is_filled_in_is_a_chain_that_is_accepted(
+    training: TrainingForm, name: str, control: bool
+) -> None:
+    assert check(built(name, training=training, steps={"control": control})) == []
