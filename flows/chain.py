@@ -26,6 +26,10 @@ async def chain(spec: ChainSpec) -> State[dict[str, Any]]:
     return await run_chain(spec)
 
 
+async def carry_out(spec: ChainSpec) -> State[Any]:
+    return await chain(spec, return_state=True)
+
+
 def main(arguments: list[str]) -> int:
     """`python -m flows.chain FILE`: run a chain file in this process, with a temporary server if none is up."""
     try:
@@ -36,7 +40,7 @@ def main(arguments: list[str]) -> int:
     except TrainyardError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    state = asyncio.run(chain(spec, return_state=True))
+    state = asyncio.run(carry_out(spec))
     print(state.message)
     return 0 if state.is_completed() else 1
 

@@ -30,6 +30,7 @@ from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import ResolvedChain
+from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput
 
 PROGRESS_EVERY_S = 10.0
@@ -44,7 +45,8 @@ Table = Mapping[str, Task[..., Any]]
 Futures = dict[str, PrefectFuture[Any]]
 
 
-def task_runner() -> ThreadPoolTaskRunner:
+def task_runner() -> Any:
+    """A pool for one flow. (Prefect's own annotations do not accept its runners as such.)"""
     return ThreadPoolTaskRunner(max_workers=THREADS)
 
 
@@ -79,7 +81,15 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
 
 def run_info(chain: ResolvedChain) -> RunInfo:
     run_id = str(flow_run.id)
-    return RunInfo(run_id, chain.name, chain.tenant, str(settings().runs / run_id), REFRESH_TAG in flow_run.tags)
+    folder = str(settings().runs / run_id)
+    return RunInfo(run_id, chain.name, chain.tenant, folder, alias_of(chain), REFRESH_TAG in flow_run.tags)
+
+
+def alias_of(chain: ResolvedChain) -> str:
+    """Where the chain deploys to, or would by default."""
+    configs = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
+    config = configs[0] if configs else DeployerConfig()
+    return f"{config.tenant or chain.tenant}/{config.role}"
 
 
 def size(path: Path) -> int:
@@ -108,8 +118,8 @@ async def conclude(
     """Every node's end in one result, written beside the run's events."""
     spans = node_seconds(record.folder)
     types = {node.id: node.type for node in chain.nodes}
-    given = [{"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order]
-    nodes = tuple([await node_result(one, futures[one["id"]].state) for one in given])
+    given = {one: {"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order}
+    nodes = tuple([await node_result(given[one], futures[one].state) for one in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
             record.emit(node.id, "skipped", message=node.message)
@@ -165,7 +175,7 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")
     lines += [f"{node.id}: {node.message}" for node in failed]
-    lines.append(f"Next: correct the cause, then `prefect flow-run retry {run_id}`; finished nodes are reused.")
+    lines.append(f"Next: correct the cause, then `trainyard run {run_id} --watch`; finished nodes are reused.")
     return "\n".join(lines)
 
 

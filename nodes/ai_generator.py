@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
-from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
+from trainyard.api.runs import gpu_slot
 from trainyard.data.generation import generate
-from trainyard.spec.axes import Port
+from trainyard.spec.axes import Engine, Port
 from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 
 
 @task(name="ai_generator", **NODE_TASK)
 def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeOutput]:
     """Ask for rows about each document and account for every answer: asked = kept + rejected, by reason."""
-    return carry_out(node, upstream, run, prepare)
+    return carry_out(node, upstream, run, prepare, slot)
+
+
+def slot(context: NodeContext) -> AbstractContextManager[None]:
+    """A vLLM server of our own takes nearly the whole device, so it waits for its turn like a trainer."""
+    if context.config(AiGeneratorConfig).engine is not Engine.VLLM:
+        return no_slot(context)
+    return gpu_slot(context.settings, run=context.run.run_id)
 
 
 def prepare(context: NodeContext) -> Make:
+    config = context.config(AiGeneratorConfig)
     documents = open_reference(context.needed(Port.DOCUMENTS))
 
     def make(folder: Path) -> Produced:
         with completion(context) as complete:
-            return generate(context.node.config, documents, folder, complete=complete, report=context.report)
+            return generate(config, documents, folder, complete=complete, report=context.report)
 
     return make

@@ -6,34 +6,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nodes.runner import NodeContext
+from trainyard.compute.gpus import read_gpus
 from trainyard.data.generation import Complete
 from trainyard.errors import Reason, Refused
-from trainyard.serve import embedded
+from trainyard.serve import embedded, vllm
 from trainyard.serve.client import api_key_from, completer
 from trainyard.settings import Settings
 from trainyard.spec.axes import Engine
 from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.stores.models import resolve_model
 
 
 @contextmanager
-def completion(context: NodeContext) -> Iterator[Complete | None]:
+def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[Complete | None]:
     """The function that answers prompts; None for the extractive engine, which asks nobody.
 
-    Raises `Refused` (`R-ENGINE-UNRESOLVED`) for a model without an endpoint: it is never replaced by another one.
+    A server that the engine vllm started is ended with the block. `read` tells the GPUs of this machine.
+
+    Raises `Refused` (`R-ENGINE-UNRESOLVED`) for a model without an endpoint: it is never replaced by another one, and
+    `Unavailable` for a server that cannot be started.
     """
-    config: AiGeneratorConfig = context.node.config
+    config = context.config(AiGeneratorConfig)
     if config.engine is Engine.EXTRACTIVE:
         yield None
-        return
-    base_url, model, key = address(context.node.id, config, context.settings)
+    elif config.engine is Engine.VLLM:
+        with started(context, config, read) as base_url:
+            yield asking(context, config, base_url, named(config, context.settings))
+    else:
+        yield asking(context, config, *address(context.node.id, config, context.settings))
+
+
+def asking(
+    context: NodeContext, config: AiGeneratorConfig, base_url: str, model: str, key: str | None = None
+) -> Complete:
     context.say(f"asking {model} at {base_url}")
-    yield completer(config, base_url, model, key)
+    return completer(config, base_url, model, key)
+
+
+@contextmanager
+def started(context: NodeContext, config: AiGeneratorConfig, read: vllm.Probe) -> Iterator[str]:
+    """The base URL of a vLLM server of this node's own. Its log stays in the run's folder."""
+    vllm.required(context.settings, read)
+    source = resolve_model(named(config, context.settings), context.settings)
+    folder = context.record.folder / "vllm" / context.node.id
+    context.say(f"starting vLLM with {source.name}; its log is in {folder}")
+    with vllm.serving(source.location, source.name, folder, context.settings, read=read) as base_url:
+        yield base_url
+
+
+def named(config: AiGeneratorConfig, settings: Settings) -> str:
+    return config.model or settings.default_base_model
 
 
 def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tuple[str, str, str | None]:
     """(base URL, the server's name for the model, API key) of a generator."""
     if config.engine is Engine.LOCAL:
-        name = config.model or settings.default_base_model
+        name = named(config, settings)
         url = embedded.running(settings) or embedded.start(settings, name)
         return f"{url}/v1", name, None
     endpoint = settings.endpoints.get(config.model or "")
@@ -41,7 +69,7 @@ def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tupl
     if base_url is None:
         raise unresolved(node_id, config)
     variable = config.api_key_env or (endpoint.api_key_env if endpoint else None)
-    model = (endpoint.model if endpoint else None) or config.model or settings.default_base_model
+    model = (endpoint.model if endpoint else None) or named(config, settings)
     return base_url, model, api_key_from(variable)
 
 

@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.data.sources import read_source
 from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import NodeOutput, Produced
 
 
@@ -21,6 +22,6 @@ def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[N
 
 def prepare(context: NodeContext) -> Make:
     def make(folder: Path) -> Produced:
-        return read_source(context.node.config, folder, settings=context.settings, report=context.report)
+        return read_source(context.config(DataSourceConfig), folder, settings=context.settings, report=context.report)
 
     return make

@@ -12,6 +12,7 @@ from trainyard.serve.deploy import deploy
 from trainyard.spec.axes import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced
 
 
@@ -24,7 +25,7 @@ def deployer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Node
 def prepare(context: NodeContext) -> Make:
     adapter = context.needed(Port.ADAPTER, Port.MODEL)
     report = context.first(Port.REPORT)
-    config = context.node.config
+    config = context.config(DeployerConfig)
     # The same adapter deployed in the same way twice is one version, whichever run asks.
     run_key = digest({"adapter": adapter.sha256, "config": config.model_dump(mode="json")})
 

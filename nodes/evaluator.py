@@ -15,7 +15,7 @@ from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.runner import evaluate, job_from_inputs
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import EvaluatorConfig
-from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.adapters import AdapterRegistry, parse_name
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
 
 
@@ -33,7 +33,7 @@ def prepare(context: NodeContext) -> Make:
     for references in context.inputs.values():
         for reference in references:
             open_reference(reference)
-    config = inside(context.node.config, context)
+    config = inside(context.config(EvaluatorConfig), context)
     threads = training_threads(context.settings.threads)
     job = job_from_inputs(config, context.inputs, threads=threads, live=live_adapter(context, config))
 
@@ -46,7 +46,7 @@ def prepare(context: NodeContext) -> Make:
 
 def inside(config: EvaluatorConfig, context: NodeContext) -> EvaluatorConfig:
     """The config with every task file's real path, which lies inside a data root."""
-    roots = data_roots(context.settings, context.run.tenant)
+    roots = data_roots(context.settings)
     lines = [
         line.model_copy(update={"path": str(resolve_inside(line.path, roots, field="config.benchmarks"))})
         if line.path
@@ -61,7 +61,7 @@ def live_adapter(context: NodeContext, config: EvaluatorConfig) -> Path | None:
     if config.baseline != "live":
         return None
     registry = AdapterRegistry(context.settings.adapters)
-    live = registry.live(context.run.tenant, context.run.role)
-    if live.version is None:
+    tenant, role, _ = parse_name(context.run.alias)
+    if registry.live(tenant, role).version is None:
         return None
-    return registry.path(registry.show(f"{context.run.tenant}/{context.run.role}"))
+    return registry.path(registry.show(context.run.alias))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -27,8 +27,10 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes import Port
 from trainyard.spec.graph import ResolvedNode
+from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 
+Config = TypeVar("Config", bound=Strict)
 Make = Callable[[Path], Produced]
 Upstream = dict[str, NodeOutput]
 
@@ -45,6 +47,8 @@ class RunInfo:
     tenant: str
     folder: str
     """`TRAINYARD_HOME/runs/<run id>`."""
+    alias: str
+    """`<tenant>/<role>` that the chain deploys to, for a comparison with what is live there."""
     refresh: bool = False
     """Make every result anew, even if a finished one is in the store."""
 
@@ -61,6 +65,11 @@ class NodeContext:
     record: RunRecord
     logger: logging.Logger | logging.LoggerAdapter[Any]
 
+    def config(self, kind: type[Config]) -> Config:
+        """The node's complete config, which the resolved chain holds as the config of its type."""
+        assert isinstance(self.node.config, kind)
+        return self.node.config
+
     def report(self, fraction: float, text: str) -> None:
         """Progress of this node: 0 … 1 and a few words."""
         self.record.emit(self.node.id, "progress", fraction=round(fraction, 4), text=text)
@@ -71,10 +80,12 @@ class NodeContext:
         self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
 
     def begin(self, key: str) -> None:
-        """Note the start; a second start in one run means that the first did not get to its end."""
-        again = self.record.attempts(self.node.id) > 0
+        """Note the start; a second start in one run says why it is one."""
+        before = [event["event"] for event in read_events(self.record.folder) if event["node"] == self.node.id]
         self.record.emit(self.node.id, "started", key=key)
-        if again:
+        if "finished" in before and not self.run.refresh:
+            self.say("made again: its config, its inputs or the code have changed since the earlier attempt")
+        elif "started" in before:
             self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
 
     def on_event(self, event: dict[str, Any]) -> None:
@@ -131,7 +142,8 @@ def carry_out(
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
     """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
     inputs = gather(node, upstream)
-    return NodeContext(node, inputs, run, settings(), RunRecord(Path(run.folder)), get_run_logger())
+    own = settings().model_copy(update={"tenant": run.tenant})
+    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger())
 
 
 def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port, list[Reference]]:

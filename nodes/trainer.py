@@ -50,7 +50,7 @@ def prepare(context: NodeContext) -> Make:
 
 def job_of(context: NodeContext) -> TrainingJob:
     """What the training child is told: every input verified, the base resolved and checked."""
-    config: TrainerConfig = context.node.config
+    config = context.config(TrainerConfig)
     data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
     adapter, model = context.first(Port.ADAPTER), context.first(Port.MODEL)
     name = str(open_reference(model)) if model else config.base_model or context.settings.default_base_model
@@ -73,6 +73,6 @@ def job_of(context: NodeContext) -> TrainingJob:
 def say_restart(context: NodeContext, made: Produced) -> None:
     """A training that was started before says from where it went on."""
     if made.facts.get("attempts", 1) > 1:
-        step = made.facts.get("restarted_from")
-        where = f"the checkpoint at step {step}" if step else "zero, because no checkpoint had been saved"
+        begun = made.facts.get("restarted_from")
+        where = f"the checkpoint at step {begun['step']}" if begun else "zero, because no checkpoint had been saved"
         context.say(f"this training was started before; it continued from {where}", logging.WARNING)

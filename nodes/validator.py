@@ -28,8 +28,8 @@ def validator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 def prepare(context: NodeContext) -> Make:
     context.needed(*ROW_PORTS)
-    config: ValidatorConfig = context.node.config
-    roots = data_roots(context.settings, context.run.tenant)
+    config = context.config(ValidatorConfig)
+    roots = data_roots(context.settings)
     sets = [str(resolve_inside(path, roots, field="config.evaluation_sets")) for path in config.evaluation_sets]
     config = config.model_copy(update={"evaluation_sets": tuple(sets)})
     tokens = token_counter(config, context)

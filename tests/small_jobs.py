@@ -13,7 +13,8 @@ from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl_program import train
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE, Events
-from trainyard.compute.supervise import Event, ignore
+from trainyard.compute.supervise import ignore
+from trainyard.compute.tail import Event
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.settings import load_settings
 from trainyard.spec.axes import Port

@@ -30,19 +30,22 @@ app.add_typer(starter, name="starter")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Target = Annotated[str, typer.Argument(metavar="TEMPLATE|FILE", help="A template's name, or a chain or job file.")]
+RunTarget = Annotated[
+    str, typer.Argument(metavar="TEMPLATE|FILE|RUN", help="A template, a chain or job file, or an ended run.")
+]
 Preset = Annotated[str | None, typer.Option(help="Parameters from deployments/presets; -p wins over them.")]
 Parameters = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="KEY=VALUE", help="A parameter; dots reach inside.")
 ]
 
 
-def perform(name: str, as_json: bool, **given: Any) -> BaseModel:
+def perform(verb: str, as_json: bool, /, **given: Any) -> BaseModel:
     """Carry an operation out and print its result; errors become one message and an exit code in `main`."""
-    operation = OPERATIONS[name]
+    operation = OPERATIONS[verb]
     with terminal.Progress() as progress:
         context = Context(settings(), say=progress.say, on_progress=progress.event)
         result = operation.do(operation.takes(**given), context)
-    print(result.model_dump_json(indent=2) if as_json else terminal.render(name, result))
+    print(result.model_dump_json(indent=2) if as_json else terminal.render(verb, result))
     code = getattr(result, "exit_code", 0)
     if code:
         raise typer.Exit(code)
@@ -72,6 +75,11 @@ def down(as_json: Json = False) -> None:
     perform("down", as_json)
 
 
+@app.command(help=OPERATIONS["demo"].summary)
+def demo(as_json: Json = False) -> None:
+    perform("demo", as_json)
+
+
 @app.command(help=OPERATIONS["env"].summary + ' Use: eval "$(trainyard env)"')
 def env(as_json: Json = False) -> None:
     perform("env", as_json)
@@ -95,7 +103,7 @@ def plan(target: Target, param: Parameters = None, preset: Preset = None, as_jso
 @app.command(help=OPERATIONS["run"].summary)
 def run(
     *,
-    target: Target,
+    target: RunTarget,
     param: Parameters = None,
     preset: Preset = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the run to its end.")] = False,

@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
     work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
+    vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
     allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
 

@@ -22,7 +22,7 @@ from tests.small_jobs import Jobs, Ran, train_as_child, write_data
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.lease import holder
-from trainyard.compute.supervise import EventTail
+from trainyard.compute.tail import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.settings import load_settings
 
@@ -73,7 +73,7 @@ def assert_same_adapter(one: Ran, other: Ran) -> None:
     ],
 )
 def test_killed_at_a_named_point(
-    jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, restarted_from: object
+    *, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, restarted_from: object
 ) -> None:
     job = jobs(hyperparameters=STEPS)
     monkeypatch.setenv("TRAINYARD_FAULT", fault)

@@ -23,7 +23,10 @@ os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_LOGGING_LEVE
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A temporary Prefect server; starting it takes about ten seconds, so it is started once."""
     few = few_certificates(Settings(home=tmp_path_factory.mktemp("certificate")), "http://127.0.0.1")
-    with prefect_test_harness(server_startup_timeout=120), temporary_settings({PREFECT_API_SSL_CERT_FILE: few[CERTIFICATE]}):
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_API_SSL_CERT_FILE: few[CERTIFICATE]}),
+    ):
         yield
 
 

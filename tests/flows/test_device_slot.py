@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -30,7 +31,7 @@ def test_two_trainings_never_overlap_on_a_device() -> None:
         thread.join(timeout=60)
     ordered = sorted(spans)
     assert len(ordered) == 3
-    assert all(earlier[1] <= later[0] for earlier, later in zip(ordered, ordered[1:], strict=False))
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(ordered))
 
 
 def test_the_slot_is_a_limit_that_prefect_shows_and_is_free_afterwards() -> None:

@@ -65,7 +65,12 @@ def test_a_deployment_has_no_key_that_prefect_would_ignore(deployment: dict[str,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
     }
-    assert violations(load(deployment).name, {**REQUIRED.get(load(deployment).name, {}), **deployment.get("parameters", {})}) == []
+    assert (
+        violations(
+            load(deployment).name, {**REQUIRED.get(load(deployment).name, {}), **deployment.get("parameters", {})}
+        )
+        == []
+    )
 
 
 def test_prefect_yaml_has_no_unknown_section() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("prefect")
 
 
 @pytest.fixture
-def deployed(home: Path) -> Iterator[Settings]:
+def deployed(home: Path) -> Settings:
     """A server that knows `qa-pipeline/test`, with nobody who would run it."""
     runs.bootstrap(settings())
     deployment = qa_pipeline.to_deployment(name="test", work_pool_name=settings().work_pool)
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
     deployment.apply(work_pool_name=settings().work_pool)
-    yield settings()
+    return settings()
 
 
 def test_bootstrap_twice_leaves_one_of_each() -> None:
@@ -56,7 +55,7 @@ def test_bootstrap_keeps_a_limit_that_an_operator_changed() -> None:
 
 
 def test_an_unknown_deployment_names_the_known_ones(deployed: Settings) -> None:
-    with pytest.raises(NotFound, match="E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
+    with pytest.raises(NotFound, match=r"E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
         runs.start_run("qa-pipeline/nope", {}, settings=deployed)
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chain_shapes as shapes
 import pytest
+from chain_shapes import chain_of, walk_shape
 from prefect import tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 
-import chain_shapes as shapes
-from chain_shapes import chain_of, walk_shape
 from trainyard.api.records import RunResult, read_events, read_result
 from trainyard.settings import settings
 
@@ -103,7 +103,7 @@ def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
         "1 of 4 nodes failed: b.",
         "Skipped because of that: d.",
         "b: E-TEST: Line 3 is not JSON. Why: A brace is missing. Do: Correct it.",
-        f"Next: correct the cause, then `prefect flow-run retry {state.state_details.flow_run_id}`; "
+        f"Next: correct the cause, then `trainyard run {state.state_details.flow_run_id} --watch`; "
         "finished nodes are reused.",
     ]
 

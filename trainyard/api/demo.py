@@ -20,7 +20,7 @@ from trainyard.api.records import RunResult
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Port
 
-DEPLOYMENT = "qa-pipeline/local"
+TEMPLATE = "qa-pipeline"
 ROLE = "manual"
 PARAMETERS: dict[str, Any] = {
     "documents": "docs",
@@ -149,7 +149,7 @@ def best_sample(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_primary(row: Mapping[str, Any], name: str) -> bool:
-    return row["name"] == PRIMARY and row["set"] == name
+    return bool(row["name"] == PRIMARY and row["set"] == name)
 
 
 def set_result(row: Mapping[str, Any]) -> SetResult:

@@ -14,7 +14,7 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 
 import trainyard
-from trainyard.api import stack
+from trainyard.api import services, stack
 from trainyard.backends.base import probe_all
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
@@ -116,7 +116,7 @@ def look_at_pool(settings: Settings, url: str) -> list[Check]:
 
 
 def look_at_worker(settings: Settings) -> list[Check]:
-    worker = stack.running(settings, "worker")
+    worker = services.running(settings, "worker")
     detail = f"pid {worker.pid}" if worker else "none of this home is running"
     return [Check(name="worker", ok=worker is not None, detail=detail, do="Run `trainyard up`.")]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.api import doctor, planning, stack
+from trainyard.api import demo, doctor, planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.serve import embedded
@@ -25,6 +26,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import resolve_model
 
 Event = dict[str, Any]
+RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def ignore(_event: Event) -> None:
@@ -129,18 +131,38 @@ class RunInput(Model):
 
 
 def run(given: RunInput, context: Context) -> RunResult:
-    """Start a template or a chain file on the Prefect server; with `watch`, follow it to its end."""
+    """Start a template or a file, or continue a run by its id; with --watch, follow it to its end."""
     settings = context.settings
-    wanted = planning.asked(given.target, given.parameters, given.preset)
-    planning.refuse_here(planning.resolved(wanted.spec, settings), settings)
-    runs = load("trainyard.api.runs", settings)
-    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
-    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags)
-    context.say(f"run {started.name} of {wanted.deployment}: {started.url}")
+    started = continued(given, settings) if RUN_ID.fullmatch(given.target) else begun(given, settings)
+    context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
+    runs = load("trainyard.api.runs", settings)
     result: RunResult = runs.watch(started.run_id, settings=settings, on_progress=context.on_progress)
     return result
+
+
+def begun(given: RunInput, settings: Settings) -> RunResult:
+    """A new run, checked here first: a refusal is told at once and with all its reasons."""
+    wanted = planning.asked(given.target, given.parameters, given.preset)
+    planning.refuse_here(planning.resolved(wanted.spec, settings), settings)
+    tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
+    runs = load("trainyard.api.runs", settings)
+    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags)
+    return started
+
+
+def continued(given: RunInput, settings: Settings) -> RunResult:
+    """An ended run, started again."""
+    if given.parameters or given.preset or given.refresh or given.tags:
+        raise InvalidInput(
+            "A run that is continued takes no parameters, preset, tags or refresh.",
+            why="It goes on with those that it was started with.",
+            do="Start a new run of the template or file.",
+            code="E-PARAMETER",
+        )
+    started: RunResult = load("trainyard.api.runs", settings).continue_run(given.target)
+    return started
 
 
 # the stack
@@ -158,14 +180,14 @@ class UpOutput(Model):
 def up(_: Nothing, context: Context) -> UpOutput:
     """Start, or find running, the Prefect server, the pool, the deployments, a worker and the embedded model server."""
     settings = context.settings
-    with stack.exclusive(settings):
+    with services.exclusive(settings):
         attached = stack.foreign_api_url(settings)
         if attached and not stack.healthy(attached, timeout_s=10):
             raise stack.unreachable(attached)
         url = attached or stack.start_server(settings, context.say).url
         if not stack.bootstrapped(settings, url):
             bootstrap(settings, url, context.say)
-        worker = stack.start_worker(settings, url, context.say)
+        worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
         embedded = start_embedded(settings, context.say)
     return UpOutput(
         api_url=url,
@@ -175,6 +197,15 @@ def up(_: Nothing, context: Context) -> UpOutput:
         embedded_url=embedded,
         home=str(settings.home),
     )
+
+
+def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
+    """Start a worker, after the runs that died with the one before it are marked as crashed."""
+    if (settings.services / "worker.log").is_file():
+        dead = load("trainyard.api.runs", settings).crash_dead_runs(settings, stack.worker_name(settings))
+        for run_id in dead:
+            say(f"the run {run_id} had died with its worker; `trainyard run {run_id} --watch` continues it")
+    return stack.start_worker(settings, url, say)
 
 
 def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
@@ -199,6 +230,15 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
     return embedded.start(settings, settings.default_base_model, threads=settings.threads)
 
 
+def starter_is_built(settings: Settings) -> bool:
+    """Whether there is a starter model, also one of an older corpus: pages that were edited do not make it unfit."""
+    try:
+        resolve_model("starter", settings)
+    except NotFound:
+        return False
+    return True
+
+
 class DownOutput(Model):
     stopped: tuple[str, ...]
 
@@ -206,10 +246,10 @@ class DownOutput(Model):
 def down(_: Nothing, context: Context) -> DownOutput:
     """End the processes that `up` started on this home, the worker first so that its runs can save."""
     settings = context.settings
-    with stack.exclusive(settings):
-        stopped = [name for name in ("worker",) if stack.stop(settings, name)]
+    with services.exclusive(settings):
+        stopped = [name for name in ("worker",) if services.stop(settings, name)]
         stopped += ["embedded"] if embedded.stop(settings) else []
-        stopped += [name for name in ("server",) if stack.stop(settings, name)]
+        stopped += [name for name in ("server",) if services.stop(settings, name)]
     return DownOutput(stopped=tuple(stopped))
 
 
@@ -228,6 +268,18 @@ def env(_: Nothing, context: Context) -> EnvOutput:
 def examine(_: Nothing, context: Context) -> doctor.Diagnosis:
     """Look at versions, server, worker, models, disk and devices, and say what to do about what is wrong."""
     return doctor.examine(context.settings)
+
+
+def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
+    """Documents in, a served adapter out: the qa-pipeline on this project's manual, with a control beside it."""
+    os.chdir(stack.checkout())
+    if not starter_is_built(context.settings):
+        starter_build(Nothing(), context)
+    stack_is = up(Nothing(), context)
+    given = RunInput(target=demo.TEMPLATE, parameters=demo.PARAMETERS, watch=True, tags=("demo",))
+    result, seconds = demo.timed(lambda: run(given, context))
+    assert stack_is.embedded_url is not None, "the starter model was built two lines above"
+    return demo.summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
 
 
 # adapters and the starter
@@ -307,6 +359,7 @@ OPERATIONS: dict[str, Operation] = {
     "run": Operation(RunInput, RunResult, run),
     "up": Operation(Nothing, UpOutput, up),
     "down": Operation(Nothing, DownOutput, down),
+    "demo": Operation(Nothing, demo.DemoResult, run_demo),
     "env": Operation(Nothing, EnvOutput, env),
     "doctor": Operation(Nothing, doctor.Diagnosis, examine),
     "adapters list": Operation(AdaptersInput, Rows, adapters_list),

@@ -20,7 +20,7 @@ from trainyard.backends.base import probe_all
 from trainyard.compute.gpus import read_gpus
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError
-from trainyard.serve import embedded
+from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Device, Port, TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
@@ -194,6 +194,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         path_problem=path_problem,
         backends=backends(),
         devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
+        vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
     )
 
@@ -222,6 +223,7 @@ def has_gpu() -> bool:
 def plan(spec: ChainSpec, settings: Settings) -> Plan:
     """Everything that a run would do, node by node. Raises `Refused` for a chain that is not valid."""
     chain = resolved(spec, settings)
+    settings = settings.model_copy(update={"tenant": chain.tenant})
     looks = look_up(chain, settings)
     rows = {node_id: found.rows for node_id, found in looks.items() if found.rows}
     known = Known(rows=rows, shapes=shapes(chain, settings), device=Device.CUDA if has_gpu() else Device.CPU)

@@ -132,10 +132,6 @@ class RunRecord:
             with self.events.open("a", encoding="utf-8") as stream:
                 stream.write(line + "\n")
 
-    def attempts(self, node: str) -> int:
-        """How often this node has been started in this run, restarts after a crash included."""
-        return sum(1 for event in read_events(self.folder) if event["node"] == node and event["event"] == "started")
-
     def finish(self, result: RunResult) -> None:
         write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
 

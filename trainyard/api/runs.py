@@ -17,21 +17,23 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import psutil
 from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.concurrency.sync import concurrency
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Crashed, Scheduled
 
 from trainyard.api.records import EventReader, NodeResult, NodeState, RunResult, RunState, read_result
 from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import Wanted
-from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
+from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.settings import Settings
 
 Event = dict[str, Any]
@@ -157,7 +159,7 @@ def zombie_automation() -> Automation:
             ChangeFlowRunState(
                 state=StateType.CRASHED,
                 message=f"No heartbeat for {BEATS_WITHIN_S} s: the process is gone. "
-                "Next: start the worker with `trainyard up` and run again; finished nodes are reused.",
+                "Next: `trainyard up`, then `trainyard run ID --watch` with this run's id continues it.",
             )
         ],
     )
@@ -202,15 +204,69 @@ def start_run(name: str, parameters: Mapping[str, Any], *, settings: Settings, t
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters(name, error) from error
-        return RunResult(
-            run_id=str(run.id),
-            name=run.name,
-            chain="",
-            digest="",
-            state=RunState.PENDING,
-            message="started",
-            url=run_url(prefect, run.id),
-        )
+        return started_result(prefect, run, "started")
+
+
+def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
+    return RunResult(
+        run_id=str(run.id),
+        name=run.name,
+        chain="",
+        digest="",
+        state=RunState.PENDING,
+        message=message,
+        url=run_url(prefect, run.id),
+    )
+
+
+def continue_run(run_id: str) -> RunResult:
+    """Start an ended run again: finished nodes are reused, a training goes on from its last checkpoint.
+
+    Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-RUN-ACTIVE`) for a run that has not ended.
+    """
+    with client() as prefect:
+        try:
+            run = prefect.read_flow_run(UUID(run_id))
+        except ObjectNotFound as error:
+            raise NotFound(
+                f"There is no run {run_id} on this server.", do="List the runs in the Prefect UI.", code="E-NO-RUN"
+            ) from error
+        if run.state is not None and not run.state.is_final():
+            raise Conflict(
+                f"The run {run.name} has not ended: it is {run.state.name}.",
+                do="Watch it in the Prefect UI, or cancel it first.",
+                code="E-RUN-ACTIVE",
+            )
+        prefect.set_flow_run_state(run.id, Scheduled(message="continued"), force=True)
+        return started_result(prefect, run, "continued")
+
+
+def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
+    """Mark the runs as crashed whose process on this machine is gone, and return their ids.
+
+    Called before a worker starts: what the worker before it took down with itself would read Running until the
+    automation notices the missing beats.
+    """
+    wanted = FlowRunFilter(state={"type": {"any_": [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]}})
+    pool = WorkPoolFilter(name={"any_": [settings.work_pool]})
+    dead = []
+    with client() as prefect:
+        for run in prefect.read_flow_runs(flow_run_filter=wanted, work_pool_filter=pool):
+            if run.labels.get("prefect.worker.name") == worker_name and not process_of(run):
+                message = f"Its process ended with the worker. Next: `trainyard run {run.id} --watch` continues it."
+                prefect.set_flow_run_state(run.id, Crashed(message=message), force=True)
+                dead.append(str(run.id))
+    return dead
+
+
+def process_of(run: FlowRun) -> psutil.Process | None:
+    """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
+    try:
+        process = psutil.Process(int(run.infrastructure_pid or 0))
+        ours = any("prefect" in word for word in process.cmdline())
+        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, ValueError):
+        return None
 
 
 def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse:

@@ -1,33 +1,28 @@
-"""The processes of one machine: Prefect server and worker, started once, detached, and ended only if they are ours.
+"""The Prefect server and worker of one machine, started once, with a home and a port of their own.
 
-Each service leaves `TRAINYARD_HOME/services/<name>.json` {pid, create_time, url, log}: a pid alone may belong to
-somebody else after a reboot, pid and start time together may not. Prefect itself is not imported here: a second
-`trainyard up` has to answer in well under five seconds, and importing Prefect alone takes most of that.
+Prefect itself is not imported here: a second `trainyard up` has to answer in well under five seconds, and importing
+Prefect alone takes most of that.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import certifi
 import httpx
-import psutil
 
 import trainyard
-from trainyard.errors import Conflict, NotFound, TrainyardError, Unavailable
+from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
+from trainyard.errors import NotFound, TrainyardError, Unavailable
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
 
@@ -35,32 +30,8 @@ Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
-STOP_GRACE_S = 30.0
-"""A worker that ends first ends its flow runs, and those save a checkpoint."""
-PORTS_TRIED = 100
-
 HEARTBEAT_S = 30
 """Seconds between the beats of a flow run; the automation in `api/runs.py` allows three times that."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """One process that `trainyard up` started."""
-
-    name: str
-    pid: int
-    create_time: float
-    url: str
-    log: str
-
-    def process(self) -> psutil.Process | None:
-        """The live process, or None when the pid is gone, a zombie, or somebody else's by now."""
-        try:
-            process = psutil.Process(self.pid)
-            alive = abs(process.create_time() - self.create_time) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if alive else None
 
 
 def checkout() -> Path:
@@ -77,28 +48,6 @@ def checkout() -> Path:
             code="E-CHECKOUT",
         )
     return folder
-
-
-def record_path(settings: Settings, name: str) -> Path:
-    return settings.services / f"{name}.json"
-
-
-def running(settings: Settings, name: str) -> Service | None:
-    """The service of that name if its process is alive."""
-    path = record_path(settings, name)
-    if not path.is_file():
-        return None
-    service = Service(**json.loads(path.read_text(encoding="utf-8")))
-    return service if service.process() else None
-
-
-@contextmanager
-def exclusive(settings: Settings) -> Iterator[None]:
-    """One `up` or `down` at a time on this home; a second one waits for the first."""
-    settings.services.mkdir(parents=True, exist_ok=True)
-    with (settings.services / "lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
@@ -143,55 +92,6 @@ def service_environment(settings: Settings, api_url: str) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str], url: str) -> Service:
-    """Start a detached process: own session, no terminal, output to its log file."""
-    settings.services.mkdir(parents=True, exist_ok=True)
-    log = settings.services / f"{name}.log"
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A shell that starts us with `&` makes SIGINT ignored, and a Prefect worker ends itself by SIGINT.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    with log.open("w", encoding="utf-8") as stream:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True
-        )
-    service = Service(name, child.pid, psutil.Process(child.pid).create_time(), url, str(log))
-    write_json_durably(record_path(settings, name), asdict(service))
-    return service
-
-
-def stop(settings: Settings, name: str, grace_s: float = STOP_GRACE_S) -> bool:
-    """End our process of that name and everything below it; False if there was none."""
-    service = running(settings, name)
-    record_path(settings, name).unlink(missing_ok=True)
-    process = service.process() if service else None
-    if process is None:
-        return False
-    tree = [process, *process.children(recursive=True)]
-    process.terminate()
-    _, alive = psutil.wait_procs(tree, timeout=grace_s)
-    for left in alive:
-        left.kill()
-    psutil.wait_procs(alive, timeout=5)
-    return True
-
-
-def free_port(first: int) -> int:
-    """The first port from `first` up on which nobody listens on loopback; 0 lets the system choose."""
-    for port in range(first, first + PORTS_TRIED if first else 1):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise Conflict(
-        f"No free port between {first} and {first + PORTS_TRIED - 1}.",
-        do="Set TRAINYARD_PREFECT_PORT to the start of a free range.",
-        code="E-NO-PORT",
-    )
 
 
 def healthy(api_url: str, timeout_s: float = 2.0) -> bool:
@@ -306,17 +206,25 @@ def cannot_start(service: Service, how: str) -> TrainyardError:
     return Unavailable(f"The Prefect {service.name} cannot start: {how}.", why=why, do=do, code="E-SERVER-START")
 
 
-def start_worker(settings: Settings, url: str, say: Say) -> Service:
-    """The worker of this home, in its own session so that a closing terminal does not end runs."""
+def worker_name(settings: Settings) -> str:
+    """One name per host and home, so that a restarted worker is recognised as the same one."""
+    return f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
+
+
+def running_worker(settings: Settings, url: str) -> Service | None:
+    """The worker of this home, if it serves this server; one that serves another server is ended."""
     existing = running(settings, "worker")
-    if existing and existing.url == url:
-        return existing
-    if existing:
+    if existing and existing.url != url:
         stop(settings, "worker")
+        return None
+    return existing
+
+
+def start_worker(settings: Settings, url: str, say: Say) -> Service:
+    """A worker in its own session, so that a closing terminal does not end runs."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
-    name = f"{socket.gethostname()}-{hashlib.sha256(str(settings.home).encode()).hexdigest()[:6]}"
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
-    argv += ["--name", name, "--install-policy", "never", "--no-create-pool-if-not-found"]
+    argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
     service = spawn(settings, "worker", argv, service_environment(settings, url), url)
     time.sleep(0.5)
     if service.process() is None:

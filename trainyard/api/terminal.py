@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from trainyard.api import demo
 from trainyard.errors import TrainyardError
 
 LINE_EVERY_S = 10.0
@@ -191,6 +192,7 @@ def record_text(result: Any) -> str:
 
 RENDERERS: dict[str, Callable[[Any], str]] = {
     "check": check_text,
+    "demo": demo.text,
     "env": env_text,
     "up": up_text,
     "down": down_text,

@@ -21,7 +21,8 @@ from typing import Any, Protocol, cast
 from trainyard import errors
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, SPEC_FILE
-from trainyard.compute.supervise import Event, Outcome, Status, Wanted, always_run, ignore, supervise
+from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
+from trainyard.compute.tail import Event
 from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName

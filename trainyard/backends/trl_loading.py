@@ -18,7 +18,7 @@ from trainyard.backends.base import TRAINING_FILE
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes import Device, Method
-from trainyard.train.tokens import PLAIN_TEMPLATE
+from trainyard.train.templates import PLAIN_TEMPLATE
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
+from transformers import PrinterCallback, set_seed
 
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl_arguments import Length, common_arguments, dpo_config, run_length, sft_config, trains_pairs
+from trainyard.backends.trl_arguments import common_arguments, dpo_config, sft_config, trains_pairs
+from trainyard.backends.trl_data import Prepared, prepare, sequence
 from trainyard.backends.trl_loading import (
     load_base,
-    load_tokenizer,
     lora_facts,
     pick_device,
     template_sha256,
@@ -47,31 +47,16 @@ from trainyard.backends.trl_trainer import (
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_lock
-from trainyard.data.rows import ROWS_FILE, PreferenceRow, SftRow, read_rows
-from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Precision
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import ADAPTER_METHODS, Method, Precision
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import Found, newest_valid, require_space, seal, whole_or_nothing
-from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.precision import PrecisionChoice, choose_precision
-from trainyard.train.tokens import Encoded, Ledger, encode_preference, encode_sft, require_targets
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
 ADAM_COPIES = 4
 """Weights, two moments and room for the next checkpoint, as multiples of the trained bytes."""
-
-
-@dataclass
-class Prepared:
-    """Everything that a run needs before its first step."""
-
-    job: TrainingJob
-    device: str
-    tokenizer: PreTrainedTokenizerBase
-    examples: list[Encoded]
-    ledger: Ledger
-    length: Length
 
 
 def train(folder: Path, events: Events) -> None:
@@ -144,51 +129,6 @@ def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] |
     return {"step": found.step} if found.path else "zero"
 
 
-def prepare(job: TrainingJob, device: str, events: Events) -> Prepared:
-    """Tokenise the data, print and check its account."""
-    tokenizer = load_tokenizer(job)
-    encode = encode_pairs if trains_pairs(job) else encode_conversations
-    examples, ledger = encode(job, tokenizer)
-    print(ledger.line(), flush=True)
-    events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
-    require_targets(ledger)
-    return Prepared(job, device, tokenizer, examples, ledger, run_length(job, len(examples)))
-
-
-def encode_conversations(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Encoded], Ledger]:
-    """Rows of the sft port, or the chosen side of a preference set."""
-    hyper = job.config.hyperparameters
-    if Port.SFT in job.data:
-        rows = [row for row in read_rows(Path(job.data[Port.SFT]) / ROWS_FILE, Port.SFT) if isinstance(row, SftRow)]
-    else:
-        rows = [
-            SftRow([*row.prompt, *row.chosen], row.doc_id, row.source, row.split, tools=row.tools)
-            for row in preference_rows(job)
-        ]
-    if job.config.control == "shuffled_answers":
-        rows = shuffled_answers(rows, hyper.seed)
-    return encode_sft(rows, tokenizer, hyper.max_length)
-
-
-def encode_pairs(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Encoded], Ledger]:
-    rows, hyper = preference_rows(job), job.config.hyperparameters
-    if job.config.control == "shuffled_answers":
-        rows = shuffled_preferences(rows, hyper.seed)
-    return encode_preference(rows, tokenizer, hyper.max_length)
-
-
-def preference_rows(job: TrainingJob) -> list[PreferenceRow]:
-    if Port.PREFERENCE not in job.data:
-        raise InvalidInput(
-            f"Stage {job.config.stage} needs {'preference' if trains_pairs(job) else 'sft'} rows, and none arrived.",
-            why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
-            do="Connect a data_source, generator or validator that produces them.",
-            code="E-NO-DATA",
-        )
-    path = Path(job.data[Port.PREFERENCE]) / ROWS_FILE
-    return [row for row in read_rows(path, Port.PREFERENCE) if isinstance(row, PreferenceRow)]
-
-
 def decide_precision(prepared: Prepared, model: torch.nn.Module, folder: Path) -> PrecisionChoice:
     """The precision of this job: measured at its first start, remembered for every later one."""
     path = folder / DECISIONS_FILE
@@ -222,19 +162,12 @@ def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) 
     return min(times[1:])
 
 
-def sequence(example: Encoded) -> list[int]:
-    """The ids of a row, or of the longer side of a pair."""
-    if "input_ids" in example:
-        return example["input_ids"]
-    return example["prompt_ids"] + max(example["chosen_ids"], example["rejected_ids"], key=len)
-
-
 def build_trainer(
     prepared: Prepared, model: torch.nn.Module, folder: Path, precision: Precision
 ) -> CommittedCheckpoints:
     """TRL's trainer for the stage, with the reference that the stage needs."""
     job = prepared.job
-    common = common_arguments(job, prepared.length, folder / "trainer", prepared.device, precision)
+    common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
     given = {
         "model": model,
         "train_dataset": Dataset.from_list(prepared.examples),
@@ -310,6 +243,8 @@ def save_result(trainer: CommittedCheckpoints, prepared: Prepared, folder: Path,
     """Write adapter or model whole, or not at all."""
     job, final = prepared.job, folder / RESULT_FOLDER
     temporary = folder / f".{RESULT_FOLDER}.tmp"
+    for leftover in (temporary, final):  # of a start that died while saving
+        shutil.rmtree(leftover, ignore_errors=True)
     with whole_or_nothing(temporary):
         target = temporary / job.output.value
         if job.config.method in ADAPTER_METHODS:

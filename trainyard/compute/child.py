@@ -16,6 +16,7 @@ which enters the contract before the first slow import.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -40,6 +41,9 @@ PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 60
 """What a child has for saving after its parent died; nobody else is left to end it."""
+
+MOST_KILLS = 10
+"""Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -140,6 +144,10 @@ def crash_error(error: BaseException) -> TrainyardError:
             do="Lower batch_size or max_length, or close other programs.",
             code="E-MEMORY",
         )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TrainyardError(
+            "The disk is full.", why=last_line, do="Free space, then start the run again.", code="E-DISK-FULL"
+        )
     return TrainyardError(
         f"The program ended with an unforeseen error: {last_line}",
         do=f"Read the traceback in {LOG_FILE}; if the input looks right, report it.",
@@ -170,7 +178,10 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 def end_descendants() -> None:
     """Kill every process below this one. As a sub-reaper it has inherited even those that detached themselves."""
-    while living := [process for process in psutil.Process().children(recursive=True) if alive(process)]:
+    for _ in range(MOST_KILLS):
+        living = [process for process in psutil.Process().children(recursive=True) if alive(process)]
+        if not living:
+            return
         kill(living)
 
 

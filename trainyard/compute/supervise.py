@@ -28,18 +28,14 @@ from trainyard.compute.child import (
     ERROR_FILE,
     EVENTS_FILE,
     LOG_FILE,
+    MOST_KILLS,
     PARENT_VARIABLE,
     STOPPED_EXIT,
     alive,
     kill,
 )
+from trainyard.compute.tail import Event, EventTail
 
-Event = dict[str, Any]
-
-MAX_EVENT_BYTES = 1 << 20
-"""A longer line is not an event of ours; it is skipped and reported as a warning."""
-READ_BYTES = 1 << 22
-"""Events read at one poll, so that a flood of them cannot hold the loop."""
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
 """What the child has for saving when the caller itself is interrupted."""
@@ -83,65 +79,6 @@ def ignore(_event: Event) -> None:
     """Default listener."""
 
 
-@dataclass
-class EventTail:
-    """Reads complete lines of a growing file; a half-written line waits for its rest."""
-
-    path: Path
-    offset: int = 0
-    pending: bytes = b""
-    skipping: bool = False
-
-    @classmethod
-    def at_end(cls, path: Path) -> EventTail:
-        return cls(path, path.stat().st_size if path.exists() else 0)
-
-    def read(self) -> list[Event]:
-        """The events that were completed since the last call, at most `READ_BYTES` of them."""
-        if not self.path.exists():
-            return []
-        if self.path.stat().st_size < self.offset:  # the file was replaced
-            self.offset, self.pending = 0, b""
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            block = stream.read(READ_BYTES)
-        self.offset += len(block)
-        *lines, self.pending = (self.pending + block).split(b"\n")
-        events = [event for line in lines if (event := self._parse(line)) is not None]
-        if len(self.pending) > MAX_EVENT_BYTES:
-            self.pending, self.skipping = b"", True
-            events.append(unreadable("an event line longer than 1 MiB was skipped"))
-        return events
-
-    def read_rest(self) -> Iterator[Event]:
-        """Everything up to the end of the file, including a last line whose writer died before its newline."""
-        while events := self.read():
-            yield from events
-        if self.pending and (event := parse(self.pending)) is not None:
-            yield event
-
-    def _parse(self, line: bytes) -> Event | None:
-        if self.skipping:  # the end of a line that was too long
-            self.skipping = False
-            return None
-        if not line.strip():
-            return None
-        return parse(line) or unreadable(f"an event line could not be read: {line[:80]!r}")
-
-
-def parse(line: bytes) -> Event | None:
-    """The event of a line; None when it is no JSON object with an `event`."""
-    try:
-        event = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
-
-
-def unreadable(text: str) -> Event:
-    return {"event": "warning", "time": time.time(), "code": "E-EVENT", "text": text}
-
-
 class ProcessTree:
     """A process and everything that descends from it, remembered by pid and start time."""
 
@@ -166,10 +103,12 @@ class ProcessTree:
 
     def end(self) -> None:
         """SIGKILL all that still runs, until nothing does."""
-        self.refresh()
-        while living := [process for process in self.known if alive(process)]:
-            kill(living)
+        for _ in range(MOST_KILLS):
             self.refresh()
+            living = [process for process in self.known if alive(process)]
+            if not living:
+                return
+            kill(living)
 
 
 @dataclass

@@ -56,13 +56,17 @@ def outside(text: str, roots: Sequence[Path], field: str, because: str) -> Refus
 
 
 def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
-    """Open a regular file that `resolve_inside` returned, refusing what was put in its place meanwhile.
+    """Open a regular file that `resolve_inside` returned, or one in a folder that it returned.
 
-    The last part is opened without following a link, and the opened file's own path is checked once more, so that a
+    A link in such a folder is followed if it stays inside. What was put in the file's place meanwhile is refused: the
+    last part is opened without following a link, and the opened file's own path is checked once more, so that a
     folder swapped for a link between the two calls does not lead out.
     """
+    real = path.resolve() if path.is_symlink() else path
+    if not any(real.is_relative_to(root.resolve()) for root in roots):
+        raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidInput(
             f"{path.name} cannot be opened: {os.strerror(error.errno or 0)}.",

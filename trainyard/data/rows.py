@@ -3,8 +3,8 @@
 Every data set becomes one of these shapes when it is read, whatever its spelling was. On disk a set is a folder with
 `rows.arrow` (Arrow IPC file, schema below) and whatever its maker adds (report, quarantine, held-out sets).
 
-`doc_id` is the SHA-256 (first 16 hex digits) of the source document's bytes, or of the row itself where there is no
-document; held-out documents are chosen by it. `source` says where a person finds the row: `file.jsonl:17`.
+`doc_id` is 16 hex digits: of the SHA-256 of the source document's bytes, or of the XXH3-128 of the normalised row where
+there is no document. Held-out documents are chosen by it. `source` says where a person finds the row: `file.jsonl:17`.
 `split` is `train`, `unseen_documents` or `unseen_wording`. `pair` joins the wordings of one question.
 """
 

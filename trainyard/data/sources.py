@@ -18,8 +18,9 @@ from typing import Any
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE, Balance, Quarantine
 from trainyard.data.readers.addresses import Fetched, fetch
-from trainyard.data.readers.collections import OpenedSet, open_files, open_repository_set
+from trainyard.data.readers.chunks import OpenedSet, nothing_to_read
 from trainyard.data.readers.intake import Intake
+from trainyard.data.readers.sets import open_files, open_repository_set
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import chosen_side
 from trainyard.errors import InvalidInput, Reason, Refused
@@ -152,12 +153,7 @@ class Reading:
     def judge(self, opened: OpenedSet, balance: Balance, quarantine: Quarantine, target: Path) -> None:
         """Fail for a set without rows, and for one with too many bad rows."""
         if balance.read == 0:
-            raise InvalidInput(
-                f"{opened.name} holds nothing to read.",
-                why=opened.why_empty or "It is empty.",
-                do="Give a file or a folder with documents or rows (docs/data-sources.md lists the types).",
-                code="E-DATA-EMPTY",
-            )
+            raise nothing_to_read(opened.name, opened.why_empty or "It is empty.")
         share = balance.bad / balance.read
         if share <= self.max_bad_fraction and balance.kept:
             return

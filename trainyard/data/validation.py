@@ -33,6 +33,7 @@ from trainyard.data.quality.filters import check_format, check_schema, quality, 
 from trainyard.data.quality.grounding import Vocabulary, grounding, load_vocabulary
 from trainyard.data.quality.lengths import TokenCounter, length, load_token_counter
 from trainyard.data.quality.sets import Entries, Fate, Survivors, with_words, work_schema
+from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
@@ -42,7 +43,7 @@ from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_j
 __all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "validate"]
 
 PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
-WORK_FILE, QUARANTINE_FILE, REPORT_FILE = ".work.arrow", "quarantine.jsonl", "report.json"
+WORK_FILE = ".work.arrow"
 DESTINATIONS = {
     Fate.TRAIN: (TRAIN, ROWS_FILE),
     Fate.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"heldout/{UNSEEN_DOCUMENTS}.arrow"),
@@ -116,15 +117,7 @@ def validate(
         )
     out = folder / port.value
     out.mkdir(parents=True, exist_ok=True)
-    sieve = Sieve(
-        config,
-        port,
-        Ledger(out / QUARANTINE_FILE),
-        tokens,
-        row_validator=row_validator(config.row_schema),
-        vocabulary=None if config.grounding is None else load_vocabulary(documents),
-        evaluation=load_evaluation_sets(config.evaluation_sets, config.decontaminate) if config.decontaminate else None,
-    )
+    sieve = prepare(config, port, out / QUARANTINE_FILE, tokens, documents)
     sieve.ledger.quarantine.touch()
     try:
         survivors = sift(sieve, source, out / WORK_FILE, report)
@@ -142,6 +135,22 @@ def validate(
     write_json_durably(out / REPORT_FILE, {**facts, "config": config.model_dump(mode="json")})
     report(1.0, f"kept {facts['kept']} of {facts['read']} rows")
     return Produced(outputs={port: ProducedSet(folder=port.value, rows=facts["kept"], facts=facts)}, facts=facts)
+
+
+def prepare(
+    config: ValidatorConfig, port: Port, quarantine: Path, tokens: TokenCounter, documents: Path | None
+) -> Sieve:
+    """Everything that the rules need beside the rows, read and checked before the first row."""
+    compare = bool(config.decontaminate)
+    return Sieve(
+        config,
+        port,
+        Ledger(quarantine),
+        tokens,
+        row_validator=row_validator(config.row_schema),
+        vocabulary=None if config.grounding is None else load_vocabulary(documents),
+        evaluation=load_evaluation_sets(config.evaluation_sets, config.decontaminate) if compare else None,
+    )
 
 
 def sift(sieve: Sieve, source: Reference, work: Path, report: Report) -> Survivors:

@@ -26,7 +26,7 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.tokens import PLAIN_TEMPLATE, Renderer, common_prefix, template_limits
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, common_prefix, template_limits
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""

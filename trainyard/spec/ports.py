@@ -249,7 +249,7 @@ def find_missing(node: PortNode, offers: Offers, taken: Inputs) -> Iterable[Miss
     wanted = wants(node)
     if wanted and not any(port in taken for port in wanted):
         offered = tuple(dict.fromkeys(offer.sources[0].port for key, offer in offers.items() if key != "control"))
-        yield Missing(node.id, wanted, offered, only_control="control" in offers)
+        yield Missing(node.id, wanted, offered, only_control="control" in offers and Port.ADAPTER in wanted)
 
 
 def find_ambiguous(node: PortNode, offers: Offers) -> Iterable[Ambiguous]:

@@ -4,8 +4,8 @@
         client = ChatClient(server.url, "scripted", …)
 
 Each chat request takes the next behaviour of the script; when the script is used up, `then` answers. It listens on a
-free loopback port in a thread of its own, records what it was asked (`server.requests`), and speaks HTTP/1.1 with
-keep-alive over real sockets, so that clients meet real closed connections and real silence.
+free loopback port (or on `port`) in a thread of its own, records what it was asked (`server.requests`), and speaks
+HTTP/1.1 with keep-alive over real sockets, so that clients meet real closed connections and real silence.
 
 `slots` and `service_s` make it a queue: so many requests are served at once, each for that long. As a program of its
 own, `python -m trainyard.testing.scripted_server --slots 64 --service-ms 50` prints its URL and serves until its
@@ -263,6 +263,8 @@ class ScriptedServer:
     model: str = "scripted"
     api_key: str | None = None
     """If set, requests without this bearer token get 401."""
+    port: int = 0
+    """Where it listens; 0 becomes a free port when it is entered."""
     slots: int | None = None
     service_s: float = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -296,7 +298,7 @@ class ScriptedServer:
         self._end = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(self.slots) if self.slots else None
-        self._listener = await self._loop.create_server(lambda: Connection(self), "127.0.0.1", 0, backlog=1024)
+        self._listener = await self._loop.create_server(lambda: Connection(self), "127.0.0.1", self.port, backlog=1024)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._ready.set()
         await self._end.wait()

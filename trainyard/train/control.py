@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
-from trainyard.data.rows import PreferenceRow, SftRow
+from trainyard.data.rows import TRAIN, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 
 
@@ -46,19 +46,29 @@ def derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
 
 
 def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
-    """The same rows, the last assistant turn of each taken from another row."""
-    with_answer = [row for row in rows if row.messages and row.messages[-1].role == "assistant"]
-    order = derangement([row.messages[-1].content for row in with_answer], seed)
-    return [
-        msgspec.structs.replace(row, messages=[*row.messages[:-1], with_answer[other].messages[-1]])
-        for row, other in zip(with_answer, order, strict=True)
-    ]
+    """The same rows, the last assistant turn of each training row taken from another training row.
+
+    Held-out rows keep their answers and lend none; rows without an answer stay as they are.
+    """
+    places = [at for at, row in enumerate(rows) if row.split == TRAIN and is_answered(row)]
+    order = derangement([rows[place].messages[-1].content for place in places], seed)
+    shuffled = list(rows)
+    for place, other in zip(places, order, strict=True):
+        answer = rows[places[other]].messages[-1]
+        shuffled[place] = msgspec.structs.replace(rows[place], messages=[*rows[place].messages[:-1], answer])
+    return shuffled
+
+
+def is_answered(row: SftRow) -> bool:
+    return bool(row.messages) and row.messages[-1].role == "assistant"
 
 
 def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
-    """The same prompts, each with both answers of another row."""
-    order = derangement([msgspec.json.encode((row.chosen, row.rejected)) for row in rows], seed)
-    return [
-        msgspec.structs.replace(row, chosen=rows[other].chosen, rejected=rows[other].rejected)
-        for row, other in zip(rows, order, strict=True)
-    ]
+    """The same prompts, each training row with both answers of another training row."""
+    places = [at for at, row in enumerate(rows) if row.split == TRAIN]
+    order = derangement([msgspec.json.encode((rows[place].chosen, rows[place].rejected)) for place in places], seed)
+    shuffled = list(rows)
+    for place, other in zip(places, order, strict=True):
+        giver = rows[places[other]]
+        shuffled[place] = msgspec.structs.replace(rows[place], chosen=giver.chosen, rejected=giver.rejected)
+    return shuffled

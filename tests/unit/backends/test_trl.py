@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, sft_rows, train_here
+from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
 from trainyard.backends.trl_trainer import LengthGroupedOrder, completion_loss
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, Refused, TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes import Optimizer, Port, Schedule
 from trainyard.train.tokens import IGNORED, encode_sft
 
 
@@ -226,6 +227,30 @@ def test_absent_device_is_told(jobs: Jobs, tmp_path: Path) -> None:
         pytest.skip("this machine has an Apple GPU")
     with pytest.raises(InvalidInput, match="E-DEVICE: The device 'mps' was asked for"):
         train_here(jobs(device="mps"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_every_optimizer_of_the_table_trains(jobs: Jobs, tmp_path: Path, optimizer: Optimizer) -> None:
+    hyper = {"optimizer": optimizer, "learning_rate": 0.1 if optimizer is Optimizer.SGD else 1e-2, "max_steps": 8}
+    record = train_here(jobs(hyperparameters=hyper), tmp_path).record
+    assert record["final_loss"] < record["first_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_every_schedule_of_the_table_trains(jobs: Jobs, tmp_path: Path, schedule: Schedule) -> None:
+    job = jobs(hyperparameters={"schedule": schedule, "max_steps": 10, "warmup_ratio": 0.2})
+    rates = [rate for _, _, rate in train_here(job, tmp_path).record["losses"]]
+    assert max(rates) == pytest.approx(1e-2)
+    assert (rates[0] == 0.0) == (schedule is not Schedule.CONSTANT)
+
+
+@pytest.mark.slow
+def test_recomputed_activations_change_no_number(jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:
+    job = jobs(hyperparameters={"save_steps": 5, "gradient_checkpointing": True})
+    ours = [loss for _, loss, _ in train_here(job, tmp_path).record["losses"]]
+    assert ours == pytest.approx([loss for _, loss, _ in sft_run.record["losses"]], abs=1e-5)
 
 
 def test_gradient_of_a_step_does_not_depend_on_how_it_is_cut(tiny_model: Path) -> None:

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.compute.supervise import EventTail, Outcome, Status, Wanted, supervise
+from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
+from trainyard.compute.tail import EventTail
 
 CONTRACT = """
 import sys, time, os, signal
@@ -143,6 +144,15 @@ def test_unforeseen_error_is_one_line_and_the_traceback_is_in_the_log(tmp_path: 
     assert "Traceback" in (tmp_path / LOG_FILE).read_text()
 
 
+@pytest.mark.parametrize(
+    ("raised", "code"), [("OSError(28, 'No space left on device')", "E-DISK-FULL"), ("MemoryError()", "E-MEMORY")]
+)
+def test_full_disk_and_memory_have_their_own_codes(tmp_path: Path, raised: str, code: str) -> None:
+    result, _ = run(tmp_path, f"raise {raised}")
+    assert result.error is not None
+    assert result.error["code"] == code
+
+
 def test_death_by_signal_is_told(tmp_path: Path) -> None:
     result, _ = run(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert (result.status, result.exit_code) == (Status.FAILED, -9)
@@ -165,7 +175,8 @@ def test_faultpoint_kills_at_its_name_and_pass_only(tmp_path: Path, fault: str |
     assert result.exit_code == (-9 if emitted < 3 else 0)
 
 
-def test_a_gigabyte_of_log_does_not_hold_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mebibytes", [64, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_flood_of_log_does_not_hold_the_loop(tmp_path: Path, mebibytes: int) -> None:
     """Polls go on while the child floods its log: the longest gap between two stays below a second."""
     polls: list[float] = []
 
@@ -173,10 +184,10 @@ def test_a_gigabyte_of_log_does_not_hold_the_loop(tmp_path: Path) -> None:
         polls.append(time.monotonic())
         return Wanted.RUN
 
-    body = "block = 'x' * (1 << 20)\nfor _ in range(1024): print(block)"
+    body = f"block = 'x' * (1 << 20)\nfor _ in range({mebibytes}): print(block)"
     result, _ = run(tmp_path, body, wanted=wanted)
     assert result.status is Status.DONE
-    assert (tmp_path / LOG_FILE).stat().st_size > 1 << 30
+    assert (tmp_path / LOG_FILE).stat().st_size > mebibytes << 20
     assert max((b - a for a, b in itertools.pairwise(polls)), default=0.0) < 1.0
     (tmp_path / LOG_FILE).unlink()
 

@@ -15,9 +15,11 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from tests.unit.data.reading import Result, read_all, read_text, settings_for
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import documents
+from trainyard.data.readers.sets import walk
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
+from trainyard.spec.nodes import SourceSet
 
 
 def pdf(text: str, *, title: str = "", password: str = "") -> bytes:
@@ -163,11 +165,18 @@ def test_broken_documents_of_a_folder_go_to_quarantine(tmp_path: Path) -> None:
     (folder / "pipe.md").symlink_to("/dev/zero")
     (tmp_path / "outside.md").write_text("# Outside")
     (folder / "link.md").symlink_to(tmp_path / "outside.md")
+    (folder / "inner.md").symlink_to(folder / "b.md")
     result = read_folder(folder, max_bad_fraction=0.9)
     assert {entry["source"]: entry["reason"] for entry in result.quarantine} == {
-        "bad.md:1": "not_utf8", "empty.md:1": "empty", "pipe.md:1": "E-DATA-OPEN", "link.md:1": "E-DATA-OPEN",
+        "bad.md:1": "not_utf8", "empty.md:1": "empty", "pipe.md:1": "R-PATH-ROOT", "link.md:1": "R-PATH-ROOT",
     }  # fmt: skip
-    assert len(result.rows) == 3
+    assert [row.source for row in result.rows] == ["a/c.py", "a/z.txt", "b.md", "inner.md"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: .*gone cannot be read: No such file or directory"):
+        walk(folder / "gone", SourceSet(path="x"))
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

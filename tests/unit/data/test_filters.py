@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from validating import PORTS, LOOSE, block, labelled, preference, qa, run, sieve
+from validating import LOOSE, PORTS, block, labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
 from trainyard.data.rows import Message, Row, SftRow, TextRow

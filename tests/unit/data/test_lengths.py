@@ -72,9 +72,12 @@ def test_truncate_cuts_each_side_of_a_preference(tmp_path: Path) -> None:
 
 
 def test_truncate_cuts_completions_and_texts(tmp_path: Path) -> None:
-    assert run([labelled("a", TEN)], tmp_path / "1", max_tokens=8, too_long="truncate").kept[0].completion[
-        0
-    ].content.endswith("seven")
+    assert (
+        run([labelled("a", TEN)], tmp_path / "1", max_tokens=8, too_long="truncate")
+        .kept[0]
+        .completion[0]
+        .content.endswith("seven")
+    )
     assert run([TextRow(TEN)], tmp_path / "2", max_tokens=8, too_long="truncate").kept[0].text.endswith("eight")
 
 
@@ -103,7 +106,9 @@ def test_an_empty_block_stays(tmp_path: Path) -> None:
 
 @given(st.lists(st.text("ab \n", min_size=1, max_size=60), max_size=5), st.integers(0, 12))
 def test_the_longest_beginning_that_fits(texts: list[str], limit: int) -> None:
-    for text, found in zip(texts, longest_fit(texts, lambda _, part: part, [limit] * len(texts), by_words), strict=True):
+    for text, found in zip(
+        texts, longest_fit(texts, lambda _, part: part, [limit] * len(texts), by_words), strict=True
+    ):
         if found is None:
             assert limit == 0
             assert not text[0].isspace()

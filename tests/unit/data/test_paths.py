@@ -103,8 +103,13 @@ def test_a_file_swapped_for_a_link_is_not_opened(root: Path, tmp_path: Path) -> 
     found = resolve_inside("sub/data.jsonl", [root])
     found.unlink()
     found.symlink_to(tmp_path / "secret.jsonl")
-    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: data\.jsonl cannot be opened: Too many levels of symbolic"):
+    with pytest.raises(Refused, match=r"R-PATH-ROOT .* is a link to .*secret\.jsonl, outside of the data roots"):
         open_inside(found, [root])
+
+
+def test_a_file_that_vanished_is_an_error(root: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: gone\.jsonl cannot be opened: No such file or directory"):
+        open_inside(root / "gone.jsonl", [root])
 
 
 def test_a_folder_swapped_for_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:

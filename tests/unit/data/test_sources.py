@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,15 @@ def test_the_quarantine_can_show_any_row(tmp_path: Path) -> None:
     first, second = map(json.loads, (tmp_path / "quarantine.jsonl").read_text().splitlines())
     assert (first["detail"], first["row"]) == ("half \\ud800", "text \\udfff")
     assert len(second["row"]) == 2000
+
+
+def test_every_reason_for_a_bad_row_is_in_the_manual() -> None:
+    repository = Path(__file__).parents[3]
+    manual = (repository / "docs" / "data-sources.md").read_text()
+    code = [path.read_text() for path in (repository / "trainyard" / "data").rglob("*.py")]
+    reasons = {reason for text in code for reason in re.findall(r'BadRow\("(\w+)"', text)}
+    assert len(reasons) > 20
+    assert sorted(reason for reason in reasons if f"`{reason}`" not in manual) == []
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12))

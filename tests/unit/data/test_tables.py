@@ -114,6 +114,8 @@ def test_bad_csv_rows_and_their_places(tmp_path: Path) -> None:
 def test_csv_header_errors(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"E-DATA-CSV: rows.csv has two columns of the same name"):
         read_text(tmp_path, "output,output\na,b\n", "rows.csv")
+    with pytest.raises(InvalidInput, match=r"E-DATA-CSV: rows.csv has a header that cannot be read \(new-line char"):
+        read_text(tmp_path, "in\rput,output\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: .* keys: one, two"):
         read_text(tmp_path, "one,two\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY"):

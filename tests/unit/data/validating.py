@@ -48,7 +48,9 @@ def qa(question: str = "What is it?", answer: str = "It is a chain.", **fields: 
     return SftRow([Message("user", question), Message("assistant", answer)], **fields)
 
 
-def preference(prompt: str = "Which?", chosen: str = "The first.", rejected: str = "None.", **more: Any) -> PreferenceRow:
+def preference(
+    prompt: str = "Which?", chosen: str = "The first.", rejected: str = "None.", **more: Any
+) -> PreferenceRow:
     sides = [[Message("assistant", text)] for text in (chosen, rejected)]
     return PreferenceRow([Message("user", prompt)], *sides, **more)
 
@@ -97,7 +99,9 @@ class Validated:
         return json.loads((self.folder / "report.json").read_text())
 
 
-def run(rows: Sequence[Row], folder: Path, *, port: Port | None = None, documents: Path | None = None, **config: Any) -> Validated:
+def run(
+    rows: Sequence[Row], folder: Path, *, port: Port | None = None, documents: Path | None = None, **config: Any
+) -> Validated:
     """Validate rows with a loose config, changed by the keywords."""
     port = port or PORTS[type(rows[0])]
     write_rows(folder / "in" / ROWS_FILE, port, rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,6 @@ import pytest
 from trainyard.data.generation import generate
 from trainyard.data.rows import DocumentRow, SftRow, read_rows, write_rows
 from trainyard.serve.client import completer
-from trainyard.serve.embedded import start, stop
-from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 from trainyard.spec.nodes import AiGeneratorConfig
 
@@ -20,10 +20,17 @@ pytestmark = pytest.mark.xdist_group("model-server")
 
 
 @pytest.fixture
-def address(home: Path, tiny_model: Path) -> Iterator[str]:
-    found: Settings = load_settings()
-    yield start(found, str(tiny_model), threads=1)
-    stop(found)
+def address(tiny_model: Path, tmp_path: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "trainyard.serve.server", "--model", str(tiny_model), "--threads", "1"]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
 
 
 def test_every_row_is_kept_or_rejected_with_a_reason(address: str, tiny_model: Path, tmp_path: Path) -> None:

@@ -317,6 +317,17 @@ def test_what_is_missing_says_what_is_offered() -> None:
     assert reason.because == "Stage sft learns from sft rows, and nothing is offered to it."
 
 
+def test_data_that_is_missing_after_a_control_is_told_as_missing() -> None:
+    found = codes(
+        source(format="alpaca"),
+        node("trainer", "shuffled", control="shuffled_answers"),
+        node("trainer", "later", ["shuffled"], stage="dpo"),
+    )
+    assert found == ["R-CONTROL-UNUSED", "R-PORT-PREFERENCE"]
+    found = codes(source("docs"), node("trainer", control="shuffled_answers"), node("ai_generator"))
+    assert found == ["R-PORT-SFT", "R-CONTROL-UNUSED"]
+
+
 def test_an_evaluator_takes_rows_only_if_there_are_any() -> None:
     nodes = [source("docs"), node("trainer", stage="cpt", backend="native")]
     benchmarks = [{"name": "f1", "path": "tasks.jsonl"}]

@@ -38,6 +38,9 @@ FACTS = RunFacts(
     embedded=False,
 )
 """A small machine: one CPU, the trl backend, one endpoint, no server."""
+WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
+FACTS_OF = {"r-vllm-missing": WITH_GPU}
+"""Files that another machine than the small one refuses."""
 
 
 def expected_code(path: Path) -> str:
@@ -56,6 +59,10 @@ def at_run(value: Any, facts: RunFacts = FACTS) -> list[Reason]:
     return run_reasons(resolve(value), facts)
 
 
+def at_run_file(path: Path) -> list[Reason]:
+    return at_run(load_chain(path), FACTS_OF.get(path.stem, FACTS))
+
+
 def run_codes(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
     return [reason.code for reason in at_run(chain(*nodes), facts)]
 
@@ -68,7 +75,7 @@ def test_each_bad_chain_is_refused_with_its_code(path: Path) -> None:
 @pytest.mark.parametrize("path", AT_RUN, ids=lambda path: path.stem)
 def test_what_only_a_run_can_know_is_refused_at_run(path: Path) -> None:
     assert reasons_of(path) == []
-    assert [reason.code for reason in at_run(load_chain(path))] == [expected_code(path)]
+    assert [reason.code for reason in at_run_file(path)] == [expected_code(path)]
     assert at_run(load_chain(path), RunFacts()) == [] or expected_code(path) == "R-DATA-WORKER"
 
 
@@ -90,7 +97,7 @@ def test_every_row_has_its_file() -> None:
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
     """`GOLDEN=write` writes the file anew, for a person to read."""
     told = [f"{path.stem}: {reason.line()}" for path in BAD for reason in reasons_of(path)]
-    told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run(load_chain(path))]
+    told += [f"{path.stem}: {reason.line()}" for path in AT_RUN for reason in at_run_file(path)]
     text = "\n".join(told) + "\n"
     if os.environ.get("GOLDEN") == "write":
         REFUSALS.write_text(text, encoding="utf-8")
@@ -594,16 +601,19 @@ def test_each_unknown_data_worker_is_told_once() -> None:
         ({"model": "unknown", "engine": "openai"}, ["R-ENGINE-UNRESOLVED"]),
         ({"model": "unknown", "engine": "local"}, []),
         ({"model": "unknown", "base_url": "http://127.0.0.1:1/v1"}, []),
-        ({"model": "unknown", "engine": "vllm"}, ["R-ENGINE-VLLM"]),
+        ({"model": "unknown", "engine": "vllm"}, ["R-VLLM-CUDA"]),
     ],
 )
 def test_a_model_needs_somebody_who_answers(config: dict[str, Any], expected: list[str]) -> None:
     assert run_codes(source("docs"), node("ai_generator", **config)) == expected
 
 
-def test_vllm_needs_cuda() -> None:
+def test_vllm_needs_cuda_and_its_program() -> None:
     nodes = source("docs"), node("ai_generator", engine="vllm", model="m")
     assert run_codes(*nodes, facts=RunFacts(devices=frozenset({Device.CPU, Device.CUDA}))) == []
+    bare = RunFacts(devices=frozenset({Device.CPU}), vllm_install="pip install vllm")
+    assert run_codes(*nodes, facts=bare) == ["R-VLLM-CUDA", "R-VLLM-MISSING"]
+    assert run_codes(source("docs"), node("ai_generator", engine="local", model="m"), facts=bare) == []
 
 
 def test_a_missing_backend_says_why_and_what_is_here() -> None:

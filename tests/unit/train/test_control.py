@@ -45,6 +45,15 @@ def test_wordings_of_one_question_do_not_get_one_and_the_same_wrong_answer() -> 
     assert sum(len(answers) for answers in per_pair) > 130
 
 
+def test_held_out_rows_lend_no_answer_and_unanswered_rows_stay() -> None:
+    rows = [SftRow([Message("user", str(n)), answer(f"answer {n}")]) for n in range(6)]
+    rows += [SftRow([Message("user", "h"), answer("held out")], split="unseen_wording"), SftRow([Message("user", "u")])]
+    shuffled = shuffled_answers(rows, 3)
+    assert shuffled[6:] == rows[6:]
+    assert sorted(row.messages[1].content for row in shuffled[:6]) == [f"answer {n}" for n in range(6)]
+    assert all(row.messages[1] != before.messages[1] for row, before in zip(shuffled[:6], rows[:6], strict=True))
+
+
 def test_pairs_travel_together() -> None:
     rows = [PreferenceRow([Message("user", str(n))], [answer(f"good {n}")], [answer(f"bad {n}")]) for n in range(5)]
     for row, before in zip(shuffled_preferences(rows, 1), rows, strict=True):

@@ -135,9 +135,9 @@ def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path, docs: Path) -
     builder.start()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and builder.is_alive():
-        for child in psutil.Process().children():
-            if str(tmp_path) in " ".join(child.cmdline()):
-                child.kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if str(tmp_path) in " ".join(process.info["cmdline"] or []):
+                process.kill()
         time.sleep(0.1)
     builder.join(timeout=10)
     assert [error.code for error in failed] == ["E-STARTER-BUILD"]

@@ -10,17 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.tokens import (
-    IGNORED,
-    PLAIN_TEMPLATE,
-    Ledger,
-    Renderer,
-    TemplateLimit,
-    encode_preference,
-    encode_sft,
-    require_targets,
-    template_limits,
-)
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, TemplateLimit, template_limits
+from trainyard.train.tokens import IGNORED, Ledger, encode_preference, encode_sft, require_targets
 
 TOKENIZER = build_tokenizer([TEXT * 20])
 WORDS = st.text(alphabet="abcdefgh .?\n<|é", max_size=40)

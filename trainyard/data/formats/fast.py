@@ -19,7 +19,7 @@ from trainyard.data.formats import Kind, Normaliser
 from trainyard.data.formats.messages import ROLES, check_answered
 from trainyard.data.rows import Message, Row, SftRow
 
-QUOTE, BACKSLASH, COLON, NEWLINE, SPACE, OPEN, CLOSE = b'"\\:\n {}'
+QUOTE, BACKSLASH, COLON, SPACE, OPEN, CLOSE = b'"\\: {}'
 Flat = dict[str, str | int | float | bool | None]
 
 
@@ -99,8 +99,8 @@ def chat_decoder(kind: Kind) -> FastDecoder:
 def one_object_a_line(text: np.ndarray, newlines: np.ndarray) -> bool:
     """Whether every line begins with `{` and ends with `}`.
 
-    If such lines decode one after another, each is exactly one object: `}`, a newline and `{` can follow each other
-    only between two values, so no value goes over a line end, and there are as many values as lines.
+    `}`, a newline and `{` can follow each other only between two values. So if such lines decode one after another,
+    no value goes over a line end, and if there are as many values as lines, each line is exactly one object.
     """
     begins, ends = text[newlines[:-1] + 1] == OPEN, text[newlines - 1] == CLOSE
     return bool(len(text) and text[0] == OPEN and begins.all() and ends.all())
@@ -116,3 +116,12 @@ def key_bounds(text: np.ndarray, newlines: np.ndarray) -> list[int]:
     before = text[colons - 1]
     ends_key = ((before == QUOTE) & (text[colons - 2] != BACKSLASH)) | (before <= SPACE)
     return cast(list[int], np.diff(np.searchsorted(colons[ends_key], newlines), prepend=0).tolist())
+
+
+def has_nul_escape(text: np.ndarray) -> bool:
+    """Whether a backslash followed by `u0000` occurs. Finding the rare backslashes first is three times as fast as
+    searching the six bytes."""
+    found = np.flatnonzero(text[: max(0, len(text) - 5)] == BACKSLASH)
+    for place, byte in enumerate(b"u0000", 1):
+        found = found[text[found + place] == byte]
+    return bool(len(found))

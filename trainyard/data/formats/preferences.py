@@ -85,8 +85,6 @@ def pair(prompt: list[Message], chosen: list[Message], rejected: list[Message], 
 
 def labelled(record: Record) -> LabelledRow:
     prompt, completion = labelled_turns(record)
-    if not completion:
-        raise BadRow("no_answer", "there is no assistant turn to label")
     check_answered([*prompt, *completion], "prompt + completion")
     return LabelledRow(prompt, completion, label_of(record), tools=tools_of(record))
 

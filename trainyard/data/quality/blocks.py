@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 from pyarrow import ipc
 
 from trainyard.data.quality.words import Words, words
+from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Port
 
 MAX_BLOCK_BYTES = 64 << 20
 """Blocks of long rows hold fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""
-MAX_QUARANTINE_CHARS = 2000
 ANSWERS = {Port.SFT: (), Port.PREFERENCE: ("chosen", "rejected"), Port.LABELLED: ("completion",), Port.TEXT: ()}
 """Columns that hold what is learned; an SFT row's is the last message of `messages`, a text row's the text itself."""
 
@@ -200,6 +200,8 @@ class Ledger:
                 reason = reasons[position if len(reasons) > 1 else 0]
                 text = detail(index) if callable(detail) else detail
                 entry = quarantine_entry(int(block.numbers[index]), row, reason, text)
+                if self.dropped.total() >= ROWS_WITH_TEXT:
+                    del entry["row"]
                 stream.write(msgspec.json.encode(entry) + b"\n")
                 self.dropped[reason] += 1
                 self.first.setdefault(reason, f"{entry['source'] or 'row'} (line {entry['line']}): {text}")
@@ -219,11 +221,5 @@ class Ledger:
 
 def quarantine_entry(line: int, row: dict[str, Any], reason: str, detail: str) -> dict[str, Any]:
     """One line of `quarantine.jsonl`; the row itself is cut after 2,000 characters of its JSON."""
-    text = msgspec.json.encode(row).decode()
-    return {
-        "line": line,
-        "source": row.get("source") or "",
-        "reason": reason,
-        "detail": detail,
-        "row": text[:MAX_QUARANTINE_CHARS],
-    }
+    text = msgspec.json.encode(row).decode()[:ROW_CHARS]
+    return {"line": line, "source": row.get("source") or "", "reason": reason, "detail": detail, "row": text}

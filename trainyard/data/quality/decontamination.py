@@ -37,17 +37,12 @@ SEVERAL = np.uint64(1)
 class Apart:
     """What one set keeps out of training: its runs of words (each with the document it is from) and its questions."""
 
-    name: str
     questions_only: bool = False
     strict: bool = False
     length: int = 13
     runs: list[np.ndarray] = field(default_factory=list)
     documents: list[np.ndarray] = field(default_factory=list)
     questions: list[np.ndarray] = field(default_factory=list)
-
-    @property
-    def reason(self) -> str:
-        return f"contaminated_{self.name}"
 
     def add(self, block: Block, documents: np.ndarray, asked: np.ndarray) -> None:
         """Take the rows of a block, all of this set; `documents` and `asked` (question hashes) are one uint64 a row."""
@@ -159,7 +154,7 @@ def load_evaluation_sets(paths: tuple[str, ...], length: int) -> Apart | None:
     """
     if not paths:
         return None
-    apart = Apart("evaluation_sets", strict=True, length=length)
+    apart = Apart(strict=True, length=length)
     for path in paths:
         for asked, texts in tasks(Path(path)):
             found = words(pa.array([*asked, "\n".join(texts)], pa.string()))

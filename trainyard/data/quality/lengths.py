@@ -54,13 +54,11 @@ class TokenizerCounter:
         self.roles: dict[str, int] = {}
 
     def __call__(self, items: Sequence[Item]) -> list[int]:
-        sizes = [1 if isinstance(item, str) else len(item) for item in items]
-        texts = [
-            [item] if isinstance(item, str) else [m.content + (m.tool_calls or "") for m in item] for item in items
-        ]
+        texts = [parts(item) for item in items]
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
         encoded = self.tokenizer.encode_batch_fast(list(chain.from_iterable(texts)), add_special_tokens=False)
         counts = np.concatenate([[0], np.cumsum([len(encoding) for encoding in encoded], dtype=np.int64)])
-        ends = np.cumsum(sizes, dtype=np.int64)
+        ends = np.cumsum(sizes)
         contents = (counts[ends] - counts[ends - sizes]).tolist()
         return [count + self.overhead(item) for count, item in zip(contents, items, strict=True)]
 

@@ -185,9 +185,8 @@ def holdout(survivors: Survivors, sieve: SetSieve) -> None:
     """Rows of held-out documents, then one wording of each question that training asks in other words."""
     alive = survivors.are(Fate.TRAIN)
     held = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
-    stands = last_wording(survivors, held)
-    survivors.fates[held & stands] = Fate.UNSEEN_DOCUMENTS
-    survivors.fates[held & ~stands] = Fate.SPARE_WORDING
+    survivors.fates[held] = Fate.SPARE_WORDING
+    survivors.fates[last_wording(survivors, held)] = Fate.UNSEEN_DOCUMENTS
     if sieve.config.holdout.wording:
         hold_wordings_out(survivors)
 
@@ -254,8 +253,8 @@ def decontamination(survivors: Survivors, sieve: SetSieve) -> None:
 
 def kept_apart(survivors: Survivors, length: int) -> dict[Fate, Apart]:
     """The two held-out sets, read from the working file."""
-    documents = Apart(UNSEEN_DOCUMENTS, length=length)
-    wording = Apart(UNSEEN_WORDING, questions_only=True, length=length)
+    documents = Apart(length=length)
+    wording = Apart(questions_only=True, length=length)
     held = {Fate.UNSEEN_DOCUMENTS: documents, Fate.UNSEEN_WORDING: wording}
     for block, entries in survivors.blocks():
         for fate, apart in held.items():

@@ -69,9 +69,11 @@ class Words:
     def runs(self, length: int) -> Words:
         """All runs of `length` words (n-grams) of each text, as one hash each; shorter texts have none."""
         sizes = np.maximum(np.diff(self.offsets) - length + 1, 0)
-        combined = self.hashes.copy()
+        windows = max(len(self.hashes) - length + 1, 0)
+        combined = self.hashes[:windows].copy()
         for step in range(1, length):
-            combined[: len(combined) - step] = combined[: len(combined) - step] * _MULTIPLIER + self.hashes[step:]
+            combined *= _MULTIPLIER
+            combined += self.hashes[step : step + windows]
         starts = np.repeat(self.offsets[:-1], sizes) + _places(sizes)
         return Words(combined[starts], np.concatenate([[0], np.cumsum(sizes)]))
 

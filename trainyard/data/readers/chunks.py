@@ -1,14 +1,17 @@
-"""What every row reader yields: a chunk of rows in file order, with the bad ones between them."""
+"""What every reader yields: chunks of rows in file order with the bad ones between them, and the set they make up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainyard.data.formats import Kind, Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import DataFormat, Port
 
 CHUNK_ROWS = 1000
 
@@ -52,3 +55,28 @@ class Chunk:
 
 def shown(text: Any) -> bytes | str:
     return text if isinstance(text, bytes | str) else repr(text)[:2000]
+
+
+@dataclass
+class OpenedSet:
+    """A set whose format is known and whose rows are still to be read."""
+
+    name: str
+    port: Port
+    format: DataFormat
+    chunks: Iterator[Chunk]
+    fraction: Callable[[], float]
+    """Share of the bytes that were read so far."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Files of the folder that are not read, by extension."""
+    why_empty: str = ""
+
+
+def nothing_to_read(name: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name} holds nothing to read.",
+        why=why,
+        do="Give a file or a folder with documents or rows (docs/data-sources.md lists the types).",
+        code="E-DATA-EMPTY",
+    )

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
@@ -30,6 +33,11 @@ Read = Callable[[bytes, str], tuple[str, str]]
 TITLE_CHARS = 200
 MAX_PAGES = 5000
 MAX_ARCHIVE_EXPANSION = 100
+DAMAGE = (
+    *(PyPdfError, zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, AssertionError, RuntimeError, OSError, EOFError),
+)
+"""What the libraries raise on a damaged PDF or DOCX; each means the same to the user."""
 MARKDOWN_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$|^(\S.*)\n(?:=+|-{3,})\s*$", re.MULTILINE)
 FENCED = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
@@ -38,6 +46,7 @@ RST_LINE = r"[=\-`:.'\"~^_*+#]"
 RST_HEADING = re.compile(
     rf"^(?P<title>(?!{RST_LINE}{{3}})\S.*)\n(?P<line>{RST_LINE})(?P=line){{2,}}[ \t]*$", re.MULTILINE
 )
+logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports each repaired oddity; what counts is the text
 BLOCKS = ["p", "div", "section", "article", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "figure", "header"]
 UNREAD = ["script", "style", "noscript", "template", "svg", "nav", "head", "iframe", "form", "button"]
 
@@ -126,8 +135,7 @@ def read_pdf(data: bytes, name: str) -> tuple[str, str]:
             raise BadRow("too_large", f"the PDF has {len(reader.pages)} pages, at most {MAX_PAGES} are read")
         pages = [page.extract_text() for page in reader.pages]
         title = str(reader.metadata.title or "") if reader.metadata else ""
-    except (PyPdfError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
-        # A damaged PDF breaks in its reader in many ways; each means the same to the user.
+    except DAMAGE as error:
         raise BadRow("unreadable", f"the PDF is damaged ({type(error).__name__}: {error})"[:300]) from error
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
@@ -146,7 +154,7 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
         document = docx.Document(io.BytesIO(data))
         blocks = [docx_block(block) for block in document.iter_inner_content()]
         title = document.core_properties.title
-    except (zipfile.BadZipFile, KeyError, ValueError, SyntaxError, AttributeError, OSError) as error:
+    except DAMAGE as error:
         raise BadRow("unreadable", f"the DOCX is damaged ({type(error).__name__}: {error})"[:300]) from error
     text = "\n\n".join(block for block in blocks if block) + "\n"
     heading = MARKDOWN_HEADING.search(text)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from trainyard.data.formats import Normaliser
-from trainyard.data.formats.fast import NEWLINE, FastDecoder, fast_decoder, key_bounds, one_object_a_line
+from trainyard.data.formats.fast import FastDecoder, fast_decoder, has_nul_escape, key_bounds, one_object_a_line
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Bad, Chunk
 from trainyard.data.readers.streams import LineBlock
@@ -97,12 +97,11 @@ def convert_each(
 
 def decode_lines(fast: FastDecoder, block: LineBlock) -> tuple[list[Any], bool]:
     """The decoded lines, None where the value is not proved to be the whole line; and whether all of them are."""
-    text = np.frombuffer(block.data, np.uint8, block.end)
-    newlines = np.flatnonzero(text == NEWLINE)
+    text, newlines = block.text, block.newlines
     values = decode_at_once(fast, text) if one_object_a_line(text, newlines) else None
-    if values is None:
+    if values is None or len(values) != len(newlines):
         values = [decoded_or_none(fast, line) for line in block.lines]
-    if NUL_ESCAPE in block.data:
+    if has_nul_escape(text):
         values = [None if NUL_ESCAPE in line else value for value, line in zip(values, block.lines, strict=True)]
     found, bounds = fast.num_keys(values), key_bounds(text, newlines)
     if found == bounds:

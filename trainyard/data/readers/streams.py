@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO
 
+import numpy as np
+
 from trainyard.errors import InvalidInput, LimitExceeded
 
 BLOCK_BYTES = 1 << 20
 SNIFFED_BYTES = 8192
 GZIP_MAGIC = b"\x1f\x8b"
+NEWLINE = ord("\n")
+NO_NEWLINES = np.array([], np.int64)
 OTHER_MAGIC = {
     b"\x28\xb5\x2f\xfd": "it is compressed with zstd",
     b"BZh": "it is compressed with bzip2",
@@ -63,18 +67,27 @@ class LineBlock:
     """Whole lines. `data` holds them with their newlines, and may go on with the beginning of the next line."""
 
     data: bytes
-    end: int
-    """Where the last newline of `data` ends; what follows belongs to the next block."""
+    newlines: np.ndarray
+    """Places of the newlines in `data`; what follows the last one belongs to the next block."""
     first_line: int
     offset: int
     """Position of the first byte in the UTF-8 text."""
     too_long: int = 0
     """If not 0: `data` is the beginning of one line of that many bytes, which was skipped."""
 
+    @property
+    def end(self) -> int:
+        return int(self.newlines[-1]) + 1 if len(self.newlines) else 0
+
     @cached_property
     def lines(self) -> list[bytes]:
         """The lines without their newlines."""
-        return self.data[: self.end].split(b"\n")[:-1]
+        return self.data.split(b"\n", len(self.newlines))[:-1]
+
+    @property
+    def text(self) -> np.ndarray:
+        """The bytes of the whole lines."""
+        return np.frombuffer(self.data, np.uint8, self.end)
 
 
 def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -208,17 +221,17 @@ def line_blocks(blocks: Iterator[bytes], limits: Limits) -> Iterator[LineBlock]:
             if not cut:
                 skipped += len(block)
                 continue
-            yield LineBlock(rest, 0, line, offset, too_long=skipped + cut - 1)
+            yield LineBlock(rest, NO_NEWLINES, line, offset, too_long=skipped + cut - 1)
             line, offset, skipped, rest, block = line + 1, offset + skipped + cut, 0, b"", block[cut:]
         data = rest + block if rest else block
-        end = data.rfind(b"\n") + 1
-        if end:
-            yield LineBlock(data, end, line, offset)
-            line, offset = line + data.count(b"\n", 0, end), offset + end
-        rest = data[end:]
+        whole = LineBlock(data, np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE), line, offset)
+        if whole.end:
+            yield whole
+            line, offset = line + len(whole.newlines), offset + whole.end
+        rest = data[whole.end :]
         if len(rest) > limits.line:
             rest, skipped = rest[:SNIFFED_BYTES], len(rest)
     if skipped:
-        yield LineBlock(rest, 0, line, offset, too_long=skipped)
+        yield LineBlock(rest, NO_NEWLINES, line, offset, too_long=skipped)
     elif rest:
-        yield LineBlock(rest + b"\n", len(rest) + 1, line, offset)
+        yield LineBlock(rest + b"\n", np.array([len(rest)]), line, offset)

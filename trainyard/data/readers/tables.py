@@ -169,12 +169,7 @@ def csv_records(
     texts = iter(lines)
     header_line = next((line for line in texts if line.strip()), "")
     delimiter = max(",;\t", key=header_line.count)
-    (header,) = csv.reader([header_line], delimiter=delimiter)
-    if len(set(header)) < len(header):
-        raise InvalidInput(
-            f"{name} has two columns of the same name.", why=f"Its header is {header_line.strip()[:200]!r}.",
-            do="Name each column once.", code="E-DATA-CSV",
-        )  # fmt: skip
+    header = csv_header(header_line, delimiter, name)
     csv.field_size_limit(limits.line)
     reader = csv.reader(texts, delimiter=delimiter, strict=True)
     while True:
@@ -188,6 +183,20 @@ def csv_records(
             continue
         if fields and any(fields):
             yield *started, csv_record(header, fields)
+
+
+def csv_header(line: str, delimiter: str, name: str) -> list[str]:
+    try:
+        (header,) = csv.reader([line], delimiter=delimiter)
+        problem = "has two columns of the same name" if len(set(header)) < len(header) else ""
+    except (csv.Error, ValueError) as error:
+        header, problem = [], f"has a header that cannot be read ({error})"
+    if problem:
+        raise InvalidInput(
+            f"{name} {problem}.", why=f"Its header is {line.strip()[:200]!r}.", do="Name each column once.",
+            code="E-DATA-CSV",
+        )  # fmt: skip
+    return header
 
 
 def csv_record(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
@@ -230,7 +239,7 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
             )
         for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
             yield [{key: value for key, value in row.items() if value is not None} for row in batch.to_pylist()]
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
         raise InvalidInput(
             f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",
             do="Write the file again.",

@@ -33,6 +33,8 @@ class RunFacts:
     """Devices of this machine, the CPU included."""
     data_workers: Set[str] = frozenset()
     """Addresses of the data workers that the operator configured."""
+    vllm_install: str | None = None
+    """What installs vLLM, if its executable is not here."""
     embedded: bool | None = None
     """Whether the embedded model server is up."""
 

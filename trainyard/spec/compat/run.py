@@ -45,6 +45,11 @@ def no_endpoint(config: AiGeneratorConfig, at: Place) -> Hits:
     return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
 
 
+def no_vllm(config: AiGeneratorConfig, at: Place) -> Hits:
+    line = at.facts.vllm_install
+    return {"line": line} if config.engine is Engine.VLLM and line else False
+
+
 def no_backend(config: TrainerConfig, at: Place) -> Hits:
     if at.facts.backends is None:
         return False
@@ -79,10 +84,16 @@ RUN_ROWS = (
         scope="run",
     ),
     Row(
-        "R-ENGINE-VLLM", "ai_generator", "config.engine",
+        "R-VLLM-CUDA", "ai_generator", "config.engine",
         lambda config, at: config.engine is Engine.VLLM and lacks_device(Device.CUDA, at),
         "The engine vllm starts a server on a CUDA device, and this machine has none.",
         "Use engine openai with the address of a server, or engine local.", scope="run",
+    ),
+    Row(
+        "R-VLLM-MISSING", "ai_generator", "config.engine",
+        no_vllm,
+        "The engine vllm starts the program vllm, which is not installed here.",
+        "Install it with `{line}`, or use engine openai or local.", scope="run",
     ),
     Row(
         "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,

@@ -1,8 +1,8 @@
 """The client of every OpenAI-compatible model server: ours, vLLM, or one at any base URL.
 
 One persistent `httpx.AsyncClient` per server, over `SlotTransport`: 0.3 ms of CPU a request. Retries (tenacity): 408,
-429 and 5xx, lost connections, silence and broken replies, with exponential backoff and jitter or the server's Retry-After;
-everything else fails at once.
+429 and 5xx, lost connections, silence and broken replies, with exponential backoff and jitter or the server's
+Retry-After; everything else fails at once.
 
     async with ChatClient(url, "llama3.2", concurrency=64) as client:
         completion = await client.complete([{"role": "user", "content": "Hello"}])
@@ -26,7 +26,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.wait import wait_base
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.serve.transport import SlotTransport
+from trainyard.serve.client.transport import SlotTransport
 from trainyard.spec.nodes import AiGeneratorConfig
 
 Messages = list[dict[str, str]]

@@ -1,0 +1,181 @@
+"""The six real nodes in real flows, with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.chain import chain
+from flows.qa_pipeline import qa_pipeline
+from trainyard.api.records import RunResult, read_result
+from trainyard.settings import settings
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.templates import PublishForm, Steps, TrainingForm
+from trainyard.stores.adapters import AdapterRegistry
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+PAGE = """# The {name} station
+
+The {name} station has {count} platforms. It was opened in {year} by the railway of the {name} valley.
+
+## Opening hours of the {name} station
+
+The {name} station is open from {hour} to 23 every day. On holidays the {name} station opens two hours later.
+
+## Tickets at the {name} station
+
+A ticket from the {name} station to the coast costs {price} crowns and is valid for three days.
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with twelve documents and a data set, and the tiny model as the default base."""
+    folder = tmp_path / "work"
+    (folder / "docs").mkdir(parents=True)
+    names = [
+        "amber",
+        "basalt",
+        "cedar",
+        "dune",
+        "ember",
+        "fjord",
+        "grove",
+        "harbour",
+        "iris",
+        "juniper",
+        "kelp",
+        "lagoon",
+    ]
+    for n, name in enumerate(names):
+        text = PAGE.format(name=name, count=n + 2, year=1850 + n, hour=5 + n % 4, price=12 + 3 * n)
+        (folder / "docs" / f"{name}.md").write_text(text)
+    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(60)]
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(folder))
+    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
+    monkeypatch.setenv("TRAINYARD_THREADS", "1")
+    settings.cache_clear()
+    return folder
+
+
+def run(*nodes: dict[str, Any]) -> State[Any]:
+    spec = ChainSpec.model_validate({"name": "test", "nodes": nodes})
+
+    async def carry_out() -> State[Any]:
+        return await chain(spec, return_state=True)
+
+    return asyncio.run(carry_out())
+
+
+def result_of(state: State[Any]) -> RunResult:
+    found = read_result(settings().runs / str(state.state_details.flow_run_id))
+    assert found is not None
+    return found
+
+
+def source(path: str = "docs", **config: Any) -> dict[str, Any]:
+    return {"type": "data_source", "config": {"path": path, **config}}
+
+
+def test_documents_become_checked_rows(work: Path) -> None:
+    state = run(source(), {"type": "ai_generator", "config": {"count": 90}}, {"type": "validator"})
+    assert state.is_completed(), state.message
+    result = result_of(state)
+    assert result.node("data-source").outputs[Port.DOCUMENTS].rows == 12
+    rows = result.node("validator").outputs[Port.SFT].rows
+    assert rows is not None
+    assert rows > 0
+    facts = result.node("validator").facts["sft"]
+    assert facts["read"] == facts["kept"] + sum(facts["heldout"].values()) + sum(facts["dropped"].values())
+
+
+def test_a_second_run_reuses_everything(work: Path) -> None:
+    nodes = (source(), {"type": "ai_generator", "config": {"count": 30}})
+    run(*nodes)
+    again = run(*nodes)
+    assert again.message == "2 nodes finished, 2 of them reused."
+
+
+def test_a_path_outside_is_refused_before_any_node_runs(work: Path) -> None:
+    state = run(source("../../../etc"), {"type": "ai_generator"})
+    assert state.is_failed()
+    assert "R-PATH-ROOT data-source.config.path" in (state.message or "")
+    assert not (settings().runs / str(state.state_details.flow_run_id)).exists()
+
+
+def test_a_model_without_an_endpoint_is_never_replaced(work: Path) -> None:
+    state = run(source(), {"type": "ai_generator", "config": {"model": "llama3.2"}})
+    assert state.is_failed()
+    assert "R-ENGINE-UNRESOLVED ai-generator.config.model" in (state.message or "")
+
+
+def test_a_chain_that_is_no_chain_fails_with_all_reasons(work: Path) -> None:
+    state = run(source(), {"type": "trainer", "config": {"stage": "dpo"}})
+    assert state.is_failed()
+    assert state.message is not None
+    assert "trainer" in state.message
+    assert "Instead:" in state.message
+
+
+def test_a_missing_file_is_one_sentence_in_the_state(work: Path) -> None:
+    state = run(source("nothing"))
+    assert state.is_failed()
+    assert "E-DATA-MISSING: There is no file or folder 'nothing'." in result_of(state).node("data-source").message
+
+
+def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) -> None:
+    state = run(
+        source("data.jsonl"),
+        {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}},
+    )
+    assert state.is_failed()
+    assert "E-NODE-INPUT: The node 'trainer' got no preference." in result_of(state).node("trainer").message
+
+
+def test_a_failing_child_fails_the_node_with_its_own_words(work: Path, tmp_path: Path) -> None:
+    (work / "p.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n' * 3)
+    state = run(source("p.jsonl", format="preference"))
+    assert state.is_failed()
+    assert "E-DATA" in result_of(state).node("data-source").message
+
+
+@pytest.mark.slow
+def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
+    async def carry_out() -> State[Any]:
+        return await qa_pipeline(
+            count=90,
+            training=TrainingForm(epochs=8, learning_rate=5e-3, rank=8, max_length=256),
+            publish=PublishForm(role="guide"),
+            steps=Steps(control=True),
+            return_state=True,
+        )
+
+    state = asyncio.run(carry_out())
+    assert state.is_completed(), state.message
+    result = result_of(state)
+    assert [node.id for node in result.nodes][-2:] == ["evaluator", "deployer"]
+    assert result.node("control").facts["control"] == "shuffled_answers"
+    live = AdapterRegistry(settings().adapters).show("default/guide")
+    assert live.name == "default/guide/v1"
+    assert "default/guide/v1 is live" in result.message
+    again = result_of(asyncio.run(carry_out()))
+    assert AdapterRegistry(settings().adapters).show("default/guide").name == "default/guide/v1"
+    assert [node.id for node in again.nodes if node.state == "completed"] == ["deployer"]
+
+
+@pytest.mark.slow
+def test_a_training_is_counted_to_the_token(work: Path) -> None:
+    hyperparameters = {"max_steps": 2, "max_length": 128}
+    state = run(source("data.jsonl"), {"type": "trainer", "config": {"hyperparameters": hyperparameters}})
+    assert state.is_completed(), state.message
+    tokens = result_of(state).node("trainer").facts["tokens"]
+    parts = ("trained", "masked", "truncated", "dropped")
+    assert tokens["read"] == sum(tokens[part] for part in parts)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.api import keys
+from trainyard.errors import NotFound, Refused
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import ResolvedNode
+from trainyard.spec.nodes import DataSourceConfig, DeployerConfig, EvaluatorConfig, SourceSet, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.artifacts import Reference
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Settings:
+    (tmp_path / "work" / "docs").mkdir(parents=True)
+    (tmp_path / "work" / "docs" / "a.md").write_text("# A")
+    return Settings(home=tmp_path / "home", working_folder=tmp_path / "work")
+
+
+def node(config: Any, kind: str) -> ResolvedNode:
+    return ResolvedNode(id="n", type=kind, config=config)  # type: ignore[arg-type]
+
+
+def data(sha256: str = "1" * 64) -> dict[Port, list[Reference]]:
+    return {Port.SFT: [Reference(uri="file:///x", sha256=sha256, kind=Port.SFT)]}
+
+
+def source_key(here: Settings, run_id: str = "run", **given: Any) -> str:
+    return keys.content_key(node(DataSourceConfig(**given), "data_source"), {}, here, run_id)
+
+
+def test_the_same_files_have_the_same_key_in_every_run(here: Settings) -> None:
+    assert source_key(here, "one", path="docs") == source_key(here, "two", path="docs")
+
+
+def test_a_changed_file_changes_the_key(here: Settings) -> None:
+    before = source_key(here, path="docs")
+    (here.working_folder / "docs" / "a.md").write_text("# B!")
+    assert source_key(here, path="docs") != before
+
+
+def test_a_touched_file_is_read_again(here: Settings) -> None:
+    before = source_key(here, path="docs")
+    os.utime(here.working_folder / "docs" / "a.md", ns=(1, 1))
+    assert source_key(here, path="docs") != before
+
+
+def test_a_new_file_changes_the_key(here: Settings) -> None:
+    before = source_key(here, path="docs")
+    (here.working_folder / "docs" / "b.md").write_text("# B")
+    assert source_key(here, path="docs") != before
+
+
+@pytest.mark.parametrize("place", [{"url": "https://example.org/a.jsonl"}, {"repository": "docs"}])
+def test_what_cannot_be_pinned_is_named_by_the_run(here: Settings, place: dict[str, str]) -> None:
+    assert source_key(here, "one", **place) == source_key(here, "one", **place)
+    assert source_key(here, "one", **place) != source_key(here, "two", **place)
+
+
+def test_each_of_several_sets_counts(here: Settings) -> None:
+    (here.working_folder / "p.jsonl").write_text("{}")
+    sets = {Port.DOCUMENTS: SourceSet(path="docs"), Port.PREFERENCE: SourceSet(path="p.jsonl")}
+    before = source_key(here, sets=sets)
+    (here.working_folder / "p.jsonl").write_text("{ }")
+    assert source_key(here, sets=sets) != before
+
+
+def test_a_path_outside_is_refused_before_any_work(here: Settings) -> None:
+    with pytest.raises(Refused, match="R-PATH-ROOT"):
+        source_key(here, path="../../etc")
+
+
+def test_a_missing_path_is_told_before_any_work(here: Settings) -> None:
+    with pytest.raises(NotFound, match="E-DATA-MISSING"):
+        source_key(here, path="nothing")
+
+
+def test_other_inputs_make_another_result(here: Settings) -> None:
+    judge = node(EvaluatorConfig(), "evaluator")
+    assert keys.content_key(judge, data("1" * 64), here, "r") != keys.content_key(judge, data("2" * 64), here, "r")
+
+
+def test_a_trainer_depends_on_its_base_model(here: Settings, tiny_model: Path) -> None:
+    one = keys.content_key(node(TrainerConfig(base_model=str(tiny_model)), "trainer"), data(), here, "r")
+    other = keys.content_key(node(TrainerConfig(base_model="org/model"), "trainer"), data(), here, "r")
+    assert one != other
+
+
+def test_a_trainer_without_reuse_is_made_by_each_run(here: Settings) -> None:
+    again = node(TrainerConfig(base_model="org/model", reuse=False), "trainer")
+    assert keys.content_key(again, data(), here, "one") != keys.content_key(again, data(), here, "two")
+    shared = node(TrainerConfig(base_model="org/model"), "trainer")
+    assert keys.content_key(shared, data(), here, "one") == keys.content_key(shared, data(), here, "two")
+
+
+def test_a_missing_base_model_is_told_before_any_work(here: Settings) -> None:
+    with pytest.raises(NotFound, match=r"E-MODEL-STARTER.*trainyard starter build"):
+        keys.content_key(node(TrainerConfig(), "trainer"), data(), here, "r")
+
+
+def test_a_validator_depends_on_its_tokenizer_and_its_evaluation_sets(here: Settings) -> None:
+    config = ValidatorConfig(tokenizer="org/model", evaluation_sets=("docs/a.md",))
+    assert set(keys.outside(node(config, "validator"), here, "r")) == {"tokenizer", "evaluation/0"}
+
+
+def test_a_comparison_with_the_live_adapter_is_made_anew_when_that_changes(here: Settings, tmp_path: Path) -> None:
+    judge = node(EvaluatorConfig(baseline="live"), "evaluator")
+    before = keys.content_key(judge, data(), here, "r")
+    AdapterRegistry(here.adapters).point("default", "assistant", None, "test")
+    assert keys.content_key(judge, data(), here, "r") != before
+
+
+def test_deploying_is_an_act_and_never_found_in_the_store(here: Settings) -> None:
+    act = node(DeployerConfig(), "deployer")
+    assert keys.content_key(act, data(), here, "one") != keys.content_key(act, data(), here, "two")
+
+
+def test_every_node_type_names_the_rooms_that_make_its_result() -> None:
+    from_types = {kind: keys.versions(kind) for kind in keys.ROOMS}
+    assert all(len(found["code"]) == 64 for found in from_types.values())
+    assert set(from_types["trainer"]) == {"trainyard", "code", "torch", "transformers", "peft", "trl"}

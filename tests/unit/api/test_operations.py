@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainyard.api import operations
+from trainyard.api.operations import OPERATIONS, Context
+from trainyard.errors import Conflict, InvalidInput, Refused, Unavailable
+from trainyard.settings import Settings, settings
+from trainyard.stores.adapters import AdapterRegistry
+
+CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return Context(settings(), say=lambda _text: None)
+
+
+def adapter(folder: Path, here: Settings) -> None:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    registry = AdapterRegistry(here.adapters)
+    registry.register("default", "assistant", folder, facts={"base_model": "starter", "evaluated": True})
+    registry.promote("default/assistant/v1")
+
+
+def test_the_verbs_are_the_promised_ones() -> None:
+    promised = {
+        "up", "down", "env", "doctor", "check", "plan", "run", "adapters list", "adapters show", "starter build", "demo",
+    }  # fmt: skip
+    assert set(OPERATIONS) == promised
+
+
+@pytest.mark.parametrize("verb", OPERATIONS)
+def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
+    assert OPERATIONS[verb].summary.endswith(".")
+    assert len(OPERATIONS[verb].summary) <= 120
+
+
+def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "good.yaml").write_text(CHAIN)
+    (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}, {type: trainer, config: {foo: 1}}]")
+    files = (tmp_path / "good.yaml", tmp_path / "bad.yaml")
+    found = operations.check(operations.CheckInput(files=files), context)
+    assert [one.ok for one in found.files] == [True, False]
+    assert [reason.code for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
+    assert found.exit_code == 5
+
+
+def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "bad.yaml").write_text("nodes: [")
+    found = operations.check(operations.CheckInput(files=(tmp_path / "bad.yaml",)), context)
+    assert found.files[0].reasons[0].code.startswith("E-SPEC")
+    assert found.exit_code == 5
+
+
+def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context) -> None:
+    (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
+    with pytest.raises(Refused, match="E-SPEC-TYPE"):
+        operations.run(operations.RunInput(target=str(tmp_path / "bad.yaml")), context)
+
+
+def test_a_run_without_a_server_says_how_to_get_one(context: Context) -> None:
+    with pytest.raises(Unavailable, match="E-NO-SERVER"):
+        operations.run(operations.RunInput(target="qa-pipeline"), context)
+
+
+def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:
+    with pytest.raises(Conflict, match=r"E-NO-SERVER: No Prefect server is running\. Do: Run `trainyard up`"):
+        operations.env(operations.Nothing(), context)
+
+
+def test_a_run_that_is_continued_takes_nothing_else(context: Context) -> None:
+    run_id = "0aa885f8-eaaa-4f32-a852-144a17056dc2"
+    with pytest.raises(InvalidInput, match="E-PARAMETER: A run that is continued takes no parameters"):
+        operations.run(operations.RunInput(target=run_id, parameters={"count": 1}), context)
+
+
+def test_down_where_nothing_runs(context: Context) -> None:
+    assert operations.down(operations.Nothing(), context).stopped == ()
+
+
+def test_adapters_are_listed_with_the_live_one_marked(tmp_path: Path, context: Context) -> None:
+    adapter(tmp_path / "a", context.settings)
+    (row,) = operations.adapters_list(operations.AdaptersInput(), context).rows
+    assert row["name"] == "default/assistant/v1"
+    assert row["live"] is True
+    assert row["base"] == "starter"
+    assert operations.adapters_list(operations.AdaptersInput(tenant="other"), context).rows == ()
+
+
+def test_an_adapter_is_shown_with_its_files(tmp_path: Path, context: Context) -> None:
+    adapter(tmp_path / "a", context.settings)
+    record = operations.adapters_show(operations.AdapterName(name="default/assistant"), context).record
+    assert "adapter_model.safetensors" in record["files"]
+    assert Path(record["path"]).is_dir()
+
+
+def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> None:
+    found = {check.name: check for check in operations.examine(operations.Nothing(), context).checks}
+    assert found["python"].ok
+    assert found["prefect"].ok
+    assert found["fastapi"].ok
+    assert not found["prefect server"].ok
+    assert found["prefect server"].do == "Run `trainyard up`."
+    assert "starter build" in found["base model"].do
+    assert found["backend trl"].ok
+    assert found["backend unsloth"].note
+
+
+def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:
+    assert operations.examine(operations.Nothing(), context).exit_code == 1

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.api import planning
+from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port
+from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
+
+
+@pytest.fixture
+def here(tmp_path: Path, tiny_model: Path) -> Settings:
+    (tmp_path / "work" / "docs").mkdir(parents=True)
+    (tmp_path / "work" / "docs" / "a.md").write_text("# A")
+    return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
+
+
+def plan_of(here: Settings, **parameters: Any) -> planning.Plan:
+    return planning.plan(planning.asked("qa-pipeline", parameters).spec, here)
+
+
+def test_a_template_s_name_is_its_chain_and_its_deployment() -> None:
+    found = planning.asked("rag-tuning", {"count": 7})
+    assert found.deployment == "rag-tuning/local"
+    assert found.parameters == {"count": 7}
+    assert found.spec.name == "rag-tuning"
+
+
+def test_a_job_s_parameters_are_the_body_of_a_job() -> None:
+    found = planning.asked("training-job", {"dataset": {"path": "a.jsonl"}, "stage": "dpo"})
+    assert found.deployment == "training-job/local"
+    assert [node.type for node in found.spec.nodes] == ["data_source", "trainer"]
+
+
+def test_a_chain_file_runs_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: mine\nnodes: [{type: data_source, config: {path: docs}}]")
+    found = planning.asked(str(path))
+    assert found.deployment == "chain/adhoc"
+    assert found.parameters["spec"]["name"] == "mine"
+
+
+def test_a_file_that_calls_a_template_runs_as_that_template(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("template: qa-pipeline\nparameters: {count: 5, training: {epochs: 2, rank: 4}}")
+    found = planning.asked(str(path), {"training": {"epochs": 9}})
+    assert found.deployment == "qa-pipeline/local"
+    assert found.parameters == {"count": 5, "training": {"epochs": 9, "rank": 4}}
+
+
+def test_a_preset_lies_below_the_parameters() -> None:
+    found = planning.asked("qa-pipeline", {"count": 11}, preset="quick")
+    assert found.parameters["count"] == 11
+    assert found.parameters["training"]["epochs"] == 2
+
+
+def test_an_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(NotFound, match=r"E-PRESET: qa-pipeline has no preset 'nope'\. Why: It has: control, quick"):
+        planning.asked("qa-pipeline", preset="nope")
+
+
+def test_neither_template_nor_file() -> None:
+    with pytest.raises(NotFound, match=r"E-TARGET: There is neither a template nor a file 'qa'\. Why: Templates"):
+        planning.asked("qa")
+
+
+def test_a_whole_chain_takes_no_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes: [{type: data_source, config: {path: docs}}]")
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: .* is a whole chain and takes no parameters"):
+        planning.asked(str(path), {"count": 1})
+
+
+def test_a_misspelt_parameter_is_refused_with_a_hint() -> None:
+    with pytest.raises(Refused, match=r"E-SPEC-KEY parameters\.countt: .*Did you mean 'count'"):
+        planning.asked("qa-pipeline", {"countt": 1})
+
+
+def test_a_plan_lists_the_nodes_in_order_with_their_complete_config(here: Settings) -> None:
+    plan = plan_of(here)
+    assert plan.order == ("data-source", "ai-generator", "validator", "trainer", "evaluator", "deployer")
+    trainer = next(node for node in plan.nodes if node.id == "trainer")
+    assert trainer.config["base_model"] == here.default_base_model
+    assert trainer.takes == {"sft": ("validator.sft",)}
+    assert trainer.estimate.memory_bytes is not None
+    assert trainer.estimate.basis
+    assert plan.exit_code == 0
+
+
+def test_a_plan_shows_what_is_finished_already(here: Settings) -> None:
+    key = next(node for node in plan_of(here).nodes if node.id == "data-source").key
+    assert key is not None
+
+    def make(folder: Path) -> Produced:
+        (folder / "documents").mkdir()
+        return Produced(outputs={Port.DOCUMENTS: ProducedSet(folder="documents", rows=17)})
+
+    ArtifactStore(here.artifacts).produce(key, make)
+    nodes = {node.id: node for node in plan_of(here).nodes}
+    assert nodes["data-source"].reused
+    assert nodes["data-source"].estimate.rows == 17
+    assert nodes["ai-generator"].key is not None
+    assert not nodes["ai-generator"].reused
+    assert nodes["validator"].key is None
+
+
+def test_a_plan_says_what_is_missing(here: Settings) -> None:
+    plan = plan_of(here, documents="nothing", base_model="./no-model")
+    problems = {node.id: node.problem for node in plan.nodes if node.problem}
+    assert "E-DATA-MISSING" in problems["data-source"]
+    assert "E-MODEL-NOT-FOUND" in problems["trainer"]
+    assert plan.exit_code == 5
+
+
+def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
+    plan = plan_of(here, documents="../outside", model="llama3.2")
+    assert {refusal["code"] for refusal in plan.refusals} == {"R-PATH-ROOT", "R-ENGINE-UNRESOLVED"}
+    assert plan.exit_code == 5
+
+
+def test_a_backend_that_is_not_here_is_refused_at_run(here: Settings) -> None:
+    asked = planning.asked("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
+    with pytest.raises(Refused, match="R-BACKEND-MISSING"):
+        planning.refuse_here(planning.resolved(asked.spec, here), here)
+
+
+def test_a_data_worker_that_is_not_configured_is_refused_at_run(here: Settings) -> None:
+    dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
+    asked = planning.asked("training-job", {"dataset": dataset})
+    with pytest.raises(Refused, match="R-DATA-WORKER"):
+        planning.refuse_here(planning.resolved(asked.spec, here), here)
+
+
+def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:
+    targets = {"publish": {"targets": [{"type": "embedded"}]}}
+    assert {refusal["code"] for refusal in plan_of(here, **targets).refusals} == {"R-TARGET-DOWN"}
+
+
+def test_merging_goes_group_by_group() -> None:
+    assert planning.merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}, "e": 4}) == {
+        "a": 1, "b": {"c": 1, "d": 3}, "e": 4,
+    }  # fmt: skip
+
+
+def test_the_backends_say_why_they_are_not_here() -> None:
+    found = planning.backends()
+    assert found["trl"] is None  # type: ignore[index]
+    assert "CUDA" in str(found["unsloth"])  # type: ignore[index]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainyard.api.records import (
+    EventReader,
+    NodeResult,
+    NodeState,
+    RunRecord,
+    RunResult,
+    RunState,
+    read_events,
+    read_result,
+)
+
+
+def result(state: RunState) -> RunResult:
+    node = NodeResult(id="a", type="trainer", state=NodeState.COMPLETED)
+    return RunResult(run_id="1", name="n", chain="c", digest="d", state=state, message="m", nodes=(node,))
+
+
+def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:
+    RunRecord(tmp_path).finish(result(RunState.COMPLETED))
+    assert read_result(tmp_path) == result(RunState.COMPLETED)
+
+
+def test_no_result_is_none(tmp_path: Path) -> None:
+    assert read_result(tmp_path) is None
+    assert list(read_events(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [(RunState.COMPLETED, 0), (RunState.PENDING, 0), (RunState.FAILED, 1), (RunState.CANCELED, 1)],
+)
+def test_a_run_s_state_is_the_exit_code_of_a_watcher(state: RunState, code: int) -> None:
+    assert result(state).exit_code == code
+
+
+def test_a_node_is_found_by_its_id() -> None:
+    assert result(RunState.COMPLETED).node("a").type == "trainer"
+    with pytest.raises(KeyError, match="b"):
+        result(RunState.COMPLETED).node("b")
+
+
+def test_progress_is_thinned_and_ends_are_not(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.begin({})
+    for step in range(100):
+        record.emit("a", "progress", fraction=step / 100, text=str(step))
+    record.emit("a", "finished")
+    assert [event["event"] for event in read_events(tmp_path)] == ["progress", "finished"]
+
+
+def test_a_half_written_line_waits_for_its_rest(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"node": "a", "event": "started"}\n{"node": "a", "ev')
+    reader = EventReader(tmp_path)
+    assert [event["event"] for event in reader.read()] == ["started"]
+    with path.open("a") as stream:
+        stream.write('ent": "finished"}\n')
+    assert [event["event"] for event in reader.read()] == ["finished"]
+    assert list(reader.read()) == []
+
+
+def test_many_writers_leave_whole_lines(tmp_path: Path) -> None:
+    RunRecord(tmp_path).begin({})
+    records = [RunRecord(tmp_path) for _ in range(8)]
+
+    def write(record: RunRecord, name: str) -> None:
+        for _ in range(200):
+            record.emit(name, "note", text="x" * 500)
+
+    threads = [threading.Thread(target=write, args=(record, str(n))) for n, record in enumerate(records)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(1 for _ in read_events(tmp_path)) == 1600

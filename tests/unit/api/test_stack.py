@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainyard.api import stack
+from trainyard.api.services import Service, record_path
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.settings import Settings, settings
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server that answers the health question of Prefect's API."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/api"
+        running.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def record(here: Settings, name: str, url: str, log: Path | None = None) -> Service:
+    """A service record of a live process: this one."""
+    me = psutil.Process()
+    here.services.mkdir(parents=True, exist_ok=True)
+    service = {"name": name, "pid": me.pid, "create_time": me.create_time(), "url": url, "log": str(log or "")}
+    record_path(here, name).write_text(json.dumps(service))
+    return Service(**service)  # type: ignore[arg-type]
+
+
+def test_the_environment_has_a_home_of_its_own(home: Path) -> None:
+    found = stack.prefect_environment(settings(), "http://127.0.0.1:4200/api")
+    assert found["PREFECT_HOME"] == str(home / "prefect")
+    assert found["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "true"
+    assert found["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+
+
+def test_a_caller_s_server_settings_do_not_reach_our_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", "1")
+    assert "PREFECT_SERVER_API_PORT" not in stack.service_environment(settings(), "http://127.0.0.1:4200/api")
+
+
+def test_without_tls_one_certificate_is_enough(home: Path) -> None:
+    (path,) = stack.few_certificates(settings(), "http://127.0.0.1:4200/api").values()
+    assert len(ssl.create_default_context(cafile=path).get_ca_certs()) == 1
+
+
+def test_with_tls_the_bundle_stays() -> None:
+    assert stack.few_certificates(settings(), "https://prefect.example/api") == {}
+
+
+def test_the_caller_s_prefect_server_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api/")
+    assert stack.api_url(settings()) == "http://elsewhere:4200/api"
+
+
+def test_what_env_exported_is_no_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    record(settings(), "server", "http://127.0.0.1:4217/api")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4217/api")
+    assert stack.foreign_api_url(settings()) is None
+    assert stack.api_url(settings()) == "http://127.0.0.1:4217/api"
+
+
+def test_an_export_of_an_earlier_port_is_no_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4999/api")
+    monkeypatch.setenv("PREFECT_HOME", str(settings().prefect_home))
+    assert stack.foreign_api_url(settings()) is None
+
+
+def test_no_server_says_how_to_get_one() -> None:
+    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server is running\. Do: Run `trainyard up`"):
+        stack.needs_api_url(settings())
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE: The Prefect server at http://127\.0\.0\.1:9/api"):
+        stack.needs_api_url(settings())
+
+
+def test_a_server_that_answers_is_used(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    assert stack.needs_api_url(settings()) == server
+
+
+def test_a_running_server_is_not_started_twice(server: str) -> None:
+    said: list[str] = []
+    mine = record(settings(), "server", server)
+    assert stack.start_server(settings(), said.append) == mine
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("TypeError: Body() got an unexpected keyword argument 'min_items'", "FastAPI is too new for Prefect"),
+        ("[Errno 98] error while attempting to bind on address: address already in use", "took the port meanwhile"),
+        ("OSError: [Errno 28] No space left on device", "The disk is full"),
+        ("sqlite3.OperationalError: database is locked", "uses the same database"),
+        ("sqlite3.OperationalError: unable to open database file", "cannot be written"),
+        ("alembic.util.exc.CommandError: Can't locate revision identified by 'abc'", "written by a newer Prefect"),
+        ("ModuleNotFoundError: No module named 'prefect'", "A package is missing"),
+        ("something that nobody has seen before", "something that nobody has seen before"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, line: str, why: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(f"starting\n{line}\n")
+    error = stack.cannot_start(Service("server", 1, 0.0, "http://x", str(log)), "it ended at once")
+    assert error.code == "E-SERVER-START"
+    assert "The Prefect server cannot start: it ended at once." in str(error)
+    assert why in error.why
+    assert error.do
+
+
+def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("OSError: [Errno 28] No space left on device")
+    with pytest.raises(TrainyardError, match=r"E-SERVER-START: .*Free space under TRAINYARD_HOME"):
+        stack.wait_until_healthy(Service("server", 2**22 - 1, 0.0, "http://127.0.0.1:9/api", str(log)))
+
+
+def test_the_checkout_holds_the_deployments() -> None:
+    assert (stack.checkout() / "flows" / "chain.py").is_file()
+
+
+def test_a_worker_keeps_its_name_and_homes_have_different_ones(tmp_path: Path) -> None:
+    one, other = Settings(home=tmp_path / "a"), Settings(home=tmp_path / "b")
+    assert stack.worker_name(one) == stack.worker_name(one) != stack.worker_name(other)
+
+
+def test_another_server_has_to_be_written_to_again(tmp_path: Path) -> None:
+    here = Settings(home=tmp_path)
+    here.services.mkdir(parents=True)
+    stack.mark_bootstrapped(here, "http://127.0.0.1:1/api")
+    assert stack.bootstrap_digest(here, "http://127.0.0.1:1/api") != stack.bootstrap_digest(
+        here, "http://127.0.0.1:2/api"
+    )
+    assert not stack.bootstrapped(here, "http://127.0.0.1:2/api")
+
+
+def test_a_server_that_lost_its_database_is_written_to_again(server: str, tmp_path: Path) -> None:
+    here = Settings(home=tmp_path)
+    here.services.mkdir(parents=True)
+    stack.mark_bootstrapped(here, server)
+    assert not stack.bootstrapped(here, server)

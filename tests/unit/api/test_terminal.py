@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
+from trainyard.api.terminal import Progress, print_error, render, table
+from trainyard.errors import NotFound
+
+
+def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=100, highlight=False, soft_wrap=True)
+    with Progress(console) as progress:
+        for event in events:
+            progress.event(event)
+    return stream.getvalue().splitlines()
+
+
+def progress(fraction: float) -> dict[str, object]:
+    return {"node": "trainer", "event": "progress", "fraction": fraction, "text": f"step {fraction}"}
+
+
+def test_a_file_gets_plain_lines() -> None:
+    told = lines_of(
+        [
+            {"node": "", "event": "state", "text": "running", "name": "qa-1"},
+            {"node": "trainer", "event": "started"},
+            progress(0.5),
+            {"node": "trainer", "event": "warning", "text": "3 rows are long"},
+            {"node": "trainer", "event": "finished", "rows": {"sft": 1234}},
+            {"node": "deployer", "event": "skipped", "message": "a node before it did not finish"},
+        ]
+    )
+    assert told == [
+        "run qa-1: running",
+        "trainer: started",
+        "trainer: 3 rows are long",
+        "trainer: done (1,234 sft)",
+        "deployer: skipped (a node before it did not finish)",
+    ]
+
+
+def test_a_log_is_not_flooded_with_progress() -> None:
+    told = lines_of([{"node": "trainer", "event": "started"}, *(progress(step / 1000) for step in range(1000))])
+    assert told == ["trainer: started"]
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    told = "\n".join(lines_of([progress(0.25), progress(0.5)], terminal=True))
+    assert "50 %" in told
+    assert "━" in told
+
+
+def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[3" not in "\n".join(lines_of([progress(0.5)], terminal=True))
+
+
+def test_brackets_in_a_message_are_text() -> None:
+    assert lines_of([{"node": "a", "event": "note", "text": "[endpoints] is empty"}]) == ["a: [endpoints] is empty"]
+
+
+def test_columns_line_up() -> None:
+    assert table([("a", "1"), ("long", "22")], ("name", "n")) == "name  n\na     1\nlong  22"
+
+
+def test_a_run_is_a_table_and_a_verdict() -> None:
+    node = NodeResult(id="a", type="trainer", state=NodeState.FAILED, seconds=2.0, message="E-X: broken\nmore")
+    result = RunResult(
+        run_id="1", name="c-1", chain="c", digest="d", state=RunState.FAILED, message="1 of 1 nodes failed: a.",
+        nodes=(node,), url="http://ui",
+    )  # fmt: skip
+    assert render("run", result).splitlines() == [
+        "node  state   seconds  result",
+        "a     failed  2.0      E-X: broken",
+        "c-1: failed. 1 of 1 nodes failed: a.",
+        "http://ui",
+    ]
+
+
+def test_an_error_goes_to_stderr_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(NotFound("No such thing.", why="It is gone.", do="Look elsewhere.", code="E-X"), as_json=False)
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err == "E-X: No such thing.\n  It is gone.\n  Do: Look elsewhere.\n"
+
+
+def test_an_error_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(NotFound("No such thing.", code="E-X"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "E-X"

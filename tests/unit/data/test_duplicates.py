@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from validating import block, labelled, preference, qa, run, sieve
+
+from trainyard.data.quality import duplicates
+from trainyard.data.quality.duplicates import Shingles, bands, exact_duplicates, identities, jaccard
+from trainyard.data.quality.words import words
+from trainyard.data.rows import Message, Row, SftRow, TextRow
+
+VOCABULARY = [f"w{number}" for number in range(2000)]
+
+
+def text(chance: random.Random, size: int = 60) -> list[str]:
+    return chance.choices(VOCABULARY, k=size)
+
+
+def near(texts: list[str], threshold: float = 0.9, pairs: list[int] | None = None) -> dict[int, int]:
+    shingles = Shingles()
+    for start in range(0, len(texts), 7):
+        shingles.add_words(words(pa.array(texts[start : start + 7], pa.string())))
+    return shingles.near_duplicates(threshold, None if pairs is None else np.array(pairs, np.uint64))
+
+
+def exact_similarity(one: str, other: str) -> float:
+    sets = []
+    for each in (one.split(), other.split()):
+        sets.append(set(pairwise(each)) or set(each))
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+# --- exact ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_of_equal_rows_stays(tmp_path: Path) -> None:
+    rules = sieve(tmp_path)
+    first = exact_duplicates(block([qa("a"), qa("b"), qa("a", source="x:3")]), rules)
+    second = exact_duplicates(block([qa("b"), qa("c")]), rules)
+    assert first.numbers.tolist() == [1, 2]
+    assert second.numbers.tolist() == [2]
+    assert rules.ledger.dropped == {"exact_duplicate": 2}
+    assert rules.ledger.first["exact_duplicate"] == "x:3 (line 3): an earlier row is the same"
+
+
+def test_exact_duplicates_can_be_kept(tmp_path: Path) -> None:
+    assert len(run([qa(), qa()], tmp_path, exact_duplicates=False).kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (qa("a", doc_id="1", pair="p", split="unseen_wording"), qa("a"), True),
+        (qa("a", "b"), qa("a", "B"), False),
+        (qa("a", "b"), qa("ab", ""), False),
+        (qa("a", tools="[]"), qa("a"), False),
+        (qa("a"), SftRow([Message("system", "a"), *qa("a").messages]), False),
+        (qa("a", "b"), SftRow([Message("user", "a"), Message("tool", "b")]), False),
+        (qa("a", "b"), SftRow([Message("user", "a"), Message("assistant", "b", "[]")]), False),
+        (preference("a", "b", "c"), preference("a", "b", "c"), True),
+        (preference("a", "b", "c"), preference("a", "c", "b"), False),
+        (labelled("a", "b", True), labelled("a", "b", False), True),
+        (labelled("a", "b"), labelled("a", "c"), False),
+        (TextRow("a"), TextRow("a", source="s"), True),
+        (TextRow("a"), TextRow("a "), False),
+    ],
+)
+def test_what_makes_rows_equal(one: Row, other: Row, same: bool) -> None:
+    keys = identities(block([one, other]))
+    assert (keys[0] == keys[1]) is same
+
+
+# --- near -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_word_in_a_long_text() -> None:
+    chance = random.Random(1)
+    one, two = text(chance), text(chance)
+    copy = [*one[:30], "other", *one[31:]]
+    assert near([" ".join(one), " ".join(two), " ".join(copy)]) == {2: 0}
+    assert near([" ".join(one), " ".join(two), " ".join(copy)], threshold=0.95) == {}
+
+
+def test_case_and_punctuation_do_not_count() -> None:
+    one = " ".join(text(random.Random(2)))
+    assert near([one, one.upper().replace(" ", ", ") + "!"], threshold=1.0) == {1: 0}
+
+
+def test_the_order_of_words_counts() -> None:
+    one = text(random.Random(3))
+    assert near([" ".join(one), " ".join(reversed(one))], threshold=0.5) == {}
+
+
+def test_one_word_texts_and_texts_without_words() -> None:
+    assert near(["one", "One!", "two", "", "?", "one two"]) == {1: 0}
+    assert near([]) == {}
+    assert near(["", ""]) == {}
+
+
+def test_wordings_of_one_question_are_not_duplicates() -> None:
+    one = " ".join(text(random.Random(4)))
+    assert near([one, one, one], pairs=[5, 5, 6]) == {2: 0}
+    assert near([one, one], pairs=[0, 0]) == {1: 0}
+
+
+def test_a_duplicate_of_a_second_wording_is_found() -> None:
+    chance = random.Random(5)
+    one = text(chance)
+    two = [*one[:20], "x", *one[21:]]
+    three = [*one[:20], "x", *one[21:40], "y", *one[41:]]
+    assert exact_similarity(" ".join(one), " ".join(three)) < 0.92 <= exact_similarity(" ".join(two), " ".join(three))
+    assert near([" ".join(x) for x in (one, two, three)], threshold=0.92, pairs=[1, 1, 2]) == {2: 1}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 0.7, 0.8, 0.9, 0.95]))
+def test_dropped_rows_are_similar_to_a_kept_one_and_similar_rows_are_found(seed: int, threshold: float) -> None:
+    chance = random.Random(seed)
+    texts = [text(chance, chance.randint(20, 60)) for _ in range(12)]
+    for _ in range(12):
+        copy = list(chance.choice(texts))
+        for _ in range(chance.randint(0, 6)):
+            copy[chance.randrange(len(copy))] = chance.choice(VOCABULARY)
+        texts.append(copy)
+    lines = [" ".join(each) for each in texts]
+    found = near(lines, threshold)
+    for row, earlier in found.items():
+        assert earlier < row
+        assert earlier not in found
+        assert exact_similarity(lines[row], lines[earlier]) >= threshold
+    kept = [row for row in range(len(lines)) if row not in found]
+    missed = [
+        (one, other)
+        for place, one in enumerate(kept)
+        for other in kept[:place]
+        if exact_similarity(lines[one], lines[other]) >= threshold
+    ]
+    # The signature finds a pair at the threshold in at least 999 of 1000 cases, and sooner above it.
+    assert len(missed) <= 1
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
+def test_bands_find_a_pair_at_the_threshold(threshold: float) -> None:
+    count = bands(threshold)
+    assert duplicates.SIGNATURE % count == 0
+    assert 1 - (1 - threshold ** (duplicates.SIGNATURE // count)) ** count >= 0.998
+
+
+def test_the_documented_number_of_bands() -> None:
+    assert bands(0.9) == 16
+
+
+def test_jaccard_of_sets() -> None:
+    one, two, three = frozenset({b"a", b"b"}), frozenset({b"b", b"c"}), frozenset[bytes]()
+    assert jaccard(one, two) == pytest.approx(1 / 3)
+    assert jaccard(one, one) == 1
+    assert jaccard(one, three) == 0
+    assert jaccard(three, three) == 1
+
+
+def test_work_is_bounded_where_thousands_are_alike() -> None:
+    """Rows that are all a little under the threshold of each other are compared with 256 others, not with all."""
+    chance = random.Random(6)
+    shared = text(chance, 80)
+    lines = []
+    for _ in range(700):
+        copy = list(shared)
+        for place in chance.sample(range(80), 3):
+            copy[place] = chance.choice(VOCABULARY)
+        lines.append(" ".join(copy))
+    assert near(lines, 0.95) == {}
+
+
+# --- in the validator -----------------------------------------------------------------------------------------------
+
+
+def long_answer(seed: int, change: int | None = None) -> str:
+    found = text(random.Random(seed), 60)
+    if change is not None:
+        found[change] = "changed"
+    return " ".join(found)
+
+
+def validated(tmp_path: Path, rows: list[Any], **more: Any) -> dict[str, int]:
+    return dict(run(rows, tmp_path, near_duplicates=0.9, **more).facts["dropped"])
+
+
+def test_near_duplicates_of_each_shape(tmp_path: Path) -> None:
+    one, same = long_answer(1), long_answer(1, change=5)
+    assert validated(tmp_path / "sft", [qa("q?", one), qa("q?", same)]) == {"near_duplicate": 1}
+    assert validated(tmp_path / "text", [TextRow(one), TextRow(same)]) == {"near_duplicate": 1}
+    rows = [preference("q?", one, "bad"), preference("q?", same, "bad")]
+    assert validated(tmp_path / "pref", rows) == {"near_duplicate": 1}
+    assert validated(tmp_path / "kto", [labelled("q?", one), labelled("q?", same)]) == {"near_duplicate": 1}
+
+
+def test_the_quarantine_names_the_row_that_is_repeated(tmp_path: Path) -> None:
+    rows = [qa("z", "y"), qa("q?", long_answer(1)), qa("q?", long_answer(1, 5), source="rows.jsonl:9")]
+    entry = run(rows, tmp_path, near_duplicates=0.9).quarantine[0]
+    assert (entry["line"], entry["source"], entry["detail"]) == (3, "rows.jsonl:9", "almost the same as line 2")
+
+
+def test_other_answers_about_one_long_context_are_kept(tmp_path: Path) -> None:
+    context = " ".join(text(random.Random(8), 300))
+    assert validated(tmp_path, [qa(context, "yes it is"), qa(context, "no it never was")]) == {}
+    assert validated(tmp_path / "same", [qa(context + " a", "yes it is"), qa(context, "yes it is")]) == {
+        "near_duplicate": 1
+    }
+
+
+def test_a_shared_system_message_does_not_make_rows_alike(tmp_path: Path) -> None:
+    system = Message("system", " ".join(text(random.Random(9), 300)))
+    rows = [SftRow([system, *qa(f"question {name}", "the same long answer").messages]) for name in ("one", "two")]
+    assert validated(tmp_path, rows) == {}
+
+
+def test_wordings_of_a_pair_stay(tmp_path: Path) -> None:
+    rows = [qa("q?", long_answer(1), pair="p", doc_id="d"), qa("q!", long_answer(1), pair="p", doc_id="d")]
+    assert validated(tmp_path, rows) == {}
+    rows[1].pair = "other"
+    assert validated(tmp_path / "2", rows) == {"near_duplicate": 1}
+    rows[1].pair, rows[1].doc_id = "p", "e"
+    assert validated(tmp_path / "3", rows) == {"near_duplicate": 1}

@@ -1,0 +1,285 @@
+"""The arithmetic of a plan, held against published figures of real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.spec.chains import chain, node, resolved, source
+from trainyard.spec.axes import Device, Method, Optimizer, Port
+from trainyard.spec.estimate import (
+    FLOPS_PER_S,
+    GIB,
+    Estimate,
+    Known,
+    ModelShape,
+    estimate,
+    memory_of,
+    steps_of,
+    time_of,
+    trainable,
+)
+from trainyard.spec.graph import resolve
+from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer
+
+
+def shape(*sizes: int) -> ModelShape:
+    """hidden, layers, feed-forward, vocabulary, heads and key-value heads."""
+    names = ("hidden", "layers", "feed_forward", "vocabulary", "heads", "key_value_heads")
+    given = dict(zip(names, sizes, strict=True))
+    return ModelShape(**given, head_size=given["hidden"] // given["heads"])
+
+
+LLAMA_2_7B = shape(4096, 32, 11008, 32000, 32, 32)
+LLAMA_3_8B = shape(4096, 32, 14336, 128256, 32, 8)
+LLAMA_3_70B = shape(8192, 80, 28672, 128256, 64, 8)
+TINY = shape(64, 2, 128, 600, 4, 2)
+
+
+def trainer(**config: Any) -> TrainerConfig:
+    return resolve_trainer(TrainerConfig.model_validate(config), "starter")
+
+
+def small_batch(**config: Any) -> TrainerConfig:
+    hyper = {"batch_size": 1, "max_length": 2048, "gradient_checkpointing": True}
+    return trainer(hyperparameters=hyper, lora={"rank": 16}, **config)
+
+
+@pytest.mark.parametrize(("model", "billions"), [(LLAMA_2_7B, 6.738), (LLAMA_3_8B, 8.030), (LLAMA_3_70B, 70.554)])
+def test_parameters_are_those_of_the_published_models(model: ModelShape, billions: float) -> None:
+    assert model.parameters / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "gib"),
+    [
+        (LLAMA_2_7B, "full", 108), (LLAMA_2_7B, "lora", 16), (LLAMA_2_7B, "qlora", 6.8),
+        (LLAMA_3_8B, "full", 130), (LLAMA_3_8B, "lora", 20.6), (LLAMA_3_8B, "qlora", 10.6),
+        (LLAMA_3_70B, "full", 1111), (LLAMA_3_70B, "lora", 148), (LLAMA_3_70B, "qlora", 49),
+    ],
+)  # fmt: skip
+def test_memory_agrees_with_the_known_table(model: ModelShape, method: str, gib: float) -> None:
+    assert memory_of(model, small_batch(method=method), Device.CUDA).total / GIB == pytest.approx(gib, rel=0.01)
+
+
+@pytest.mark.parametrize(("batch", "gib"), [(1, 21.3), (2, 29.1)])
+def test_memory_agrees_with_a_measured_run_on_one_gpu(batch: int, gib: float) -> None:
+    """LitGPT's table: Llama 2 7B, LoRA rank 8, no checkpointing, about 1,304 tokens, one A100."""
+    config = trainer(
+        hyperparameters={"batch_size": batch, "max_length": 1304},
+        lora={"rank": 8, "target_modules": ["q_proj", "v_proj"]},
+    )
+    assert memory_of(LLAMA_2_7B, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.05)
+
+
+def test_each_part_of_the_memory() -> None:
+    hyper = {"batch_size": 2, "max_length": 100}
+    full = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
+    total = TINY.parameters
+    assert (full.weights, full.gradients, full.optimizer) == (4 * total, 4 * total, 8 * total)
+    assert full.activations == (24 * 64 + 6 * 128) * 2 * 200 * 2
+    assert full.logits == 10 * 600 * 200
+    assert full.dequantised == 0
+    assert full.context == int(0.4 * GIB)
+    assert full.total == int(1.05 * (16 * total + full.activations + full.logits)) + full.context
+    lora = trainer(hyperparameters=hyper)
+    moved = trainable(TINY, lora)
+    adapter = memory_of(TINY, lora, Device.CPU)
+    assert (adapter.weights, adapter.gradients) == (4 * total + 4 * moved, 4 * moved)
+    assert adapter.activations == int(1.1 * full.activations)
+    assert memory_of(TINY, lora, Device.CUDA).weights == 2 * total + 4 * moved
+    assert memory_of(TINY, lora, Device.CUDA).activations == adapter.activations // 2
+    quantised = memory_of(TINY, trainer(method="qlora", backend="unsloth"), Device.CUDA)
+    assert quantised.dequantised == 2 * 64 * 128
+
+
+def test_checkpointing_keeps_the_borders_and_one_block() -> None:
+    hyper = {"batch_size": 1, "max_length": 10, "gradient_checkpointing": True}
+    found = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CUDA)
+    assert found.activations == (2 * 64 * 2 + 24 * 64 + 6 * 128) * 10
+
+
+def test_pairs_take_two_sequences_and_full_dpo_a_reference() -> None:
+    sft = memory_of(TINY, trainer(), Device.CPU)
+    dpo = memory_of(TINY, trainer(stage="dpo"), Device.CPU)
+    assert (dpo.logits, dpo.weights) == (2 * sft.logits, sft.weights)
+    full = memory_of(TINY, trainer(method="full"), Device.CPU)
+    reference = memory_of(TINY, trainer(method="full", stage="dpo"), Device.CPU)
+    assert reference.weights == full.weights + 4 * TINY.parameters
+    reward = memory_of(TINY, trainer(stage="reward", backend="native"), Device.CPU)
+    assert (reward.logits, reward.activations) == (0, dpo.activations)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "per_parameter"),
+    [("adamw", 8), ("sgd", 4), ("adamw_8bit", 2), ("paged_adamw_8bit", 2), ("adafactor", 0), ("lion", 4),
+     ("ademamix", 12), ("muon", 4), ("galore", 2), ("schedule_free_adamw", 8)],
+)  # fmt: skip
+def test_optimizer_states(optimizer: str, per_parameter: int) -> None:
+    config = trainer(method="full", hyperparameters={"optimizer": optimizer})
+    assert memory_of(TINY, config, Device.CPU).optimizer == per_parameter * TINY.parameters
+    assert Optimizer(optimizer) is config.hyperparameters.optimizer
+
+
+def test_what_moves() -> None:
+    assert trainable(TINY, trainer(method="full")) == TINY.parameters
+    per_rank = 2 * sum(rows + columns for rows, columns in TINY.projections.values())
+    assert trainable(TINY, trainer(lora={"rank": 3})) == 3 * per_rank
+    assert trainable(TINY, trainer(lora={"rank": 3, "target_modules": "attention-only"})) == 3 * 2 * (
+        128 + 96 + 96 + 128
+    )
+    two = trainer(lora={"rank": 3, "target_modules": ["q_proj", "v_proj", "nowhere"]})
+    assert trainable(TINY, two) == 3 * 2 * (128 + 96)
+    some = trainer(lora={"rank": 3, "target_modules": ["q_proj"], "layers": [0, 7]})
+    assert trainable(TINY, some) == 3 * 128
+    outputs = 2 * sum(columns for _, columns in TINY.projections.values())
+    assert trainable(TINY, trainer(method="dora", lora={"rank": 3})) == 3 * per_rank + outputs
+    assert trainable(TINY, trainer(method="freeze")) == 2 * TINY.block
+    assert trainable(LLAMA_2_7B, trainer(method="freeze")) == 2 * LLAMA_2_7B.block
+
+
+def test_shapes_are_read_from_config_json() -> None:
+    config = {
+        "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 600,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    assert ModelShape.from_config(config) == TINY
+    other = ModelShape.from_config({**config, "num_key_value_heads": None, "head_dim": 32, "tie_word_embeddings": True})
+    assert other is not None
+    assert (other.key_value_heads, other.head_size, other.tied) == (4, 32, True)
+    assert other.parameters == 600 * 64 + 2 * other.block + 64
+    assert ModelShape.from_config({"n_embd": 64}) is None
+    assert ModelShape.from_config({**config, "vocab_size": "many"}) is None
+
+
+@pytest.mark.parametrize(
+    ("hyper", "rows", "steps"),
+    [
+        ({"epochs": 1, "batch_size": 4}, 100, 25), ({"epochs": 1, "batch_size": 4}, 101, 26),
+        ({"epochs": 3, "batch_size": 8, "gradient_accumulation": 4}, 100, 12), ({"epochs": 0.5, "batch_size": 1}, 5, 3),
+        ({"max_steps": 7}, 100, 7), ({"batch_size": 1}, 10, 30), ({"epochs": 2}, 0, 2), ({"epochs": 0.1}, 1, 1),
+    ],
+)  # fmt: skip
+def test_steps(hyper: dict[str, Any], rows: int, steps: int) -> None:
+    assert steps_of(Hyperparameters.model_validate(hyper), rows) == steps
+
+
+def planned(*nodes: dict[str, Any], **known: Any) -> dict[str, Estimate]:
+    return {one.node: one for one in estimate(resolved(*nodes), Known(**known))}
+
+
+SIX = [
+    source("docs"), node("ai_generator", count=200), node("validator"), node("trainer"), node("evaluator"),
+    node("deployer"),
+]  # fmt: skip
+
+
+def test_rows_follow_the_chain_as_bounds() -> None:
+    found = planned(*SIX, shapes={"starter": TINY})
+    assert [(name, one.rows, one.steps) for name, one in found.items()] == [
+        ("data-source", None, None), ("ai-generator", 200, None), ("validator", 180, None), ("trainer", 180, 135),
+        ("evaluator", None, None), ("deployer", None, None),
+    ]  # fmt: skip
+    assert found["data-source"].basis == ("rows: not known before the files are read",)
+    assert found["ai-generator"].basis == ("rows: at most the count of 200",)
+    assert found["validator"].basis == ("rows: what arrives without what is held out; filters drop more",)
+    assert found["evaluator"].basis == found["deployer"].basis == ()
+    assert found["trainer"].basis[0] == "steps: at most 180 rows, 4 a step, 3 epochs"
+
+
+def test_counted_rows_win() -> None:
+    rows = {"validator": {Port.SFT: 50}, "data-source": {Port.DOCUMENTS: 9}}
+    found = planned(*SIX, rows=rows)
+    assert (found["data-source"].rows, found["validator"].rows, found["trainer"].rows) == (9, 50, 50)
+    assert found["validator"].basis == ("rows: counted",)
+    assert found["trainer"].steps == 39
+
+
+def test_a_set_of_unknown_kind_counts_where_it_turned_out() -> None:
+    rows = {"data-source": {Port.PREFERENCE: 40}}
+    assert planned(source(), node("trainer"), rows=rows)["trainer"].rows == 40
+    assert planned(source(), node("validator"), node("trainer"), rows=rows)["trainer"].rows == 36
+    assert planned(source(), node("validator"), rows={})["validator"].rows is None
+    assert planned(source(), node("validator"), rows={})["validator"].basis == ()
+
+
+def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
+    found = planned(source(), node("trainer", base_model="org/far"))["trainer"]
+    assert found == Estimate(
+        node="trainer",
+        basis=(
+            "steps: not known without the rows",
+            "memory, disk and time: the shape of 'org/far' is not known here",
+        ),
+    )
+
+
+def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
+    found = planned(source(), node("trainer"), shapes={"starter": TINY})["trainer"]
+    moved = found.trainable_parameters
+    assert moved == trainable(TINY, trainer())
+    assert found.disk_bytes == 4 * moved + 2 * 12 * moved
+    assert found.memory_bytes == memory_of(TINY, trainer(), Device.CPU).total
+    assert (found.steps, found.seconds) == (None, None)
+    assert found.basis[-1] == "time: not known without the rows"
+    assert found.basis[1].startswith("memory on cpu in GiB for rows of 512 tokens: weights 0.00, gradients 0.00")
+    assert found.basis[1].endswith("context 0.40, and 5 % for fragmentation")
+    assert "dequantised" not in found.basis[1]
+    assert found.basis[2] == f"disk: {moved:,} parameters in float32, and 2 checkpoints with optimizer state"
+
+
+def test_max_steps_need_no_rows() -> None:
+    found = planned(source(), node("trainer", hyperparameters={"max_steps": 11}), shapes={"starter": TINY})["trainer"]
+    assert found.steps == 11
+    assert found.seconds is not None
+    assert found.basis[0] == "steps: max_steps 11"
+
+
+def test_time() -> None:
+    known = Known(tokens_per_row=100)
+    config = trainer(hyperparameters={"batch_size": 2, "gradient_accumulation": 3})
+    seconds, basis = time_of(TINY, config, 10, known, Device.CPU)
+    assert seconds == pytest.approx(10 * 6 * 100 * 4 * TINY.parameters / 1e11)
+    assert basis == "time: 10 steps × 100 tokens a row × 4 operations, 1.0e+11/s assumed for cpu, not measured"
+    full, _ = time_of(TINY, trainer(method="full"), 10, known, Device.CPU)
+    assert full == pytest.approx(10 * 4 * 100 * 6 * TINY.parameters / 1e11)
+    pairs, _ = time_of(TINY, trainer(stage="dpo"), 10, known, Device.CPU)
+    assert pairs == pytest.approx(10 * 8 * 100 * 6 * TINY.parameters / 1e11)
+    checkpointed = trainer(hyperparameters={"gradient_checkpointing": True})
+    assert time_of(TINY, checkpointed, 10, known, Device.CUDA)[0] == pytest.approx(
+        10 * 4 * 100 * 6 * TINY.parameters / FLOPS_PER_S[Device.CUDA]
+    )
+    measured, basis = time_of(TINY, trainer(), 10, Known(flops_per_s=2e9), Device.MPS)
+    assert measured == pytest.approx(10 * 4 * 512 * 4 * TINY.parameters / 2e9)
+    assert basis.endswith("512 tokens a row (the longest allowed) × 4 operations, 2.0e+09/s measured here")
+    longer, _ = time_of(TINY, trainer(), 10, Known(tokens_per_row=9999), Device.CPU)
+    assert longer == pytest.approx(10 * 4 * 512 * 4 * TINY.parameters / 1e11)
+
+
+def test_the_device_of_the_config_wins_over_that_of_the_machine() -> None:
+    shapes = {"starter": TINY}
+    asked = planned(source(), node("trainer", device="cpu"), shapes=shapes, device=Device.CUDA)["trainer"]
+    assert "memory on cpu" in asked.basis[1]
+    auto = planned(source(), node("trainer"), shapes=shapes, device=Device.CUDA)["trainer"]
+    assert "memory on cuda" in auto.basis[1]
+
+
+def test_every_node_has_a_line_in_the_order_of_the_run() -> None:
+    found = resolve(chain(*SIX))
+    assert tuple(one.node for one in estimate(found)) == found.order
+
+
+@given(
+    st.sampled_from([Method.FULL, Method.LORA, Method.DORA]), st.integers(1, 64), st.integers(8, 4096), st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_more_work_never_takes_less(method: Method, batch: int, length: int, checkpointing: bool) -> None:
+    hyper = {"batch_size": batch, "max_length": length, "gradient_checkpointing": checkpointing}
+    more = {**hyper, "batch_size": batch + 1}
+    one, two = trainer(method=method, hyperparameters=hyper), trainer(method=method, hyperparameters=more)
+    assert memory_of(TINY, two, Device.CPU).total > memory_of(TINY, one, Device.CPU).total
+    saved = trainer(method=method, hyperparameters={**hyper, "gradient_checkpointing": True})
+    assert memory_of(LLAMA_2_7B, saved, Device.CUDA).total <= memory_of(LLAMA_2_7B, one, Device.CUDA).total

@@ -1,0 +1,204 @@
+"""From a place to a stream of chunks: which files a path stands for, and which reader each of them needs."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NoReturn
+
+from trainyard.data.formats import DOCUMENT, Kind
+from trainyard.data.paths import open_inside
+from trainyard.data.quarantine import BadRow
+from trainyard.data.readers.chunks import CHUNK_ROWS, Bad, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.documents import TYPES, read_document
+from trainyard.data.readers.repositories import Repository, commit_documents, file_documents, open_repository
+from trainyard.data.readers.rowfiles import PARQUET_MAGIC, ROW_SUFFIXES, row_set, suffix_of, text_lines
+from trainyard.data.readers.streams import GZIP_MAGIC, Limits, gunzip, open_text, raw_blocks
+from trainyard.data.rows import DocumentRow
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.nodes import SourceSet
+
+UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
+DOCUMENT_KIND = Kind(DOCUMENT, frozenset())
+
+
+def walk(folder: Path, given: SourceSet) -> list[Path]:
+    """Files below a folder in a fixed order, hidden ones and installed packages left out, filtered by the globs."""
+    found = []
+    for where, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in UNREAD_FOLDERS)
+        found += [Path(where) / name for name in files if name[0] != "."]
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return [path for name, path in sorted(names.items()) if wanted_name(name, given.include, given.exclude)]
+
+
+def unreadable(error: OSError) -> NoReturn:
+    """A folder that cannot be listed is an error: its files would be missing without a word."""
+    raise InvalidInput(
+        f"{error.filename} cannot be read: {error.strerror}.", do="Correct its permissions, or exclude it.",
+        code="E-DATA-OPEN",
+    ) from error  # fmt: skip
+
+
+def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Globs are held against the path below the folder and against the file name; `*` also matches `/`."""
+    alternatives = (name, PurePosixPath(name).name)
+
+    def matches(globs: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(text, glob) for text in alternatives for glob in globs)
+
+    return (not include or matches(include)) and not matches(exclude)
+
+
+def open_files(
+    place: Path, given: SourceSet, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
+) -> OpenedSet:
+    """A file or a folder as a set; `name` is the file's name if the place has another one."""
+    label = name or place.name
+    if place.is_dir():
+        return open_folder(place, given, wanted, roots, limits)
+    suffix = suffix_of(label)
+    is_document = suffix in TYPES and suffix not in ROW_SUFFIXES
+    if wanted is DataFormat.TEXT and is_document:
+        return text_lines([place], label, roots, limits)
+    if wanted is DataFormat.AUTO and suffix not in ROW_SUFFIXES and not is_document:
+        is_document = not looks_like_rows(place, label, roots)
+    if is_document and wanted in (DataFormat.AUTO, DataFormat.DOCUMENTS):
+        return document_set([place], place.parent, label, roots=roots, limits=limits, alone=label)
+    return row_set([place], wanted, label, roots, limits)
+
+
+def looks_like_rows(place: Path, label: str, roots: Sequence[Path]) -> bool:
+    """Whether a file without a known extension begins like JSON or Parquet; if it is not text it is refused."""
+    with open_inside(place, roots) as stream:
+        if stream.read(4) == PARQUET_MAGIC:
+            return True
+        stream.seek(0)
+        head = next(open_text(stream, label, Limits()).blocks, b"")
+    return head.lstrip()[:1] in (b"{", b"[")
+
+
+def open_folder(place: Path, given: SourceSet, wanted: DataFormat, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+    """A folder of documents, or of row files if a format of rows is named."""
+    files = walk(place, given)
+    as_rows = wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
+    chosen = [path for path in files if (suffix_of(path.name) in ROW_SUFFIXES) is as_rows]
+    if not as_rows and not given.include:
+        chosen = [path for path in chosen if path.suffix.lower() in TYPES]
+    label = place.name or str(place)
+    if wanted is DataFormat.TEXT and not chosen:
+        chosen = [path for path in files if path.suffix.lower() in TYPES]
+        opened = text_lines(chosen, label, roots, limits)
+    elif as_rows and chosen:
+        opened = row_set(chosen, wanted, label, roots, limits)
+    else:
+        opened = document_set(chosen, place, label, roots=roots, limits=limits)
+    opened.skipped = Counter(path.suffix.lower()[:20] or "(no extension)" for path in set(files) - set(chosen))
+    if not chosen:
+        opened.why_empty = empty_folder(opened.skipped, as_rows)
+    return opened
+
+
+def empty_folder(skipped: Counter[str], as_rows: bool) -> str:
+    if not skipped:
+        return "The folder holds no files, or the globs leave none."
+    types = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common(5))
+    if not as_rows and ROW_SUFFIXES & skipped.keys():
+        return f"It holds {types}. A folder is read as documents unless a format of rows is given."
+    return f"It holds {types}, none of a type that is read."
+
+
+def document_set(
+    paths: Sequence[Path], folder: Path, label: str, *, roots: Sequence[Path], limits: Limits, alone: str = ""
+) -> OpenedSet:
+    """Each file as one document. `alone` names the only file; if it is binary, that is an error of its own."""
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    done = [0]
+
+    def chunks() -> Iterator[Chunk]:
+        for number, path in enumerate(paths):
+            name = alone or path.relative_to(folder).as_posix()
+            chunk = Chunk(name)
+            try:
+                with open_inside(path, roots) as stream:
+                    document = read_document(document_bytes(stream, name, limits), name)
+            except BadRow as reason:
+                if alone and reason.reason in ("binary", "empty"):
+                    raise only_document(name, reason) from reason
+                chunk.bad.append(Bad(0, 1, 0, reason, b""))
+            except TrainyardError as error:
+                if alone:
+                    raise
+                chunk.bad.append(Bad(0, 1, 0, BadRow(error.code, error.why or error.what), b""))
+            else:
+                chunk.rows, chunk.kinds, chunk.places = [document], [DOCUMENT_KIND], [name]
+            done[0] = number + 1
+            yield chunk
+
+    return OpenedSet(
+        label, Port.DOCUMENTS, DataFormat.DOCUMENTS, chunks(),
+        lambda: sum(sizes[: done[0]]) / max(1, sum(sizes)), {"files": len(paths)},
+    )  # fmt: skip
+
+
+def document_bytes(stream: BinaryIO, name: str, limits: Limits) -> bytes:
+    """The whole file, expanded if it is gzip. Raises `BadRow` over the cap."""
+    blocks = raw_blocks(stream)
+    first = next(blocks, b"")
+    blocks = itertools.chain([first], blocks)
+    parts, size = [], 0
+    for part in gunzip(blocks, name, limits) if first.startswith(GZIP_MAGIC) else blocks:
+        size += len(part)
+        if size > limits.document:
+            raise BadRow("too_large", f"the document is over {limits.document:,} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def only_document(name: str, reason: BadRow) -> InvalidInput:
+    if reason.reason == "empty":
+        return nothing_to_read(name, "It is empty.")
+    return InvalidInput(reason.detail, do="Give a text file, PDF or DOCX under its usual name.", code="E-DATA-BINARY")
+
+
+def open_repository_set(place: Path, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+    """A git repository as documents: its commits, then the files of the newest one."""
+    repository = open_repository(place, roots, limits)
+    commits = len(repository.commits())
+    done = [0]
+
+    def chunks() -> Iterator[Chunk]:
+        for documents in pieces(commit_documents(repository)):
+            done[0] += len(documents)
+            chunk = Chunk(place.name)
+            chunk.rows, chunk.places = list(documents), [document.source for document in documents]
+            chunk.kinds = [DOCUMENT_KIND] * len(documents)
+            yield chunk
+        yield from file_chunks(repository)
+
+    opened = OpenedSet(
+        place.name, Port.DOCUMENTS, DataFormat.DOCUMENTS, chunks(),
+        lambda: min(1.0, done[0] / max(1, commits)), {"commits": commits},
+    )  # fmt: skip
+    opened.skipped = repository.skipped
+    return opened
+
+
+def file_chunks(repository: Repository) -> Iterator[Chunk]:
+    for name, document in file_documents(repository):
+        chunk = Chunk(name)
+        if isinstance(document, BadRow):
+            chunk.bad.append(Bad(0, 1, 0, document, b""))
+        else:
+            chunk.rows, chunk.kinds, chunk.places = [document], [DOCUMENT_KIND], [name]
+        yield chunk
+
+
+def pieces(documents: Iterator[DocumentRow]) -> Iterator[list[DocumentRow]]:
+    while piece := list(itertools.islice(documents, CHUNK_ROWS // 10)):
+        yield piece
