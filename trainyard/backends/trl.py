@@ -89,7 +89,7 @@ def adapter_reasons(job: TrainingJob) -> list[Reason]:
     node = job.node or None
     if config.adapter != "continue":
         because = f"The trl backend does not {config.adapter} adapters; it continues the one it is given."
-        return [Reason(f"R-ADAPTER-{config.adapter.upper()}", node, "config.adapter", because, "adapter: continue.")]
+        return [Reason("R-TRL-ADAPTER", node, "config.adapter", because, "adapter: continue.")]
     if config.method not in ADAPTER_METHODS:
         because = f"Method {config.method} trains whole weights and cannot continue an adapter."
         return [Reason("R-ADAPTER-METHOD", node, "config.method", because, "the method of the earlier trainer.")]

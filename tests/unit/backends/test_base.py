@@ -64,8 +64,8 @@ def test_what_trl_does_not_carry_out_is_told_all_at_once(config: dict[str, Any],
 @pytest.mark.parametrize(
     ("config", "code", "instead"),
     [
-        ({"adapter": "stack"}, "R-ADAPTER-STACK", "adapter: continue."),
-        ({"adapter": "merge"}, "R-ADAPTER-MERGE", "adapter: continue."),
+        ({"adapter": "stack"}, "R-TRL-ADAPTER", "adapter: continue."),
+        ({"adapter": "merge"}, "R-TRL-ADAPTER", "adapter: continue."),
         ({"method": "full"}, "R-ADAPTER-METHOD", "the method of the earlier trainer."),
     ],
 )

@@ -291,9 +291,9 @@ def test_values_of_other_types_in_a_row_are_ignored_not_refused(tmp_path: Path) 
 # The fast way means what the strict way means
 
 
-def both_ways(lines: list[bytes], first: dict[str, Any]) -> tuple[Chunk, Chunk]:
+def both_ways(data: bytes, first: dict[str, Any]) -> tuple[Chunk, Chunk]:
+    """Chunks of a text of whole lines, read by the fast decoder for rows like `first`, and without it."""
     normalise = Normaliser(detect([first], DataFormat.AUTO, "a test"))
-    data = b"".join(line + b"\n" for line in lines)
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
     block = LineBlock(data + b'{"tail": ', newlines, 1, 0)
     fast, strict = Chunk("x"), Chunk("x")
@@ -316,20 +316,28 @@ records = st.one_of(
     st.fixed_dictionaries({"conversations": st.lists(said, max_size=4)}, optional={"id": texts, "system": texts}),
     st.fixed_dictionaries({"instruction": texts, "output": texts}, optional={"input": texts, "n": st.integers()}),
 )
-cuts = st.integers(0, 200)
+spellings = st.sampled_from([None, (", ", " : "), (",", ":")])
+line_ends = st.sampled_from(["\n", "\n", "\n", "\r\n", "\n\n", "", " "])
+places = st.integers(0, 400)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
-    st.lists(st.tuples(records, st.booleans(), st.sampled_from([None, (", ", " : "), (",", ":")]), cuts), max_size=5),
+    st.lists(st.tuples(records, st.booleans(), spellings, line_ends), max_size=5),
+    st.lists(st.tuples(places, st.sampled_from(["", "}", "{", "\n", "}\n{", '"', ":", ",", "}{"])), max_size=2),
     st.sampled_from([CHAT, GOOD, {"conversations": [], "id": 1}, {**CHAT, "id": "x"}]),
 )
-def test_fast_and_strict_agree(given_rows: list[tuple[Any, bool, Any, int]], first: dict[str, Any]) -> None:
-    lines = [
-        json.dumps(record, ensure_ascii=escaped, separators=separators).encode()[: 1000 if cut < 190 else cut - 180]
-        for record, escaped, separators, cut in given_rows
-    ]
-    fast, strict = both_ways(lines, first)
+def test_fast_and_strict_agree(
+    written: list[tuple[Any, bool, Any, str]], changes: list[tuple[int, str]], first: dict[str, Any]
+) -> None:
+    """On rows in any spelling and at any line ends, some of them damaged."""
+    text = "".join(
+        json.dumps(record, ensure_ascii=escaped, separators=spelling) + end
+        for record, escaped, spelling, end in written
+    )
+    for place, change in changes:
+        text = text[:place] + change + text[place + 1 :]
+    fast, strict = both_ways(f"{text}\n".encode(), first)
     assert plain(fast) == plain(strict)
 
 
@@ -349,7 +357,7 @@ def test_key_bounds_count_every_key() -> None:
     ],
 )
 def test_values_that_do_not_stand_one_a_line_are_no_rows(text: bytes) -> None:
-    fast, strict = both_ways(text.split(b"\n")[:-1], GOOD)
+    fast, strict = both_ways(text, GOOD)
     assert plain(fast) == plain(strict)
     assert fast.bad
 

@@ -141,8 +141,8 @@ def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, inst
     folder = installed("hang")
     begun = time.monotonic()
     with (
-        pytest.raises(Unavailable, match=r"was not ready within 3 s\. Why: INFO Loading weights"),
-        serving("org/model", "writer", tmp_path / "run", settings, start_s=3, stop_s=0.5, read=one_gpu),
+        pytest.raises(Unavailable, match=r"was not ready within 5 s\. Why: INFO Loading weights"),
+        serving("org/model", "writer", tmp_path / "run", settings, start_s=5, stop_s=0.5, read=one_gpu),
     ):
         pytest.fail("it is not ready")
     assert time.monotonic() - begun < 20

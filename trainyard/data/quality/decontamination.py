@@ -28,6 +28,8 @@ from trainyard.errors import InvalidInput, NotFound
 BOILERPLATE_DOCUMENTS = 10
 """A run of words in more training documents than this tells nothing about any of them."""
 QUESTION_KEYS = frozenset({"question", "prompt", "instruction", "input", "query", "ctx"})
+SETTLE_AFTER = 1_000_000
+"""Shared runs (24 bytes each) that may gather before boilerplate is sorted out: sets that repeat themselves stay small."""
 MAX_BITMAP_BITS = 25
 """32 MiB at most, made anew for each block: less time than one block's look-ups."""
 SEVERAL = np.uint64(1)
@@ -42,6 +44,7 @@ class Apart:
     length: int = 13
     runs: list[np.ndarray] = field(default_factory=list)
     documents: list[np.ndarray] = field(default_factory=list)
+    """The document of each run, where only questions count."""
     questions: list[np.ndarray] = field(default_factory=list)
 
     def add(self, block: Block, documents: np.ndarray, asked: np.ndarray) -> None:
@@ -51,61 +54,76 @@ class Apart:
     def add_words(self, found: Words, documents: np.ndarray, asked: np.ndarray) -> None:
         runs = found.runs(self.length)
         self.runs.append(runs.hashes)
-        self.documents.append(documents[runs.owners()])
+        if self.questions_only:
+            self.documents.append(documents[runs.owners()])
         self.questions.append(asked)
 
     def sealed(self) -> Sealed:
         """The set, sorted for look-up; a run that is in several documents is marked so."""
+        asked = np.unique(concatenated(self.questions))
+        asked = asked[asked != 0]
         runs, documents = concatenated(self.runs), concatenated(self.documents)
+        self.runs, self.documents = [], []
+        if not self.questions_only:
+            return Sealed(self, np.unique(runs), documents[:0], asked)
         order = np.argsort(runs, kind="stable")
         runs, documents = runs[order], documents[order]
-        first = np.ones(len(runs), bool)
-        first[1:] = runs[1:] != runs[:-1]
-        starts = np.flatnonzero(first)
-        owners = documents[starts].copy()
+        starts = np.flatnonzero(np.concatenate([[True], runs[1:] != runs[:-1]])[: len(runs)])
+        owners = documents[starts]
         if len(starts):
             lowest, highest = np.minimum.reduceat(documents, starts), np.maximum.reduceat(documents, starts)
             owners[lowest != highest] = SEVERAL
-        asked = np.unique(concatenated(self.questions))
-        return Sealed(self, runs[starts], owners, asked[asked != 0])
+        return Sealed(self, runs[starts], owners, asked)
 
 
-@dataclass
 class Sealed:
-    """A set kept apart, sorted."""
+    """A set kept apart, sorted, and what training rows share with it."""
 
-    apart: Apart
-    runs: np.ndarray
-    owners: np.ndarray
-    questions: np.ndarray
-    rows: list[np.ndarray] = field(default_factory=list)
-    """Training rows that share a run, one entry a shared run …"""
-    shared: list[np.ndarray] = field(default_factory=list)
-    """… the index of that run …"""
-    documents: list[np.ndarray] = field(default_factory=list)
-    """… and the row's document."""
-    asks: list[np.ndarray] = field(default_factory=list)
-    """Training rows that ask a question of the set."""
+    def __init__(self, apart: Apart, runs: np.ndarray, owners: np.ndarray, questions: np.ndarray) -> None:
+        self.apart, self.runs, self.owners, self.questions = apart, runs, owners, questions
+        self.boilerplate = np.zeros(len(runs), bool)
+        self.asks: list[np.ndarray] = []
+        """Training rows that ask a question of the set."""
+        self.shared: list[np.ndarray] = []
+        """(run, document, row) of each run that a training row shares, three uint64 a column."""
+        self.settled = 0
+        """Shared runs that were left when they were last settled."""
 
     def compare(self, block: Block, rows: np.ndarray, documents: np.ndarray, asked: np.ndarray) -> None:
         """Note what training rows share with the set; `rows` are their indices over the run."""
         self.asks.append(rows[is_in(asked, self.questions)[0]])
         found = (questions(block) if self.apart.questions_only else block.row_words).runs(self.apart.length)
         hit, place = is_in(found.hashes, self.runs)
-        owner = found.owners()[hit]
-        place = place[hit]
-        foreign = self.owners[place] != documents[owner] if self.apart.questions_only else np.ones(len(owner), bool)
-        self.rows.append(rows[owner[foreign]])
-        self.shared.append(place[foreign])
-        self.documents.append(documents[owner[foreign]])
+        owner, place = found.owners()[hit], place[hit]
+        counts = ~self.boilerplate[place]
+        if self.apart.questions_only:
+            counts &= self.owners[place] != documents[owner]
+        owner, place = owner[counts], place[counts]
+        if self.apart.strict:
+            self.asks.append(np.unique(rows[owner]))
+            return
+        self.shared.append(np.stack([place.astype(np.uint64), documents[owner], rows[owner].astype(np.uint64)]))
+        if sum(part.shape[1] for part in self.shared) > 2 * self.settled + SETTLE_AFTER:
+            self.settle()
+
+    def settle(self) -> np.ndarray:
+        """Forget the runs that have turned out to be boilerplate. Returns the (run, document, row) that are left.
+
+        A run that is not boilerplate is never forgotten, so counting what is left counts all its documents.
+        """
+        shared = np.concatenate([np.zeros((3, 0), np.uint64), *self.shared], axis=1)
+        shared = shared[:, np.lexsort((shared[1], shared[0]))]
+        new = np.ones(shared.shape[1], bool)
+        new[1:] = (shared[0, 1:] != shared[0, :-1]) | (shared[1, 1:] != shared[1, :-1])
+        documents = np.bincount(shared[0, new].astype(np.int64), minlength=len(self.runs))
+        self.boilerplate |= documents > BOILERPLATE_DOCUMENTS
+        shared = shared[:, ~self.boilerplate[shared[0].astype(np.int64)]]
+        self.shared, self.settled = [shared], shared.shape[1]
+        return shared
 
     def contaminated(self) -> np.ndarray:
         """Indices of the training rows that have to go."""
-        rows, shared, documents = (concatenated(x) for x in (self.rows, self.shared, self.documents))
-        if not self.apart.strict:
-            seen = np.unique(np.stack([shared.astype(np.uint64), documents.astype(np.uint64)]), axis=1)[0]
-            boilerplate = np.bincount(seen.astype(np.int64), minlength=len(self.runs)) > BOILERPLATE_DOCUMENTS
-            rows = rows[~boilerplate[shared.astype(np.int64)]]
+        rows = self.settle()[2].astype(np.int64)
         return np.unique(np.concatenate([rows, *self.asks]).astype(np.int64))
 
 

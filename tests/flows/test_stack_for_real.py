@@ -1,0 +1,151 @@
+"""`trainyard up`, runs through a real server and worker, a worker that is killed, `trainyard down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from trainyard.api.services import running
+from trainyard.settings import Settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
+FIRST_PORT = 4600
+
+
+class Stack:
+    """A home of its own, and the command line on it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.settings = Settings(home=folder / "home", prefect_port=FIRST_PORT, default_base_model=str(model))
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "TRAINYARD_"))}
+        self.environment = {
+            **kept,
+            "TRAINYARD_HOME": str(self.settings.home),
+            "TRAINYARD_PREFECT_PORT": str(FIRST_PORT),
+            "TRAINYARD_DEFAULT_BASE_MODEL": str(model),
+            "TRAINYARD_THREADS": "1",
+        }
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trainyard.cli", *arguments],
+            cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        done = self.command(*arguments, "--json")
+        assert done.returncode in (0, 1), done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def state_of(self, run_id: str) -> dict[str, Any]:
+        server = running(self.settings, "server")
+        assert server is not None
+        found: dict[str, Any] = httpx.get(f"{server.url}/flow_runs/{run_id}", timeout=20).json()["state"]
+        return found
+
+    def last_progress(self, run_id: str) -> float:
+        path = self.settings.runs / run_id / "events.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        events = [json.loads(line) for line in lines]
+        return max([e["fraction"] for e in events if e["event"] == "progress" and e["node"] == "trainer"], default=0.0)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
+    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(80)]
+    (stack.work / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    up = stack.command("up")
+    assert up.returncode == 0, up.stderr
+    yield stack
+    stack.command("down")
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.3)
+
+
+def kill_tree(pid: int) -> None:
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def job(steps: int) -> tuple[str, ...]:
+    pairs = {"dataset.path": "data.jsonl", "hyperparameters.max_steps": steps, "hyperparameters.save_steps": 20}
+    return ("run", "training-job", *(word for key, value in pairs.items() for word in ("-p", f"{key}={value}")))
+
+
+def test_a_second_up_is_quick_and_changes_nothing(stack: Stack) -> None:
+    before = stack.json("up")
+    started = time.monotonic()
+    assert stack.json("up") == before
+    assert time.monotonic() - started < 5
+
+
+def test_deploy_all_by_hand_works_too(stack: Stack) -> None:
+    exports = stack.json("env")["variables"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=Path(__file__).parents[2], env={**os.environ, **exports}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_is_watched_to_its_end(stack: Stack) -> None:
+    done = stack.command(*job(5), "--watch")
+    assert done.returncode == 0, done.stderr
+    assert "trainer: started" in done.stderr
+    assert "2 nodes finished" in done.stdout
+
+
+def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -> None:
+    run_id = stack.json(*job(4000))["run_id"]
+    until(lambda: stack.last_progress(run_id) > 0.02, 120)
+    worker = running(stack.settings, "worker")
+    assert worker is not None
+    kill_tree(worker.pid)
+    again = stack.command("up")
+    assert f"the run {run_id} had died with its worker" in again.stderr
+    assert stack.state_of(run_id)["type"] == "CRASHED"
+    assert f"trainyard run {run_id} --watch" in stack.state_of(run_id)["message"]
+    done = stack.command("run", run_id, "--watch")
+    assert done.returncode == 0, done.stderr
+    assert "it continued from the checkpoint at step" in done.stderr
+    assert "data-source  reused" in done.stdout
+
+
+def test_down_ends_what_up_started_and_nothing_else(stack: Stack) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        worker, server = running(stack.settings, "worker"), running(stack.settings, "server")
+        assert worker is not None
+        assert server is not None
+        assert set(stack.json("down")["stopped"]) >= {"worker", "server"}
+        assert worker.process() is None
+        assert server.process() is None
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
