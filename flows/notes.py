@@ -66,7 +66,7 @@ class Progress:
             if event["event"] == "progress":
                 self.fractions[event["node"]] = event["fraction"]
                 self.now = f"{event['node']}: {event['text']}"
-            elif event["event"] in ("finished", "reused", "failed", "skipped"):
+            elif event["event"] in ("finished", "reused", "failed", "skipped", "stopped"):
                 self.fractions[event["node"]] = 1.0
         return round(100 * sum(self.fractions.values()) / len(self.chain.nodes), 1)
 

@@ -145,7 +145,7 @@ def node_seconds(folder: Path) -> dict[str, float]:
     for event in read_events(folder):
         if event["event"] == "started":
             started[event["node"]] = event["time"]
-        elif event["event"] in ("finished", "failed") and event["node"] in started:
+        elif event["event"] in ("finished", "failed", "stopped") and event["node"] in started:
             spans[event["node"]] = round(event["time"] - started[event["node"]], 3)
     return spans
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key
@@ -34,6 +34,8 @@ Config = TypeVar("Config", bound=Strict)
 Make = Callable[[Path], Produced]
 Upstream = dict[str, NodeOutput]
 
+STOPPED = "E-STOPPED"
+"""Code of a child that ended because its run was paused or cancelled, which is no failure."""
 NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
 """Options of every node's task."""
 
@@ -131,6 +133,9 @@ def carry_out(
     try:
         output = reuse_or_make(context, prepare, slot)
     except TrainyardError as error:
+        if error.code == STOPPED:
+            context.record.emit(node.id, "stopped", message=str(error))
+            return Cancelled(message=str(error))
         context.record.emit(node.id, "failed", message=str(error), error=error.as_dict())
         return Failed(message=str(error))
     event = "reused" if output.reused else "finished"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, sources
-from trainyard.cli import app, starter
 from trainyard.cli import adapters as adapter_commands
+from trainyard.cli import app, starter
 from trainyard.spec.compat import ROWS
 
 DOCS = REPOSITORY / "docs"

@@ -24,8 +24,8 @@ TEMPLATE = "qa-pipeline"
 ROLE = "manual"
 PARAMETERS: dict[str, Any] = {
     "documents": "docs",
-    "count": 360,
-    "training": {"epochs": 10, "learning_rate": 2e-3, "batch_size": 8, "rank": 16, "max_length": 256},
+    "count": 300,
+    "training": {"epochs": 10, "learning_rate": 1.8e-3, "batch_size": 8, "rank": 16, "max_length": 256},
     "publish": {"role": ROLE, "targets": [{"type": "registry"}, {"type": "embedded"}]},
     "steps": {"validate": True, "evaluate": True, "deploy": True, "control": True},
 }

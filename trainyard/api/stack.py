@@ -19,6 +19,7 @@ from pathlib import Path
 
 import certifi
 import httpx
+import yaml
 
 import trainyard
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
@@ -234,7 +235,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
 
 def deploy_all(settings: Settings, url: str) -> None:
     """`prefect deploy --all` in the checkout, as a user would type it. Raises with its last lines (`E-DEPLOY`)."""
-    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    argv = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", *other_pool(settings)]
     done = subprocess.run(
         argv,
         cwd=checkout(),
@@ -253,6 +254,19 @@ def deploy_all(settings: Settings, url: str) -> None:
             do=f"Read {settings.services / 'deploy.log'}.",
             code="E-DEPLOY",
         )
+
+
+def other_pool(settings: Settings) -> list[str]:
+    """With a pool of another name: a copy of prefect.yaml that names it (the options of `deploy --all` cannot)."""
+    given = yaml.safe_load((checkout() / "prefect.yaml").read_text(encoding="utf-8"))
+    pools = [deployment["work_pool"] for deployment in given["deployments"]]
+    if all(pool["name"] == settings.work_pool for pool in pools):
+        return []
+    for pool in pools:
+        pool["name"] = settings.work_pool
+    path = settings.services / "prefect.yaml"
+    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    return ["--prefect-file", str(path)]
 
 
 def bootstrap_digest(settings: Settings, url: str) -> str:

@@ -19,7 +19,7 @@ from trainyard.errors import TrainyardError
 
 LINE_EVERY_S = 10.0
 """Least time between two plain progress lines of one node: a log is read later, by people."""
-ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "skipped"}
+ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "skipped", "stopped": "stopped"}
 
 
 class Progress:

@@ -94,7 +94,7 @@ def margin_fault(one: Measured) -> str | None:
     """Why a metric beside the primary one blocks; None if it is not worse by more than its margin."""
     if one.improvement.mean >= -one.margin:
         return None
-    return f"{one.label}: {describe(one)}; worse by more than its margin of {one.margin:g}."
+    return f"{one.label}: {describe(one)}; worse by more than its margin of {one.margin:.3g}."
 
 
 def describe(one: Measured) -> str:

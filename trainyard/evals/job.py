@@ -157,9 +157,13 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     lines: list[BenchmarkSpec] = []
     for held in job.heldout:
         names = ("pairwise_reward_accuracy",) if held.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
-        lines += [BenchmarkSpec(name=name, set=held.name, margin=benchmark(name).default_margin) for name in names]
-    lines.append(BenchmarkSpec(name="forgetting", margin=benchmark("forgetting").default_margin))
-    return tuple(lines)
+        lines += [by_default(name).model_copy(update={"set": held.name}) for name in names]
+    return (*lines, by_default("forgetting"))
+
+
+def by_default(name: str) -> BenchmarkSpec:
+    row = benchmark(name)
+    return BenchmarkSpec(name=name, margin=row.default_margin, relative_margin=row.default_relative_margin)
 
 
 def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:

@@ -71,6 +71,7 @@ def score_line(
         "set": label(line).split("/", 1)[1],
         "gold": gold_of(line, job),
         "margin": line.margin,
+        "relative_margin": line.relative_margin,
         "ids": [cases[index].id for index in kept],
         "clusters": [cases[index].cluster or cases[index].id for index in kept],
         "values": {role: [own[index] for index in kept] for role, own in values.items()},

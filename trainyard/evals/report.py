@@ -59,7 +59,7 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
         "rows": len(scored["ids"]),
         "skipped": scored["skipped"],
         "gold": scored["gold"],
-        "margin": scored["margin"],
+        "margin": max(scored["margin"], scored["relative_margin"] * abs(float(np.mean(values["baseline"])))),
         "baseline": float(np.mean(values["baseline"])),
         "candidate": float(np.mean(values["candidate"])),
         "control": float(np.mean(control)) if control else None,

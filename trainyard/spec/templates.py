@@ -85,7 +85,7 @@ class PublishForm(Form):
     """Under which name the adapter is registered, and where it has to answer."""
 
     tenant: Name = Field("default", title="Tenant")
-    role: Name = Field("assistant", title="Role", description="The adapter becomes <tenant>/<role>/v<N>.")
+    role: Name = Field("assistant", title="Role", description="The adapter becomes TENANT/ROLE/vN.")
     targets: tuple[TargetForm, ...] = Field((TargetForm(),), title="Targets")
     unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
 

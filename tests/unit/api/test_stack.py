@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from trainyard.api import stack
 from trainyard.api.services import Service, record_path
@@ -165,3 +166,13 @@ def test_a_server_that_lost_its_database_is_written_to_again(server: str, tmp_pa
     here.services.mkdir(parents=True)
     stack.mark_bootstrapped(here, server)
     assert not stack.bootstrapped(here, server)
+
+
+def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> None:
+    assert stack.other_pool(Settings(home=tmp_path)) == []
+    here = Settings(home=tmp_path, work_pool="gpu-box")
+    here.services.mkdir(parents=True)
+    _, path = stack.other_pool(here)
+    written = yaml.safe_load(Path(path).read_text())
+    assert {deployment["work_pool"]["name"] for deployment in written["deployments"]} == {"gpu-box"}
+    assert len(written["deployments"]) == 6

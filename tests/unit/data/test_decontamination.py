@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from validating import Validated, labelled, preference, qa, run
+from validating import Validated, block, labelled, preference, qa, run
 
-from trainyard.data.quality.decontamination import is_in, load_evaluation_sets, task_texts
+from trainyard.data.quality.decontamination import Apart, is_in, load_evaluation_sets, task_texts
 from trainyard.data.rows import Message, SftRow, TextRow
 from trainyard.errors import InvalidInput, NotFound
 
@@ -101,6 +101,24 @@ def test_other_shapes(tmp_path: Path) -> None:
     assert checked(tmp_path / "2", sides).facts["dropped"] == {"contaminated_unseen_documents": 1}
     marked = [labelled("a", RUN, doc_id="h", split=HELD), labelled("a", "b", doc_id="i"), labelled("f", doc_id="j")]
     assert checked(tmp_path / "3", marked).facts["dropped"] == {"contaminated_unseen_documents": 1}
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_sorting_boilerplate_out_early_changes_nothing(every: int) -> None:
+    """Shared runs are settled now and then, so that a repetitive set does not fill the memory."""
+    apart = Apart(length=3)
+    apart.add(block([qa("a b c d e", "f g h i j")]), np.array([1], np.uint64), np.array([0], np.uint64))
+    sealed = apart.sealed()
+    texts = ["a b c", "g h i", "x y z", "c d e f"] * 12
+    chance = random.Random(1)
+    for row, text in enumerate(texts):
+        document = chance.randrange(2, 9) if text == "g h i" else 10 + row
+        asked = np.array([7], np.uint64)
+        sealed.compare(block([qa("q", text)]), np.array([row]), np.array([document], np.uint64), asked)
+        if row % every == 0:
+            sealed.settle()
+    assert sealed.contaminated().tolist() == [row for row, text in enumerate(texts) if text == "g h i"]
+    assert sealed.boilerplate.sum() == 3
 
 
 # --- against unseen wording -----------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def test_the_origin_of_the_gold_is_named(tmp_path: Path) -> None:
     for facts, gold in [
         ({}, "file (rows)"),
         ({"format": "alpaca"}, "file (alpaca)"),
-        ({"engine": "local"}, "synthetic"),
+        ({"engine": "local"}, "synthetic (local)"),
     ]:
         source = Reference(uri=f"file://{tmp_path / 'in'}", sha256="", kind=Port.SFT, facts=facts)
         config = ValidatorConfig(**LOOSE)

@@ -30,7 +30,8 @@ TRAINING = {
 
 def scored(name: str, chosen_set: str, values: dict[str, list[float]], **fields: Any) -> dict[str, Any]:
     rows = [f"row:{index}" for index in range(len(values["candidate"]))]
-    base = {"name": name, "set": chosen_set, "gold": "synthetic (extractive)", "margin": 0.0, "skipped": 0}
+    margins = {"margin": 0.0, "relative_margin": 0.0}
+    base = {"name": name, "set": chosen_set, "gold": "synthetic (extractive)", "skipped": 0, **margins}
     return {**base, "ids": rows, "clusters": rows, "values": values, **fields}
 
 
@@ -70,6 +71,12 @@ def test_means_improvement_and_flips_by_hand(tmp_path: Path) -> None:
     assert line["vs_control"]["mean"] == pytest.approx(4.35 - 4.3375)
     assert line["flips"] == {"better": 6, "worse": 1, "equal": 1}
     assert line["improvement"]["low"] < 0.725 < line["improvement"]["high"]
+
+
+@pytest.mark.parametrize(("margin", "relative", "counts"), [(0.0, 0.1, 0.50625), (0.6, 0.1, 0.6), (0.3, 0.0, 0.3)])
+def test_the_larger_of_both_margins_counts(tmp_path: Path, margin: float, relative: float, counts: float) -> None:
+    (line,) = report(tmp_path, margin=margin, relative_margin=relative)["benchmarks"]
+    assert line["margin"] == pytest.approx(counts)
 
 
 def test_the_verdict_and_the_adapter_stand_in_the_report(tmp_path: Path) -> None:

@@ -271,6 +271,21 @@ def test_the_nearest_chain_that_is_not_refused(name: str, way: str, edits: list[
         assert found == [], way
 
 
+@pytest.mark.parametrize("path", [path for path in BAD if path.stem.startswith("r-")], ids=lambda path: path.stem)
+def test_below_a_node_that_cannot_be_read_only_what_a_node_says_itself_is_told(path: Path) -> None:
+    value = load_value(path)
+    value["nodes"][0] = {"type": "zzz"}
+    alone = [reason for reason in reasons_of(path) if not chained(reason) and reason.node != "data-source"]
+    found = [reason for reason in check(value) if reason.code.startswith("R-")]
+    assert [(reason.code, reason.node) for reason in found] == [(reason.code, reason.node) for reason in alone]
+
+
+def chained(reason: Reason) -> bool:
+    """Whether the row of a reason looks at other nodes too."""
+    rows = [row for row in ROWS if row.code == reason.code and row.scope == "spec"]
+    return all(row.chained for row in rows)
+
+
 def test_every_row_of_the_spec_has_a_nearest_good_chain() -> None:
     covered = {expected_code(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
     assert {row.code for row in ROWS if row.scope == "spec"} <= covered

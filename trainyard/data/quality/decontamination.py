@@ -29,7 +29,7 @@ BOILERPLATE_DOCUMENTS = 10
 """A run of words in more training documents than this tells nothing about any of them."""
 QUESTION_KEYS = frozenset({"question", "prompt", "instruction", "input", "query", "ctx"})
 SETTLE_AFTER = 1_000_000
-"""Shared runs (24 bytes each) that may gather before boilerplate is sorted out: sets that repeat themselves stay small."""
+"""Shared runs (24 bytes each) that may gather before boilerplate is sorted out; keeps repetitive sets small."""
 MAX_BITMAP_BITS = 25
 """32 MiB at most, made anew for each block: less time than one block's look-ups."""
 SEVERAL = np.uint64(1)

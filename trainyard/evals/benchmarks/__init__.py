@@ -29,6 +29,8 @@ class Benchmark:
     """Field of `Case` that has to be filled: answer, gold, choices, rejected or text; empty when it brings its rows."""
     default_margin: float
     """How much worse the candidate may be when the benchmark was not listed but taken by default."""
+    default_relative_margin: float = 0.0
+    """The same as a share of the baseline's value; the larger of the two counts."""
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -38,7 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
     "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
-    "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.5),
+    "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
 }
 LM_EVAL_PREFIX = "lm_eval:"
 INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"
