@@ -42,5 +42,6 @@ def collect_sockets() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/flows" in item.path.as_posix():
+            item.add_marker(pytest.mark.xdist_group("prefect"))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))

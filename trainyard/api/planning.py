@@ -26,7 +26,7 @@ from trainyard.spec.axes import BackendName, Device, Port, TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
-from trainyard.spec.graph import Defaults, resolve
+from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
@@ -131,9 +131,9 @@ def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
 
 
 def accepted(value: Any) -> ChainSpec:
-    spec, reasons = read_chain(value)
+    spec, _ = read_chain(value)
     if spec is None:
-        raise Refused(reasons)
+        raise Refused(check(value))  # the nodes that can be read are examined too
     return spec
 
 

@@ -144,7 +144,9 @@ class BenchmarkSpec(Strict):
     set: Literal["unseen_wording", "unseen_documents", "heldout"] | None = None
     path: Path | None = Field(None, description="JSONL task file.")
     margin: float = Field(0.0, ge=0, description="How much worse the candidate may be without failing the gate.")
-    relative_margin: float = Field(0.0, ge=0, le=1, description="The same as a share of the baseline; the larger counts.")
+    relative_margin: float = Field(
+        0.0, ge=0, le=1, description="The same as a share of the baseline; the larger counts."
+    )
     max_rows: int = Field(200, ge=1, le=1_000_000)
 
 

@@ -145,7 +145,7 @@ def row_validator(schema: dict[str, Any] | None) -> Validator | None:
     except SchemaError as error:
         raise InvalidInput(
             f"row_schema is not a JSON Schema: {error.message}.",
-            do="Write a schema of draft 2020-12 for a row as docs/data-formats.md shows it.",
+            do="Write a schema of draft 2020-12 for a row as docs/validation.md shows it.",
             code="E-ROW-SCHEMA",
         ) from error
     return Draft202012Validator(schema, registry=Registry())
