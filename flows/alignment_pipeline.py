@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.forms import ALIGNMENT, PUBLISH, STEPS, TRAINING, BaseModelName, Path
+from flows.forms import ALIGNMENT, PUBLISH, STEPS, TRAINING, BaseModelName, MaxRows, Path
 from flows.walker import FLOW, run_chain, task_runner
 from trainyard.spec.templates import AlignmentForm, AlignmentPipeline, PublishForm, Steps, TrainingForm
 
@@ -17,6 +17,7 @@ async def alignment_pipeline(
     *,
     sft: Path,
     preference: Path,
+    max_rows: MaxRows | None = None,
     base_model: BaseModelName | None = None,
     training: TrainingForm = TRAINING,
     alignment: AlignmentForm = ALIGNMENT,
@@ -28,6 +29,7 @@ async def alignment_pipeline(
     Args:
         sft: Data set of instructions and answers.
         preference: Data set of chosen and rejected answers.
+        max_rows: Rows read of each data set; empty: all.
         base_model: Model to train; empty: the default of the settings.
         training: How the adapter is trained on the examples.
         alignment: How it then learns the preferences.
@@ -37,6 +39,7 @@ async def alignment_pipeline(
     form = AlignmentPipeline(
         sft=sft,
         preference=preference,
+        max_rows=max_rows,
         base_model=base_model,
         training=training,
         alignment=alignment,

@@ -14,6 +14,7 @@ from trainyard.spec.nodes import Path
 from trainyard.spec.templates import AlignmentForm, DeploySteps, EvaluateSteps, PublishForm, Steps, TrainingForm
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
+MaxRows = Annotated[int, Field(ge=1, le=10**12)]
 Wordings = Annotated[int, Field(ge=1, le=8)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Model = Annotated[str, Field(min_length=1, max_length=256)]
@@ -31,6 +32,7 @@ __all__ = [
     "TRAINING",
     "BaseModelName",
     "Count",
+    "MaxRows",
     "Model",
     "Path",
     "Share",

@@ -21,7 +21,10 @@ def data_source(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[N
 
 
 def prepare(context: NodeContext) -> Make:
+    # The tenant's own folder is one of the roots that it may read.
+    settings = context.settings.model_copy(update={"tenant": context.run.tenant})
+
     def make(folder: Path) -> Produced:
-        return read_source(context.config(DataSourceConfig), folder, settings=context.settings, report=context.report)
+        return read_source(context.config(DataSourceConfig), folder, settings=settings, report=context.report)
 
     return make

@@ -227,7 +227,10 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
         say(f"no embedded model server yet: {missing.what} {missing.do}")
         return None
     say("starting the embedded model server")
-    return embedded.start(settings, settings.default_base_model, threads=settings.threads)
+    url = embedded.start(settings, settings.default_base_model, threads=settings.threads)
+    for line in embedded.restore_live(settings, url):
+        say(line)
+    return url
 
 
 def starter_is_built(settings: Settings) -> bool:

@@ -22,6 +22,7 @@ import psutil
 from trainyard.errors import Conflict, Unavailable
 from trainyard.serve.chat_templates import check_folder
 from trainyard.settings import Settings
+from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import resolve_model
 
 READY_FILE = "embedded.json"
@@ -103,6 +104,34 @@ def start(
             return found.url
         stop(settings)
         return launch(settings, model, threads=threads, adapters=adapters or {})
+
+
+def restore_live(settings: Settings, url: str) -> list[str]:
+    """Load the registry's live adapters into a fresh server, each under its version's name and its alias.
+
+    A server forgets its adapters when it ends; the registry does not. Returns one line for each adapter: that it
+    answers again, or why the server does not take it (it was trained on another base, say).
+    """
+    registry = AdapterRegistry(settings.adapters)
+    roles = dict.fromkeys((one.tenant, one.role) for one in registry.list() if one.kind == "adapter")
+    lines = []
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for tenant, role in roles:
+            number = registry.live(tenant, role).version
+            if number is not None:
+                name, alias = f"{tenant}/{role}/v{number}", f"{tenant}/{role}"
+                path = str(registry.path(registry.show(name)))
+                loaded = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+                if loaded.is_success:
+                    client.post("/v1/aliases", json={"alias": alias, "model": name}).raise_for_status()
+                lines.append(f"{name} answers again" if loaded.is_success else f"{name} is not served: {said(loaded)}")
+    return lines
+
+
+def said(reply: httpx.Response) -> str:
+    """The server's own words for a refusal."""
+    error = reply.json().get("error", {})
+    return str(error.get("message", reply.text)) if isinstance(error, dict) else str(error)
 
 
 @contextlib.contextmanager

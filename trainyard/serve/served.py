@@ -29,6 +29,7 @@ class Served:
         self.paths: dict[str, Path] = {}
         self.aliases: dict[str, str] = {}
         self.started = int(time.time())
+        self.template = chat_template_sha256(base.path) if base.path is not None else None
 
     def adapter_of(self, model: str) -> str | None:
         """The adapter that a request's `model` means, None for the base. Raises `ApiError` 404."""
@@ -41,7 +42,8 @@ class Served:
 
     def models(self) -> list[dict[str, Any]]:
         """Entries of `/v1/models`, with vLLM's `root` and `parent`."""
-        base = self.entry(self.base.name, str(self.base.path), None)
+        identity = {"sha256": self.base.sha256, "chat_template_sha256": self.template}
+        base = {**self.entry(self.base.name, str(self.base.path), None), **identity}
         adapters = [self.entry(name, str(path), self.base.name) for name, path in self.paths.items()]
         aliases = [
             {**self.entry(alias, str(self.paths.get(target, self.base.path)), self.base.name), "alias_of": target}

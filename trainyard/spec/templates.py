@@ -146,6 +146,9 @@ class AlignmentPipeline(Form):
 
     sft: Path = Field(title="Examples", description="Data set of instructions and answers.")
     preference: Path = Field(title="Preferences", description="Data set of chosen and rejected answers.")
+    max_rows: int | None = Field(
+        None, ge=1, le=10**12, title="Rows", description="Rows read of each data set; empty: all."
+    )
     base_model: str | None = Field(
         None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
     )
@@ -155,7 +158,8 @@ class AlignmentPipeline(Form):
     steps: Steps = Steps()
 
     def build(self) -> ChainSpec:
-        sets = {Port.SFT: SourceSet(path=self.sft), Port.PREFERENCE: SourceSet(path=self.preference)}
+        paths = {Port.SFT: self.sft, Port.PREFERENCE: self.preference}
+        sets = {port: SourceSet(path=path, max_rows=self.max_rows) for port, path in paths.items()}
         nodes = [
             DataSourceNode(type="data_source", id="data-source", config=DataSourceConfig(sets=sets)),
             *([validator_node(self.training)] if self.steps.validate_rows else []),

@@ -171,6 +171,18 @@ def test_a_server_that_lost_the_old_version_is_left_without_an_alias(yard: Yard,
     assert (embedded.alias, embedded.adapters, yard.live()) == ({}, {}, 1)
 
 
+def test_a_restarted_server_gets_its_live_adapters_back(yard: Yard, embedded: VllmDouble) -> None:
+    yard.deploy(at("embedded", embedded))
+    yard.deploy(at("embedded", embedded))
+    embedded.adapters.clear()
+    embedded.alias.clear()  # it was restarted
+    assert embedded_server.restore_live(yard.settings, embedded.url) == ["acme/bot/v2 answers again"]
+    assert (set(embedded.adapters), embedded.alias) == ({"acme/bot/v2"}, {"acme/bot": "acme/bot/v2"})
+    (line,) = embedded_server.restore_live(yard.settings, embedded.url)
+    assert line.startswith("acme/bot/v2 is not served: ")
+    assert "already been loaded" in line
+
+
 def test_a_deployment_without_an_evaluation_is_refused_unless_said(yard: Yard) -> None:
     yard.report = None
     with pytest.raises(Refused, match=r"R-UNEVALUATED config\.unevaluated: no evaluation report reached the deployer"):
