@@ -66,6 +66,8 @@ class NodeContext:
     settings: Settings
     record: RunRecord
     logger: logging.Logger | logging.LoggerAdapter[Any]
+    left: tuple[str, ...] = ()
+    """Ports that the nodes before it have filled, also those that it does not take."""
 
     def config(self, kind: type[Config]) -> Config:
         """The node's complete config, which the resolved chain holds as the config of its type."""
@@ -106,7 +108,8 @@ class NodeContext:
             names = " or ".join(port.value for port in ports)
             raise InvalidInput(
                 f"The node {self.node.id!r} got no {names}.",
-                why="The nodes before it left none: what a file holds is known only when it is read.",
+                why=f"The nodes before it left {', '.join(self.left) or 'nothing'}: "
+                "what a file holds is known only when it is read.",
                 do=f"Give the data source a set that fills {names}, or name the format.",
                 code="E-NODE-INPUT",
             )
@@ -139,16 +142,18 @@ def carry_out(
         context.record.emit(node.id, "failed", message=str(error), error=error.as_dict())
         return Failed(message=str(error))
     event = "reused" if output.reused else "finished"
-    context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output))
+    words = summary(node.type, output)
+    context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
     name = "Cached" if output.reused else "Completed"
-    return Completed(name=name, message=summary(node.type, output), data=output)
+    return Completed(name=name, message=("reused: " if output.reused else "") + words, data=output)
 
 
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
     """The node's surroundings, with its inputs picked out of the outputs of the nodes before it."""
     inputs = gather(node, upstream)
     own = settings().model_copy(update={"tenant": run.tenant})
-    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger())
+    left = tuple(sorted({port.value for output in upstream.values() for port in output.outputs}))
+    return NodeContext(node, inputs, run, own, RunRecord(Path(run.folder)), get_run_logger(), left)
 
 
 def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port, list[Reference]]:

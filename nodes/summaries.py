@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from trainyard.stores.artifacts import NodeOutput
 
 
 def summary(node_type: str, output: NodeOutput) -> str:
     """What came out of a node, in words."""
-    return ("reused: " if output.reused else "") + SUMMARIES.get(node_type, rows)(output)
+    return SUMMARIES[node_type](output)
 
 
 def rows_of(output: NodeOutput) -> dict[str, int]:
@@ -17,8 +18,22 @@ def rows_of(output: NodeOutput) -> dict[str, int]:
     return {port.value: given.rows for port, given in output.outputs.items() if given.rows is not None}
 
 
-def rows(output: NodeOutput) -> str:
-    return ", ".join(f"{count:,} {port}" for port, count in rows_of(output).items()) or "done"
+def balances(output: NodeOutput) -> str:
+    """What each port kept of what was read, and where the rest is: `78 of 120 sft (20 held out, 22 too long)`."""
+    lines = [balance(port.value, given.rows, output.facts.get(port.value)) for port, given in output.outputs.items()]
+    return "; ".join(lines) or "done"
+
+
+def generation(output: NodeOutput) -> str:
+    facts = {**output.facts, "read": output.facts.get("asked"), "dropped": output.facts.get("rejected")}
+    return "; ".join(balance(port, count, facts) for port, count in rows_of(output).items()) or "done"
+
+
+def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str:
+    facts = facts or {}
+    rest = {"held_out": sum((facts.get("heldout") or {}).values()), **(facts.get("dropped") or {})}
+    words = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items() if count)
+    return f"{kept or 0:,} of {facts['read']:,} {port} ({words})" if words else f"{kept or 0:,} {port}"
 
 
 def training(output: NodeOutput) -> str:
@@ -41,6 +56,9 @@ def deployment(output: NodeOutput) -> str:
 
 
 SUMMARIES: dict[str, Callable[[NodeOutput], str]] = {
+    "data_source": balances,
+    "ai_generator": generation,
+    "validator": balances,
     "trainer": training,
     "evaluator": evaluation,
     "deployer": deployment,

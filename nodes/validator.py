@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def prepare(context: NodeContext) -> Make:
                 made = validate(
                     config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report
                 )
+                for warning in made.facts["warnings"]:
+                    context.say(f"{port.value}: {warning}", logging.WARNING)
                 outputs |= made.outputs
                 facts |= {port.value: made.facts}
         return Produced(outputs=outputs, facts=facts)

@@ -42,7 +42,8 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "ports": (["trainyard/spec/ports.py"], ["tests/unit/spec/test_ports.py", "tests/unit/spec/test_refusals.py"]),
     "balance": (
         ["trainyard/data/validation.py", "trainyard/data/quality/blocks.py", "trainyard/data/quality/sets.py"],
-        ["tests/unit/data/test_validation.py"],
+        ["tests/unit/data/test_validation.py", "tests/unit/data/test_duplicates.py", "tests/unit/data/test_splits.py",
+         "tests/unit/data/test_decontamination.py"],
     ),
 }  # fmt: skip
 """Group -> (files to change, tests that have to notice)."""

@@ -137,7 +137,9 @@ def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) 
         {"type": "trainer", "config": {"stage": "dpo", "hyperparameters": {"max_steps": 1}}},
     )
     assert state.is_failed()
-    assert "E-NODE-INPUT: The node 'trainer' got no preference." in result_of(state).node("trainer").message
+    assert (
+        "E-NODE-INPUT: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file holds"
+    ) in result_of(state).node("trainer").message
 
 
 def test_a_failing_child_fails_the_node_with_its_own_words(work: Path, tmp_path: Path) -> None:

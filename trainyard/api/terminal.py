@@ -92,7 +92,7 @@ def print_error(error: TrainyardError, *, as_json: bool) -> None:
         print(json.dumps({"error": error.as_dict()}, indent=2))
     lines = [f"{error.code}: {error.what}"]
     lines += [f"  {line}" for line in error.why.splitlines()]
-    lines += [f"  Do: {error.do}"] if error.do else []
+    lines += [f"  Do: {error.do}"] if error.do and error.do not in error.why else []
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -160,7 +160,8 @@ def plan_text(result: Any) -> str:
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
     lines.append(table([plan_row(node) for node in result.nodes], header))
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
-    lines += [f"{node.id}: {node.problem}" for node in result.nodes if node.problem]
+    told = {refusal["node"] for refusal in result.refusals}
+    lines += [f"{node.id}: {node.problem}" for node in result.nodes if node.problem and node.id not in told]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
 
 
@@ -171,7 +172,7 @@ def plan_row(node: Any) -> list[str]:
         node.id,
         node.type,
         takes or "-",
-        "reused" if node.reused else "problem" if node.problem else "made",
+        "reused" if node.reused else "problem" if node.problem else "to make",
         "?" if given.rows is None else f"{given.rows:,}",
         "-" if given.steps is None else f"{given.steps:,}",
         "-" if given.memory_bytes is None else f"{given.memory_bytes / 2**30:.2f} GiB",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -90,27 +90,42 @@ class PublishForm(Form):
     unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
 
 
+Validate = Annotated[
+    bool,
+    Field(alias="validate", title="Validate", description="Filter, remove duplicates and set evaluation rows aside."),
+]
+Evaluate = Annotated[bool, Field(title="Evaluate", description="Compare with the base model on rows set aside.")]
+Deploy = Annotated[bool, Field(title="Deploy", description="Register the adapter and switch the targets.")]
+Control = Annotated[
+    bool, Field(title="Control", description="Train a second adapter on shuffled answers to compare with.")
+]
+
+
 class DeploySteps(Form):
     """Which further nodes the chain has."""
 
-    deploy: bool = Field(True, title="Deploy", description="Register the adapter and switch the targets.")
-    control: bool = Field(
-        False, title="Control", description="Train a second adapter on shuffled answers to compare with."
-    )
+    deploy: Deploy = True
+    control: Control = False
 
 
-class EvaluateSteps(DeploySteps):
+class EvaluateSteps(Form):
     """Which further nodes the chain has."""
 
-    evaluate: bool = Field(True, title="Evaluate", description="Compare with the base model on rows set aside.")
+    evaluate: Evaluate = True
+    deploy: Deploy = True
+    control: Control = False
 
 
-class Steps(EvaluateSteps):
-    """Which further nodes the chain has."""
+class Steps(Form):
+    """Which further nodes the chain has, in the order in which they stand in it."""
 
-    validate_rows: bool = Field(
-        True, alias="validate", title="Validate", description="Filter, remove duplicates and set evaluation rows aside."
-    )
+    validate_rows: Validate = True
+    evaluate: Evaluate = True
+    deploy: Deploy = True
+    control: Control = False
+
+
+AnySteps = DeploySteps | EvaluateSteps | Steps
 
 
 class QaPipeline(Form):
@@ -290,7 +305,7 @@ def control_node(trainer: TrainerNode, before: str) -> TrainerNode:
     return TrainerNode(type="trainer", id="control", needs=(before,), config=config)
 
 
-def finished(name: str, nodes: list[Any], publish: PublishForm, steps: DeploySteps, evaluate: bool) -> ChainSpec:
+def finished(name: str, nodes: list[Any], publish: PublishForm, steps: AnySteps, evaluate: bool) -> ChainSpec:
     """The chain with the nodes that its switches ask for."""
     last = nodes[-1].id
     if steps.control:

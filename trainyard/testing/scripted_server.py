@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import json
 import sys
 import threading
@@ -297,7 +298,7 @@ class ScriptedServer:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(self.slots) if self.slots else None
+        self._free_at = [0.0] * (self.slots or 0)
         self._listener = await self._loop.create_server(lambda: Connection(self), "127.0.0.1", self.port, backlog=1024)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._ready.set()
@@ -331,14 +332,22 @@ class ScriptedServer:
         self.busy += 1
         self.most_busy = max(self.most_busy, self.busy)
         try:
-            if self._slots is None:
-                await behaviour(exchange)
-            else:
-                async with self._slots:
-                    await asyncio.sleep(self.service_s)
-                    await behaviour(exchange)
+            if self._free_at:
+                await self._take_a_slot()
+            await behaviour(exchange)
         finally:
             self.busy -= 1
+
+    async def _take_a_slot(self) -> None:
+        """Wait until the slot that is free first has served this request.
+
+        Slots follow a schedule, not timers in a row: a timer that fires late would make every later request late, and
+        a server that is busier than it says would be billed to its clients.
+        """
+        now = self._loop.time()
+        done = max(now, heapq.heappop(self._free_at)) + self.service_s
+        heapq.heappush(self._free_at, done)
+        await asyncio.sleep(done - now)
 
     def _other(self, exchange: Exchange) -> None:
         """Health, the list of models, and vLLM's two adapter endpoints."""
