@@ -88,7 +88,8 @@ def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -
     assert f"trainyard run {run_id} --watch" in stack.state_of(run_id)["message"]
     done = stack.command("run", run_id, "--watch")
     assert done.returncode == 0, done.stderr
-    assert "it continued from the checkpoint at step" in done.stderr
+    assert "was started before and continues from the checkpoint of step" in done.stderr
+    assert "data-source: started" not in done.stderr, "what the first attempt did is not told again"
     assert "data-source  reused" in done.stdout
 
 

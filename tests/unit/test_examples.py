@@ -1,0 +1,29 @@
+"""Every example is what the product accepts, and the README's chain is one of them in spirit: six nodes in a line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainyard.spec.graph import Defaults, check, resolve
+from trainyard.spec.load import load_chain, load_value
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_accepted(path: Path) -> None:
+    assert check(load_value(path)) == []
+    assert resolve(load_chain(path), Defaults(base_model="starter")).order
+
+
+def test_the_readme_shows_a_chain_that_is_accepted() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    (text,) = re.findall(r"^    # chain\.yaml\n((?:    .*\n)+)", readme, re.MULTILINE)
+    chain = load_chain("\n".join(line[4:] for line in text.splitlines()))
+    assert [node.type for node in chain.nodes] == [
+        "data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer",
+    ]  # fmt: skip
