@@ -36,7 +36,7 @@ __all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_i
 PROGRAM = "trainyard.evals.program:main"
 CHILD_FOLDER, REPORT_FOLDER = "child", "report"
 REPORT_FILE = "report.json"
-CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1"}
+CHILD_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def evaluate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -150,7 +151,12 @@ def launch(settings: Settings, model: str, *, threads: int, adapters: dict[str, 
     with log.open("wb") as stream:
         # A session of its own: the terminal's Ctrl-C and hang-up are not for this server.
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # an idle server must not take a trainer's core
         )
     LAUNCHED.append(child)
     deadline = time.monotonic() + START_S

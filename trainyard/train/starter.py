@@ -175,7 +175,11 @@ def run_child(work: Path, report: Report) -> None:
     """Run the training program to its end; its output goes to a file, its progress is read from `events.jsonl`."""
     command = [sys.executable, "-m", "trainyard.train.starter", str(work)]
     with (work / "child.log").open("wb") as log:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        # Spinning threads starve each other, and everybody else, as soon as the machine is shared.
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         read = 0
         while child.poll() is None:
