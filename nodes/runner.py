@@ -93,12 +93,12 @@ class NodeContext:
             self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Hand on what a supervised child says: progress to the bar, warnings to the log."""
+        """Hand on what a supervised child says: progress to the bar, warnings and restarts to the log."""
         if event["event"] == "progress":
             step, total = event.get("step", 0), event.get("total_steps") or 1
             figures = [f"step {step}/{total}"] + [f"{k} {event[k]:.4g}" for k in ("loss",) if event.get(k) is not None]
             self.report(step / total, ", ".join(figures))
-        elif event["event"] == "warning":
+        elif event["event"] in ("warning", "restart"):
             self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
 
     def needed(self, *ports: Port) -> Reference:

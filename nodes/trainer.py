@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -35,15 +34,13 @@ def prepare(context: NodeContext) -> Make:
     job = job_of(context)
 
     def make(folder: Path) -> Produced:
-        made = run_training(
+        return run_training(
             job,
             folder,
             wanted=wanted_by(context.run.run_id),
             on_event=context.on_event,
             settings=context.settings,
         )
-        say_restart(context, made)
-        return made
 
     return make
 
@@ -68,11 +65,3 @@ def job_of(context: NodeContext) -> TrainingJob:
         run=context.run.run_id,
         node=context.node.id,
     )
-
-
-def say_restart(context: NodeContext, made: Produced) -> None:
-    """A training that was started before says from where it went on."""
-    if made.facts.get("attempts", 1) > 1:
-        begun = made.facts.get("restarted_from")
-        where = f"the checkpoint at step {begun['step']}" if begun else "zero, because no checkpoint had been saved"
-        context.say(f"this training was started before; it continued from {where}", logging.WARNING)

@@ -94,6 +94,7 @@ def test_documents_become_checked_rows(work: Path) -> None:
     assert rows is not None
     assert rows > 0
     facts = result.node("validator").facts["sft"]
+    assert f"of {facts['read']} sft ({sum(facts['heldout'].values())} held out" in result.node("validator").message
     assert facts["read"] == facts["kept"] + sum(facts["heldout"].values()) + sum(facts["dropped"].values())
 
 

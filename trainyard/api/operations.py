@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -132,13 +133,13 @@ class RunInput(Model):
 
 def run(given: RunInput, context: Context) -> RunResult:
     """Start a template or a file, or continue a run by its id; with --watch, follow it to its end."""
-    settings = context.settings
+    settings, since = context.settings, time.time()
     started = continued(given, settings) if RUN_ID.fullmatch(given.target) else begun(given, settings)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
     runs = load("trainyard.api.runs", settings)
-    result: RunResult = runs.watch(started.run_id, settings=settings, on_progress=context.on_progress)
+    result: RunResult = runs.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
     return result
 
 

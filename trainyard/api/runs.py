@@ -301,15 +301,19 @@ def refused_parameters(name: str, error: PrefectHTTPStatusError) -> TrainyardErr
     )
 
 
-def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = lambda _event: None) -> RunResult:
-    """Follow a run to its end: its events as they are written, its state from the server once a second."""
+def watch(
+    run_id: str, *, settings: Settings, on_progress: OnProgress = lambda _event: None, since: float = 0.0
+) -> RunResult:
+    """Follow a run to its end: its events as they are written, its state from the server once a second.
+
+    `since` is a time in seconds of the epoch: events before it, those of earlier attempts, are not told again.
+    """
     events = EventReader(settings.runs / run_id)
     state_due, last = 0.0, ""
     started = time.monotonic()
     with client() as prefect:
         while True:
-            for event in events.read():
-                on_progress(event)
+            tell(events, since, on_progress)
             if time.monotonic() >= state_due:
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
@@ -317,9 +321,14 @@ def watch(run_id: str, *, settings: Settings, on_progress: OnProgress = lambda _
                 if run.state is not None and run.state.is_final():
                     break
             time.sleep(POLL_S)
-        for event in events.read():
-            on_progress(event)
+        tell(events, since, on_progress)
         return result_of(prefect, run, events.folder)
+
+
+def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:
+    for event in events.read():
+        if event["time"] >= since:
+            on_progress(event)
 
 
 def tell_state(run: FlowRun, last: str, waited_s: float, on_progress: OnProgress) -> str:

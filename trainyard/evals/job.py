@@ -25,10 +25,13 @@ SETS = (UNSEEN_WORDING, UNSEEN_DOCUMENTS, "heldout")
 """Names of held-out sets, the one that decides the gate first."""
 
 
+SetName = Literal["unseen_wording", "unseen_documents", "heldout"]
+
+
 class HeldOutSet(Strict):
     """One file of rows that training did not see."""
 
-    name: Literal["unseen_wording", "unseen_documents", "heldout"]
+    name: SetName
     port: Port
     path: str
     gold: str = Field("file", description="Where the right answers come from; synthetic ones say so.")
@@ -157,13 +160,15 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     lines: list[BenchmarkSpec] = []
     for held in job.heldout:
         names = ("pairwise_reward_accuracy",) if held.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
-        lines += [by_default(name).model_copy(update={"set": held.name}) for name in names]
-    return (*lines, by_default("forgetting"))
+        lines += [by_default(name, job.config.tolerance, held.name) for name in names]
+    return (*lines, by_default("forgetting", job.config.tolerance))
 
 
-def by_default(name: str) -> BenchmarkSpec:
+def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:
+    """A benchmark that was not listed, with the margins of its row, or with the config's tolerance instead."""
     row = benchmark(name)
-    return BenchmarkSpec(name=name, margin=row.default_margin, relative_margin=row.default_relative_margin)
+    relative = row.default_relative_margin if tolerance is None else tolerance
+    return BenchmarkSpec(name=name, set=chosen_set, margin=row.default_margin, relative_margin=relative)
 
 
 def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:

@@ -97,7 +97,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
         raise TrainyardError(
             "The adapter is not better than its baseline; nothing was deployed.",
             why=" | ".join(verdict["reasons"]),
-            do="Read report.md. A margin for a metric is set at its benchmark in the evaluator's config.",
+            do="Read the run's report. Hold out more rows, train longer, or give a metric's benchmark a margin.",
             code="E-GATE",
         )
     return verdict

@@ -158,6 +158,9 @@ class EvaluatorConfig(Strict):
     )
     primary: str | None = Field(None, description="`benchmark/set` that decides the gate; default: the chain's kind.")
     baseline: Literal["base", "live"] = Field("base", description="The base model, or the adapter now deployed.")
+    tolerance: float | None = Field(
+        None, ge=0, le=1, description="Share of the baseline by which the other default metrics may be worse."
+    )
     confidence: float = Field(0.95, gt=0.5, lt=1)
     resamples: int = Field(2000, ge=100, le=100_000)
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")

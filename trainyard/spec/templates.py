@@ -21,6 +21,7 @@ from trainyard.spec.nodes import (
     DataSourceNode,
     DeployerConfig,
     DeployerNode,
+    EvaluatorConfig,
     EvaluatorNode,
     HoldoutRules,
     Name,
@@ -88,6 +89,9 @@ class PublishForm(Form):
     role: Name = Field("assistant", title="Role", description="The adapter becomes TENANT/ROLE/vN.")
     targets: tuple[TargetForm, ...] = Field((TargetForm(),), title="Targets")
     unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
+    tolerance: float | None = Field(
+        None, ge=0, le=1, title="Tolerance", description="Share by which metrics beside the primary may be worse."
+    )
 
 
 Validate = Annotated[
@@ -312,7 +316,8 @@ def finished(name: str, nodes: list[Any], publish: PublishForm, steps: AnySteps,
         nodes.append(control_node(nodes[-1], nodes[-2].id))
     if evaluate:
         needs = (last, "control") if steps.control else None
-        nodes.append(EvaluatorNode(type="evaluator", id="evaluator", needs=needs))
+        judging = EvaluatorConfig(tolerance=publish.tolerance)
+        nodes.append(EvaluatorNode(type="evaluator", id="evaluator", needs=needs, config=judging))
         last = "evaluator"
     if steps.deploy:
         targets = tuple(Target.model_validate(target.model_dump()) for target in publish.targets)

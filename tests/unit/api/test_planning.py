@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from trainyard.api import planning
+from trainyard.api.terminal import render
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port
@@ -119,6 +120,7 @@ def test_a_plan_says_what_is_missing(here: Settings) -> None:
 def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
     plan = plan_of(here, documents="../outside", model="llama3.2")
     assert {refusal["code"] for refusal in plan.refusals} == {"R-PATH-ROOT", "R-ENGINE-UNRESOLVED"}
+    assert render("plan", plan).count("R-PATH-ROOT") == 1
     assert plan.exit_code == 5
 
 

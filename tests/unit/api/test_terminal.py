@@ -8,7 +8,7 @@ from rich.console import Console
 
 from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
 from trainyard.api.terminal import Progress, print_error, render, table
-from trainyard.errors import NotFound
+from trainyard.errors import NotFound, Reason, Refused
 
 
 def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
@@ -88,6 +88,11 @@ def test_an_error_goes_to_stderr_in_words(capsys: pytest.CaptureFixture[str]) ->
     found = capsys.readouterr()
     assert found.out == ""
     assert found.err == "E-X: No such thing.\n  It is gone.\n  Do: Look elsewhere.\n"
+
+
+def test_a_refusal_s_remedy_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(Refused([Reason("R-X", "trainer", "config", "It cannot.", "Do it so.")]), as_json=False)
+    assert capsys.readouterr().err.count("Do it so.") == 1
 
 
 def test_an_error_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,19 @@ def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
     assert links(found, "trainer-2") == {"preference": ["validator.preference"], "adapter": ["trainer.adapter"]}
 
 
+def test_alignment_can_be_tried_on_a_few_rows_of_each_set() -> None:
+    sets = built("alignment-pipeline", max_rows=50).nodes[0].config.sets
+    assert {port: one.max_rows for port, one in sets.items()} == {Port.SFT: 50, Port.PREFERENCE: 50}
+    assert built("alignment-pipeline").nodes[0].config.sets[Port.SFT].max_rows is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_switches_of_a_form_stand_in_the_order_of_the_nodes(name: str) -> None:
+    order = ["validate", "evaluate", "deploy", "control"]
+    shown = list(TEMPLATES[name].model.model_fields["steps"].default.model_dump())
+    assert shown == [key for key in order if key in shown]
+
+
 def test_rag_checks_answers_against_their_documents() -> None:
     assert built("rag-tuning").nodes[2].config.grounding == 0.6
     assert built("rag-tuning", grounding=0.9).nodes[2].config.grounding == 0.9
