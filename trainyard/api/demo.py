@@ -24,12 +24,16 @@ TEMPLATE = "qa-pipeline"
 ROLE = "manual"
 PARAMETERS: dict[str, Any] = {
     "documents": "docs",
-    "count": 300,
-    "training": {"epochs": 10, "learning_rate": 1.8e-3, "batch_size": 8, "rank": 16, "max_length": 256},
-    "publish": {"role": ROLE, "targets": [{"type": "registry"}, {"type": "embedded"}]},
+    "count": 240,
+    "training": {"epochs": 24, "learning_rate": 3e-3, "batch_size": 8, "rank": 16, "max_length": 256},
+    "publish": {"role": ROLE, "targets": [{"type": "registry"}, {"type": "embedded"}], "tolerance": 0.5},
     "steps": {"validate": True, "evaluate": True, "deploy": True, "control": True},
 }
-"""What a user would put into the form. The figures behind these values are in docs/performance.md."""
+"""What a user would put into the form. The figures behind these values are in docs/performance.md.
+
+The tolerance is wide because five million parameters that learn a manual by heart forget much else, and the report says
+how much; the gate still asks for a proved gain on unseen wording.
+"""
 
 SETS = ("unseen_wording", "unseen_documents")
 PRIMARY = "heldout_loss"
