@@ -1,0 +1,57 @@
+"""What the demo says of a run: its last line, its verdict and its exit code come from the report's intervals alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainyard.api import demo
+from trainyard.api.records import RunResult, RunState
+from trainyard.errors import TrainyardError
+from trainyard.spec.templates import TEMPLATES
+
+BETTER = {"mean": 0.2, "low": 0.1, "high": 0.3}
+UNSURE = {"mean": 0.2, "low": -0.1, "high": 0.5}
+
+
+def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTER) -> demo.DemoResult:
+    row = {
+        "name": "heldout_loss", "set": "unseen_wording", "rows": 60, "baseline": 4.0, "control": 0.5, "candidate": 0.3,
+        "improvement": base, "vs_control": control,
+    }  # fmt: skip
+    return demo.DemoResult(
+        documents=3, pairs=10, kept=6, heldout=3, dropped={"too_long": 1}, sets=(demo.set_result(row),),
+        adapter="default/manual/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.", expected="That.",
+        ui_url="http://127.0.0.1:1", run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
+    )  # fmt: skip
+
+
+def test_better_than_base_and_control_is_ok() -> None:
+    good = result()
+    assert good.exit_code == 0
+    lines = demo.text(good).splitlines()
+    assert lines[-1] == "demo: ok adapter=default/manual/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
+    assert lines[1] == "rows       10 read = 6 kept + 3 held out + dropped (1 too_long)"
+    assert "base       No idea." in lines
+
+
+@pytest.mark.parametrize("fields", [{"base": UNSURE}, {"control": UNSURE}])
+def test_an_interval_that_holds_zero_is_a_failure(fields: dict[str, dict[str, float]]) -> None:
+    bad = result(**fields)
+    assert bad.exit_code == 1
+    assert bad.last_line.startswith("demo: failed adapter=")
+
+
+def test_a_run_that_failed_is_told_in_its_own_words() -> None:
+    run = RunResult(
+        run_id="1", name="n", chain="c", digest="d", state=RunState.FAILED, message="trainer: E-ALL-MASKED", url="u"
+    )
+    with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-ALL-MASKED"):
+        demo.summarize(run, ui_url="", model_url="", seconds=0)
+
+
+def test_its_parameters_are_what_the_form_accepts() -> None:
+    model = TEMPLATES[demo.TEMPLATE].model.model_validate(demo.PARAMETERS)
+    assert model.build().name == demo.TEMPLATE
+    assert Path(demo.PARAMETERS["documents"]).name == "docs"
