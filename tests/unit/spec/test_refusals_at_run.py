@@ -1,0 +1,141 @@
+"""What only a run can know: paths, endpoints, devices, programs and servers of the machine and its operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import chain, node, reasons, source
+from tests.unit.spec.test_refusals import FACTS, at_run, run_codes
+from trainyard.spec.axes import Device
+from trainyard.spec.compat import RunFacts
+
+
+def test_every_path_of_a_chain_is_asked_about() -> None:
+    sets = {"sft": {"path": "/a.jsonl"}, "preference": {"path": "b.jsonl"}, "documents": {"repository": "../code"}}
+    found = at_run(
+        chain(
+            node("data_source", sets=sets),
+            node("validator", evaluation_sets=["fine.jsonl", "../tasks.jsonl"]),
+            node("trainer"),
+            node("evaluator", benchmarks=[{"name": "f1", "path": "/t.jsonl"}, {"name": "f1"}, {"name": "forgetting"}]),
+        )
+    )
+    assert [(reason.code, reason.node, reason.field) for reason in found] == [
+        ("R-PATH-ROOT", "data-source", "config.sets.sft.path"),
+        ("R-PATH-ROOT", "data-source", "config.sets.documents.repository"),
+        ("R-PATH-ROOT", "validator", "config.evaluation_sets.1"),
+        ("R-PATH-ROOT", "evaluator", "config.benchmarks.0.path"),
+    ]
+    assert found[0].because == "The path '/a.jsonl' leads out of the data roots."
+
+
+def test_what_is_not_a_local_path_is_not_asked_about() -> None:
+    everything = RunFacts(path_problem=lambda path: "is asked about")
+    assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
+    assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
+    worker = node("data_source", path="/rows.jsonl", data_worker="http://ours.example:8892")
+    assert run_codes(worker, facts=FACTS) == []
+    assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
+
+
+def test_each_unknown_data_worker_is_told_once() -> None:
+    worker = {"path": "/a.jsonl", "data_worker": "http://theirs.example"}
+    found = at_run(chain(node("data_source", sets={"sft": worker, "preference": worker})))
+    assert [reason.because for reason in found] == [
+        "The data worker http://theirs.example is not one that this installation may ask."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"model": "known"}, []),
+        ({"model": "unknown"}, ["R-ENGINE-UNRESOLVED"]),
+        ({"model": "unknown", "engine": "openai"}, ["R-ENGINE-UNRESOLVED"]),
+        ({"model": "unknown", "engine": "local"}, []),
+        ({"model": "unknown", "base_url": "http://127.0.0.1:1/v1"}, []),
+        ({"model": "unknown", "engine": "vllm"}, ["R-VLLM-CUDA"]),
+    ],
+)
+def test_a_model_needs_somebody_who_answers(config: dict[str, Any], expected: list[str]) -> None:
+    assert run_codes(source("docs"), node("ai_generator", **config)) == expected
+
+
+def test_vllm_needs_cuda_and_its_program() -> None:
+    nodes = source("docs"), node("ai_generator", engine="vllm", model="m")
+    assert run_codes(*nodes, facts=RunFacts(devices=frozenset({Device.CPU, Device.CUDA}))) == []
+    bare = RunFacts(devices=frozenset({Device.CPU}), vllm_install="pip install vllm")
+    assert run_codes(*nodes, facts=bare) == ["R-VLLM-CUDA", "R-VLLM-MISSING"]
+    assert run_codes(source("docs"), node("ai_generator", engine="local", model="m"), facts=bare) == []
+
+
+def test_a_missing_backend_says_why_and_what_is_here() -> None:
+    (reason,) = at_run(chain(source(), node("trainer", backend="unsloth")))
+    assert reason.because == "The backend unsloth is not available here: Not installed."
+    assert reason.instead == "Use one of: trl."
+    (reason,) = at_run(chain(source(), node("trainer", backend="script")), RunFacts(backends={}))
+    assert reason.because == "The backend script is not available here: This version does not have it."
+    assert reason.instead == "Use one of: none is available here."
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "expected"),
+    [
+        ("auto", {Device.CPU}, []),
+        ("cpu", {Device.CPU}, []),
+        ("mps", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda", {Device.CPU, Device.CUDA}, []),
+    ],
+)
+def test_a_device_has_to_be_here(device: str, here: set[Device], expected: list[str]) -> None:
+    assert run_codes(source(), node("trainer", device=device), facts=RunFacts(devices=here)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "here", "expected"),
+    [
+        ("auto", "fp16", {Device.CPU}, ["R-FP16-CPU"]),
+        ("auto", "bf16", {Device.CPU}, []),
+        ("auto", "fp16", {Device.CPU, Device.CUDA}, []),
+        ("cuda", "fp16", {Device.CPU}, ["R-DEVICE-MISSING"]),
+    ],
+)
+def test_half_precision_where_the_device_shows_at_run(
+    device: str, precision: str, here: set[Device], expected: list[str]
+) -> None:
+    trainer = node("trainer", device=device, hyperparameters={"precision": precision})
+    assert run_codes(source(), trainer, facts=RunFacts(devices=here)) == expected
+
+
+@pytest.mark.parametrize(("embedded", "expected"), [(False, ["R-TARGET-DOWN"]), (True, []), (None, [])])
+def test_the_embedded_server_has_to_be_up(embedded: bool | None, expected: list[str]) -> None:
+    nodes = [source(), node("validator"), node("trainer"), node("evaluator")]
+    targets = [{"type": "registry"}, {"type": "embedded", "url": "http://127.0.0.1:1"}, {"type": "embedded"}]
+    found = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
+    assert [reason.code for reason in found] == expected
+    assert [reason.field for reason in found] == ["config.targets.2.type"] * len(expected)
+
+
+def test_nothing_is_refused_for_what_is_not_known() -> None:
+    nodes = [source("/docs"), node("ai_generator", model="m"), node("trainer", backend="mlx", device="mps")]
+    assert run_codes(*nodes, facts=RunFacts()) == []
+
+
+def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
+    found = reasons(
+        node("trainer", method="qlora", quantization="gguf"), source(), node("validator", min_tokens=600),
+        node("trainer", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"), node("deployer"),
+    )  # fmt: skip
+    assert [(reason.node, reason.code) for reason in found] == [
+        ("trainer", "R-PORT-SFT"),
+        ("trainer", "R-TRL-METHOD"),
+        ("trainer", "R-QUANT-EXPORT"),
+        ("validator", "R-TOKEN-RANGE"),
+        ("trainer-2", "R-TRL-PPO"),
+        ("trainer-2", "R-FP16-CPU"),
+        ("trainer-2", "R-ADAPTER-METHOD"),
+        ("deployer", "R-UNEVALUATED"),
+    ]
