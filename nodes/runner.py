@@ -8,7 +8,6 @@ which verifies their bytes, so Prefect's own cache is off: there is one truth ab
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -178,9 +177,7 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
         # Another run may have made the same result while this one waited for the slot.
         found = None if anew else store.find(key)
         if found is None:
-            make = prepare(context)
-            shutil.rmtree(store.folder(key), ignore_errors=True)
-            found = store.produce(key, make)
+            found = store.produce(key, prepare(context), replace=anew)
     return found
 
 

@@ -10,12 +10,14 @@ renames the folder to its key. Nodes hand each other a `Reference`, never data.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from trainyard.spec.axes import Port
 from trainyard.spec.chain import digest
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
+REPLACED = ".replaced"
 Facts = dict[str, Any]
 
 
@@ -150,16 +154,18 @@ class ArtifactStore:
             )
         return NodeOutput.model_validate({**manifest["output"], "reused": True})
 
-    def produce(self, key: str, make: Callable[[Path], Produced]) -> NodeOutput:
-        """Call `make(folder)` with an empty folder and commit what it left; nothing is left behind if it fails."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{key[:12]}-", dir=self.root))
-        try:
-            return self.commit(key, temporary, make(temporary))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    def produce(self, key: str, make: Callable[[Path], Produced], *, replace: bool = False) -> NodeOutput:
+        """Call `make(folder)` with an empty folder and commit what it left; nothing is left behind if it fails.
 
-    def commit(self, key: str, temporary: Path, produced: Produced) -> NodeOutput:
+        With `replace`, a result that stands there already is exchanged, and kept for as long as the new one is not
+        whole. What a killed process left in this store is removed on the way.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        sweep_work_folders(self.root)
+        with work_folder(self.root, key) as temporary:
+            return self.commit(key, temporary, make(temporary), replace=replace)
+
+    def commit(self, key: str, temporary: Path, produced: Produced, *, replace: bool = False) -> NodeOutput:
         """fsync, hash, write the manifest last, rename. A result that another process committed first is kept."""
         final = self.folder(key)
         files = describe_files(temporary)
@@ -170,6 +176,8 @@ class ArtifactStore:
         write_json_durably(temporary / MANIFEST, {"files": files, "output": output.model_dump(mode="json")})
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary.chmod(0o755)
+        if final.exists() and (replace or not (final / MANIFEST).is_file()):
+            final.rename(temporary.with_name(f"{temporary.name}{REPLACED}"))
         try:
             temporary.rename(final)
         except OSError:
@@ -180,6 +188,40 @@ class ArtifactStore:
             return existing
         fsync_path(final.parent)
         return output
+
+
+@contextlib.contextmanager
+def work_folder(root: Path, key: str) -> Iterator[Path]:
+    """An empty folder `root/.<key>-<random>`, removed at the end unless it was renamed.
+
+    A lock on the file beside it says that its owner lives. A lock of the operating system ends with its process, also
+    in another container, where a process id would say nothing.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{key[:12]}-", suffix=LOCK, dir=root)
+    folder = Path(name.removesuffix(LOCK))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        remove_work_folder(folder)
+        os.close(descriptor)
+
+
+def sweep_work_folders(root: Path) -> None:
+    """Remove the work folders whose owners are dead."""
+    for lock in root.glob(f".*{LOCK}"):
+        # The lock is held by a living owner, or its folder was finished in the meantime: nothing is left behind.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_work_folder(Path(str(lock).removesuffix(LOCK)))
+
+
+def remove_work_folder(folder: Path) -> None:
+    """The folder, the result that it replaced, and its lock."""
+    for path in (folder, folder.with_name(f"{folder.name}{REPLACED}")):
+        shutil.rmtree(path, ignore_errors=True)
+    Path(f"{folder}{LOCK}").unlink(missing_ok=True)
 
 
 def reference(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import random
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ SKIPPED_FOLDERS = frozenset(
 MAX_DOCSTRING_CHARS = 6000
 MAX_ANSWER_CHARS = 320
 MIN_ANSWER_CHARS = 12
+MIN_PHRASE_CHARS = 4
 
 WORDINGS = {
     "function": ("What does {name} do?", "Explain the function {name}.", "How would you describe {name}?"),
@@ -32,6 +34,44 @@ WORDINGS = {
     "module": ("What is the module {name} for?", "What is {name}?", "Describe the module {name}."),
     "topic": ("What does Python say about {name}?", "Explain {name} in Python.", "Tell me about {name}."),
 }
+
+PHRASE_WORDINGS = (
+    "What is said about {phrase}?",
+    "Which statement mentions {phrase}?",
+    '"{phrase}": quote the sentence.',
+    "Find the sentence on {phrase}.",
+    "Tell me something about {phrase}.",
+    "{phrase}?",
+    "Please explain {phrase}.",
+    'Do you know anything on "{phrase}"?',
+    "I would like to know about {phrase}, please.",
+    'Can you help me with "{phrase}"?',
+    'Say what "{phrase}" is about.',
+    "Looking for {phrase}. What do the docs say?",
+    "I am new to this. What about {phrase}?",
+    "Write a sentence with {phrase} in it.",
+    "How is {phrase} described?",
+    'My colleague asked about "{phrase}". What do I answer?',
+)
+PHRASE_IN_WORDINGS = (
+    "{name}: what is said about {phrase}?",
+    "Which statement of {name} mentions {phrase}?",
+    'What do we read on "{phrase}" in "{name}"?',
+    "{phrase}, as in {name}, please.",
+    'Quote "{name}" on "{phrase}".',
+    'I have "{name}" before me. Where is {phrase}?',
+    'My colleague asked about "{phrase}" of "{name}". What do I answer?',
+    "{name} / {phrase}",
+    'How are {phrase} and "{name}" related?',
+    "Looking for {phrase} in {name}.",
+)
+"""Ways to ask for a sentence by a few of its words. Docstrings seldom repeat what was asked; a model that has never
+seen a question and its answer share words does not look at the question, and no short adapter teaches it to."""
+PHRASES_PER_PASSAGE = 6
+SENTENCE_WORDS = range(6, 41)
+MAX_SENTENCE_CHARS = 260
+LEADING_PHRASES = 0.4
+"""Share of the phrases that open their sentence, as the topic of a definition does."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +157,7 @@ def topic_passages(tree: ast.Module) -> Iterator[Passage]:
     for name, text in ast.literal_eval(assignment.value).items():
         cleaned = re.sub(r"\n[*=\-~^]{3,}\n", "\n", inspect.cleandoc(text))
         yield Passage(cleaned)
+        yield from phrase_questions(cleaned, name)
         paragraphs = [part for part in cleaned.split("\n\n")[1:] if part[:1].isalpha()]
         yield from questions(name, "topic", paragraphs[0] if paragraphs else "")
 
@@ -126,6 +167,7 @@ def docstring_passages(tree: ast.Module, module: str) -> Iterator[Passage]:
         if not doc.isascii() and sum(not character.isascii() for character in doc) > len(doc) // 10:
             continue
         yield Passage(f"{kind} {name}{signature}\n{doc[:MAX_DOCSTRING_CHARS]}")
+        yield from phrase_questions(doc, name)
         yield from questions(name, kind, doc.split("\n\n")[0])
 
 
@@ -151,3 +193,27 @@ def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:
     for number, wording in enumerate(WORDINGS[kind]):
         if number != skipped:
             yield Passage(answer, question=wording.format(name=name))
+
+
+def phrase_questions(text: str, name: str) -> Iterator[Passage]:
+    """The first sentences of a text, each asked for by one to four of its words, half of them with the text's name.
+
+    What is asked depends on the sentence alone.
+    """
+    for sentence in list(sentences(text))[:PHRASES_PER_PASSAGE]:
+        draw = random.Random(sentence)
+        words = sentence.split()
+        length = draw.randint(1, 4)
+        start = 0 if draw.random() < LEADING_PHRASES else draw.randrange(len(words) - length)
+        phrase = " ".join(words[start : start + length]).strip(" .,;:()\"'")
+        if len(phrase) >= MIN_PHRASE_CHARS:
+            wordings = draw.choice((PHRASE_WORDINGS, PHRASE_IN_WORDINGS))
+            yield Passage(sentence, question=draw.choice(wordings).format(phrase=phrase, name=name))
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of running text, on one line each; tables, lists of names and code are left out."""
+    for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`])|\n\n", text):
+        flat = " ".join(part.split())
+        if flat[:1].isalpha() and len(flat.split()) in SENTENCE_WORDS and len(flat) < MAX_SENTENCE_CHARS:
+            yield flat

@@ -67,7 +67,7 @@ class Recipe:
     """Everything that decides the weights, the corpus excepted."""
 
     steps: int
-    version: int = 1
+    version: int = 2
     vocabulary: int = 4096
     layers: int = 4
     hidden: int = 256

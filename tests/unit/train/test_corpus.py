@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.train.corpus import Passage, corpus_sources, project_docs, read_corpus
+from trainyard.train.corpus import (
+    PHRASES_PER_PASSAGE,
+    WORDINGS,
+    Passage,
+    corpus_sources,
+    phrase_questions,
+    project_docs,
+    read_corpus,
+)
 
 MODULE = '''"""Small things."""
 raise SystemExit("this module must not run")
@@ -69,7 +77,28 @@ def test_docstrings_become_text_and_questions(library: Path) -> None:
     answers = {passage.text for passage in found if passage.question and "small.Box.open" in passage.question}
     assert answers == {"Show what is inside of it."}
     asked = [passage.question for passage in found if passage.text == "Join the parts with a separator."]
-    assert len(asked) == len(set(asked)) == 2
+    by_name = {wording.format(name="small.join") for wording in WORDINGS["function"]} & set(asked)
+    assert len(by_name) == 2
+
+
+def test_sentences_are_asked_for_by_words_of_theirs(library: Path) -> None:
+    found = [passage for passage in passages(library) if passage.text == "Join the parts with a separator."]
+    named = {wording.format(name="small.join") for wording in WORDINGS["function"]}
+    asked = [passage.question for passage in found if passage.question and passage.question not in named]
+    assert len(asked) == 1
+    assert any(word in asked[0] for word in ("Join", "the parts", "with a", "separator"))
+
+
+def test_phrase_questions_are_repeatable_and_bounded() -> None:
+    text = " ".join(f"Sentence number {n} speaks of the thing called thing{n}." for n in range(9)) + "\n\nname  value"
+    found = list(phrase_questions(text, "things"))
+    assert found == list(phrase_questions(text, "things"))
+    assert 1 <= len(found) <= PHRASES_PER_PASSAGE
+    assert all(passage.text.startswith("Sentence number") for passage in found)
+
+
+def test_what_is_not_a_sentence_is_not_asked_for() -> None:
+    assert list(phrase_questions("a = 1\n\n----\n\nToo short.\n\n" + "word " * 60, "things")) == []
 
 
 def test_topics_are_read_without_running_them(library: Path) -> None:
