@@ -25,7 +25,7 @@ ROLE = "manual"
 PARAMETERS: dict[str, Any] = {
     "documents": "docs",
     "count": 240,
-    "training": {"epochs": 16, "learning_rate": 1.2e-3, "batch_size": 8, "rank": 32, "max_length": 256},
+    "training": {"epochs": 20, "learning_rate": 2e-3, "batch_size": 8, "rank": 32, "max_length": 256},
     "publish": {"role": ROLE, "targets": [{"type": "registry"}, {"type": "embedded"}], "tolerance": 0.5},
     "steps": {"validate": True, "evaluate": True, "deploy": True, "control": True},
 }
