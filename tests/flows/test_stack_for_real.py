@@ -93,6 +93,20 @@ def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -
     assert "data-source  reused" in done.stdout
 
 
+def test_a_run_outlives_its_worker(stack: Stack) -> None:
+    run_id = stack.json(*job(800))["run_id"]
+    until(lambda: stack.last_progress(run_id) > 0.02, 120)
+    worker = running(stack.settings, "worker")
+    assert worker is not None
+    assert worker.process() is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    again = stack.command("up")
+    assert run_id not in again.stderr, "the run's process lives, so the run is not dead"
+    until(lambda: stack.state_of(run_id)["type"] not in ("RUNNING", "PENDING"), 240)
+    assert stack.state_of(run_id)["type"] == "COMPLETED"
+    assert "2 nodes finished" in stack.state_of(run_id)["message"]
+
+
 def test_down_ends_what_up_started_and_nothing_else(stack: Stack) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     try:
