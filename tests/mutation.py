@@ -35,9 +35,10 @@ CPU_SECONDS = 120
 
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "compat": (
-        ["trainyard/spec/compat/data.py", "trainyard/spec/compat/judging.py", "trainyard/spec/compat/run.py",
-         "trainyard/spec/compat/training.py", "trainyard/spec/compat/place.py"],
-        ["tests/unit/spec/test_refusals.py", "tests/unit/spec/test_refusals_at_run.py"],
+        ["trainyard/spec/compat/data.py", "trainyard/spec/compat/engine.py", "trainyard/spec/compat/judging.py",
+         "trainyard/spec/compat/run.py", "trainyard/spec/compat/training.py", "trainyard/spec/compat/place.py"],
+        ["tests/unit/spec/test_refusals.py", "tests/unit/spec/test_refusals_trainer.py",
+         "tests/unit/spec/test_refusals_at_run.py"],
     ),
     "ports": (["trainyard/spec/ports.py"], ["tests/unit/spec/test_ports.py", "tests/unit/spec/test_refusals.py"]),
     "balance": (

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
+from trainyard.backends import native_program, trl_program
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl_program import train
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE, Events
 from trainyard.compute.supervise import ignore
 from trainyard.compute.tail import Event
-from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
+from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.settings import load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes import BackendName, Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 MAX_LENGTH = 40
@@ -61,9 +64,26 @@ class Ran:
         return [given for given in self.events if given["event"] == event]
 
 
+def labelled_rows() -> list[Row]:
+    """Each answer of the pairs by itself, with its verdict."""
+    pairs = [row for row in preference_rows() if isinstance(row, PreferenceRow)]
+    return [
+        LabelledRow(pair.prompt, answer, label)
+        for pair in pairs
+        for answer, label in ((pair.chosen, True), (pair.rejected, False))
+    ]
+
+
 def write_data(folder: Path) -> dict[Port, Path]:
-    """Both data sets below a folder."""
-    sets = {Port.SFT: sft_rows(), Port.PREFERENCE: preference_rows()}
+    """A data set for every port that a stage reads, below a folder."""
+    sets = {
+        Port.SFT: sft_rows(),
+        Port.PREFERENCE: preference_rows(),
+        Port.LABELLED: labelled_rows(),
+        Port.TEXT: [
+            TextRow(" ".join(m.content for m in row.messages)) for row in sft_rows() if isinstance(row, SftRow)
+        ],
+    }
     for port, rows in sets.items():
         write_rows(folder / port.value / "rows.arrow", port, rows)
     return {port: folder / port.value for port in sets}
@@ -81,7 +101,7 @@ class Jobs:
         self, port: Port = Port.SFT, *, adapter: Path | None = None, base: Path | None = None, **config: Any
     ) -> TrainingJob:
         hyper = {"epochs": 2, "learning_rate": 1e-2, "max_length": MAX_LENGTH, "precision": "fp32"}
-        given = {"stage": "dpo" if port is Port.PREFERENCE else "sft", **config}
+        given = {"backend": "trl", "stage": "dpo" if port is Port.PREFERENCE else "sft", **config}
         given["hyperparameters"] = {**hyper, **config.get("hyperparameters", {})}
         model = base or self.model
         return TrainingJob(
@@ -108,6 +128,9 @@ class StopAfter(Events):
             self.request_stop()
 
 
+PROGRAMS: dict[BackendName, Any] = {BackendName.TRL: trl_program, BackendName.NATIVE: native_program}
+
+
 def train_here(job: TrainingJob, folder: Path, stop_after: int | None = None) -> Ran:
     """Run the training program in this process: no import cost, the same code. May raise `Stopped`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +140,7 @@ def train_here(job: TrainingJob, folder: Path, stop_after: int | None = None) ->
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the libraries; what matters to a user is an event
-            train(folder, events)
+            PROGRAMS[job.config.backend].train(folder, events)
     finally:
         events.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -134,3 +157,15 @@ def train_as_child(job: TrainingJob, folder: Path, note: Callable[[Event], None]
 
     run_training(job, folder / "out", settings=load_settings(home=folder / "home"), on_event=listen, **options)
     return Ran(folder / "out" / job.output.value, events)
+
+
+def broken_model(tiny_model: Path, folder: Path) -> Path:
+    """The tiny model with one weight that is no number."""
+    folder.mkdir()
+    for path in tiny_model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    weights[name][0, 0] = math.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -21,11 +21,14 @@ from trainyard.api import terminal
 from trainyard.api.operations import OPERATIONS, Context
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import settings
+from trainyard.spec.axes import Method, Stage
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 adapters = typer.Typer(no_args_is_help=True, help="The registry of deployed adapter versions.")
 starter = typer.Typer(no_args_is_help=True, help="The small model that everything runs with by default.")
+renderers = typer.Typer(no_args_is_help=True, help="How conversations become tokens.")
 app.add_typer(adapters, name="adapters")
+app.add_typer(renderers, name="renderers")
 app.add_typer(starter, name="starter")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -125,6 +128,29 @@ def adapters_list(
 @adapters.command("show", help=OPERATIONS["adapters show"].summary)
 def adapters_show(name: Annotated[str, typer.Argument(metavar="TENANT/ROLE[/vN]")], as_json: Json = False) -> None:
     perform("adapters show", as_json, name=name)
+
+
+@app.command("prove-resume", help=OPERATIONS["prove-resume"].summary)
+def prove_resume(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All seventy combinations of stage and method.")] = False,
+    stage: Annotated[list[Stage] | None, typer.Option(help="Only this stage; may be repeated.")] = None,
+    method: Annotated[list[Method] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    jobs: Annotated[int, typer.Option(help="Combinations at a time.")] = 2,
+    as_json: Json = False,
+) -> None:
+    given = {"stages": tuple(stage or ()), "methods": tuple(method or ()), "jobs": jobs}
+    perform("prove-resume", as_json, everything=everything, **given)
+
+
+@renderers.command("verify", help=OPERATIONS["renderers verify"].summary)
+def renderers_verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Renderers, templates or .jinja files; default: all.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    perform("renderers verify", as_json, names=tuple(names or ()))
 
 
 @starter.command("build", help=OPERATIONS["starter build"].summary)

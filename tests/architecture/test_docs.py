@@ -9,14 +9,16 @@ import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, sources
 from trainyard.cli import adapters as adapter_commands
-from trainyard.cli import app, starter
+from trainyard.cli import app, renderers, starter
 from trainyard.spec.compat import ROWS
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
-COMMAND = re.compile(r"(?:^ {4,}|`)trainyard ([a-z]+)(?: ([a-z]+))?", re.MULTILINE)
+COMMAND = re.compile(r"(?:^ {4,}|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
+
+GROUPS = {"adapters": adapter_commands, "renderers": renderers, "starter": starter}
 
 
 def product_codes() -> set[str]:
@@ -27,8 +29,7 @@ def product_codes() -> set[str]:
 
 def commands() -> set[str]:
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    groups = {"adapters": adapter_commands, "starter": starter}
-    for group, commands_of in groups.items():
+    for group, commands_of in GROUPS.items():
         names.add(group)
         names |= {f"{group} {command.name}" for command in commands_of.registered_commands}
     return names
@@ -57,6 +58,6 @@ def test_commands_exist(page: Path) -> None:
     unknown = [
         f"{first} {second}".strip()
         for first, second in COMMAND.findall(page.read_text())
-        if first not in known or (first in ("adapters", "starter") and second and f"{first} {second}" not in known)
+        if first not in known or (first in GROUPS and second and f"{first} {second}" not in known)
     ]
     assert not unknown

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 """Node type -> folders of the library whose code makes its result."""
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "trainer": ("torch", "transformers", "peft", "trl"),
+    "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
     "evaluator": ("torch", "transformers", "peft"),
 }
 """Node type -> packages whose version changes its result."""

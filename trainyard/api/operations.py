@@ -18,11 +18,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.api import demo, doctor, planning, services, stack
+from trainyard.api import demo, doctor, planning, proof, renderers, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.serve import embedded
 from trainyard.settings import Settings
+from trainyard.spec.axes import Method, Stage
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import resolve_model
 
@@ -95,6 +96,8 @@ def check(given: CheckInput, context: Context) -> CheckOutput:
 def check_file(path: Path, settings: Settings) -> FileCheck:
     try:
         chain = planning.resolved(planning.asked(str(path)).spec, settings)
+        if reasons := renderers.template_reasons(chain, settings):
+            raise Refused(reasons)
     except Refused as refused:
         rows = tuple(ReasonRow(**reason.as_dict(), line=reason.line()) for reason in refused.reasons)
         return FileCheck(file=str(path), ok=False, reasons=rows)
@@ -344,6 +347,34 @@ def starter_build(_: Nothing, context: Context) -> Record:
                           "parameters": source.parameters})  # fmt: skip
 
 
+# renderers
+
+
+class RenderersInput(Model):
+    names: tuple[str, ...] = ()
+    """Renderers, templates or .jinja files; none means all."""
+
+
+def renderers_verify(given: RenderersInput, _context: Context) -> renderers.RendererTable:
+    """Try the chat templates that are known, or a .jinja file: are turns kept, which tokens end an answer."""
+    return renderers.verify(given.names)
+
+
+# prove-resume
+
+
+class ProveInput(Model):
+    everything: bool = False
+    stages: tuple[Stage, ...] = ()
+    methods: tuple[Method, ...] = ()
+    jobs: int = Field(2, ge=1, le=64)
+
+
+def prove_resume(given: ProveInput, context: Context) -> proof.Proof:
+    """Show that a training that was stopped or killed ends in the same bits as one that was not."""
+    return proof.prove(*proof.chosen(given.stages, given.methods, given.everything), given.jobs, context.say)
+
+
 @dataclass(frozen=True)
 class Operation:
     """One verb: what it takes, what it gives, and the function."""
@@ -368,6 +399,8 @@ OPERATIONS: dict[str, Operation] = {
     "doctor": Operation(Nothing, doctor.Diagnosis, examine),
     "adapters list": Operation(AdaptersInput, Rows, adapters_list),
     "adapters show": Operation(AdapterName, Record, adapters_show),
+    "prove-resume": Operation(ProveInput, proof.Proof, prove_resume),
+    "renderers verify": Operation(RenderersInput, renderers.RendererTable, renderers_verify),
     "starter build": Operation(Nothing, Record, starter_build),
 }
 

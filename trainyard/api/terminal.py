@@ -187,6 +187,30 @@ def adapters_text(result: Any) -> str:
     return table([[str(row[key]) for key in header] for row in result.rows], header)
 
 
+def renderers_text(result: Any) -> str:
+    """The table, then what is wrong, a line each."""
+    kinds = list(result.rows[0].kinds) if result.rows else []
+    header = ("renderer", "template", "extends", *kinds, "stop tokens", "sha256")
+    rows = [
+        (row.renderer, row.template, "yes" if row.extension else "no", *row.kinds.values(), " ".join(row.stops),
+         row.sha256[:12])
+        for row in result.rows
+    ]  # fmt: skip
+    return "\n".join([table(rows, header), *(f"{row.template}: {row.problem}" for row in result.rows if row.problem)])
+
+
+def proof_text(result: Any) -> str:
+    header = ("stage", "loss", "method", "mode", "verdict", "weights", "seconds")
+    rows = [
+        (cell.stage, cell.loss or "", cell.method, cell.mode,
+         "identical" if cell.identical else f"DIFFERS: {', '.join(cell.differs)}", cell.sha256["weights"][:12],
+         f"{cell.seconds:.1f}")
+        for cell in result.cells
+    ]  # fmt: skip
+    identical = sum(cell.identical for cell in result.cells)
+    return f"{table(rows, header)}\n{identical} of {len(result.cells)} identical in {result.seconds:.0f} s"
+
+
 def record_text(result: Any) -> str:
     return json.dumps(result.record, indent=2, default=str)
 
@@ -202,5 +226,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "plan": plan_text,
     "adapters list": adapters_text,
     "adapters show": record_text,
+    "prove-resume": proof_text,
+    "renderers verify": renderers_text,
     "starter build": record_text,
 }

@@ -72,11 +72,13 @@ class Backend(Protocol):
         """What the program needs in its environment beside ours."""
 
 
-BACKENDS: dict[BackendName, str] = {BackendName.TRL: "trainyard.backends.trl"}
+BACKENDS: dict[BackendName, str] = {
+    BackendName.NATIVE: "trainyard.backends.native",
+    BackendName.TRL: "trainyard.backends.trl",
+}
 """Name -> module of the backends that are built in."""
 
 ABSENT: dict[BackendName, str] = {
-    BackendName.NATIVE: "The native engine is not part of this version.",
     BackendName.UNSLOTH: "unsloth needs a CUDA device and its own environment, and is not connected yet.",
     BackendName.AXOLOTL: "axolotl needs its own environment, and is not connected yet.",
     BackendName.DEEPSPEED: "deepspeed needs several CUDA devices, and is not connected yet.",
@@ -130,7 +132,7 @@ def load(name: BackendName) -> Backend:
 def probe(name: BackendName) -> Probe:
     """Whether a backend can be used here; never raises."""
     if name not in BACKENDS:
-        return Probe(False, why=ABSENT[name], fix="Use backend: trl, which is built in.")
+        return Probe(False, why=ABSENT[name], fix="Use backend: native or trl, which are built in.")
     return cast(Backend, importlib.import_module(BACKENDS[name])).probe()
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, TaskType
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from trainyard.backends.base import TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Device, Method
+from trainyard.train.methods.adapters import NEW, inject
+from trainyard.train.methods.loading import require_same_base
+from trainyard.train.methods.lora import adapter_shape, targets
 from trainyard.train.templates import PLAIN_TEMPLATE
-
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def pick_device(asked: Device) -> str:
@@ -62,51 +62,15 @@ def load_base(job: TrainingJob, device: str) -> Any:
     return model
 
 
-def lora_config(job: TrainingJob) -> LoraConfig:
-    """PEFT's form of the resolved adapter settings."""
-    lora = job.config.lora
-    alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
-    modules = list(ATTENTION) if lora.target_modules == "attention-only" else lora.target_modules
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank or 8,
-        lora_alpha=alpha,
-        lora_dropout=lora.dropout or 0.0,
-        target_modules=modules if isinstance(modules, str) else list(modules or ATTENTION),
-        modules_to_save=list(lora.modules_to_save) or None,
-        layers_to_transform=list(lora.layers) if lora.layers is not None else None,
-        use_rslora=lora.rslora,
-        use_dora=job.config.method is Method.DORA,
-    )
-
-
 def with_adapter(model: Any, job: TrainingJob) -> Any:
     """The model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
     if job.config.method is Method.FULL:
         return model
     if job.adapter is not None:
-        require_same_base(job)
+        require_same_base(Path(job.adapter), job.base_sha256, job.node or None)
         return PeftModel.from_pretrained(model, job.adapter, is_trainable=True)
-    try:
-        return get_peft_model(model, lora_config(job))
-    except ValueError as error:
-        raise InvalidInput(
-            f"The adapter does not fit the model {job.base}.",
-            why=str(error).splitlines()[0],
-            do="Use lora.target_modules: all-linear, or name modules that the model has.",
-            code="E-TARGET-MODULES",
-        ) from error
-
-
-def require_same_base(job: TrainingJob) -> None:
-    """An adapter continues only on the very weights that it was trained on."""
-    path = Path(job.adapter or "") / TRAINING_FILE
-    recorded = json.loads(path.read_text(encoding="utf-8")).get("base_sha256") if path.is_file() else None
-    if recorded and job.base_sha256 and recorded != job.base_sha256:
-        because = f"The earlier adapter belongs to base {recorded[:12]}, this trainer has base {job.base_sha256[:12]}."
-        raise Refused(
-            [Reason("R-BASE-MISMATCH", job.node or None, "config.base_model", because, "the same base_model.")]
-        )
+    config = adapter_shape(job.config, TaskType.CAUSAL_LM, targets(model, job.config.lora))
+    return inject(model, config, NEW)
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

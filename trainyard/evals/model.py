@@ -26,7 +26,7 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, common_prefix, template_limits
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, template_limits
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""
@@ -95,12 +95,10 @@ class HuggingFaceModel:
         """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
         try:
             with template_limits():
-                asked = self.renderer.text([*case.prompt], case.tools, ask=True)
-                whole = self.renderer.text([*case.prompt, answer], case.tools, ask=False)
+                asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
         except TemplateError:
             return None
-        start = common_prefix(asked, whole)
-        given, learned = self.renderer.ids(whole[:start]), self.renderer.learned_ids(whole[start:].rstrip())
+        given, learned = self.renderer.ids(asked), self.renderer.learned_ids(said)
         if not learned or len(given) + len(learned) > self.context:
             return None
         return Tokens([*given, *learned], len(given))

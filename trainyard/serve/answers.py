@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -16,6 +17,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.serve.inference import Engine, Generation, Step, TokenLogprob, Worker
 from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, Sampling, from_trainyard, sse
@@ -158,12 +160,14 @@ class Answers:
         if self.engine.tokenizer.chat_template is None:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
         try:
-            encoded: Any = self.engine.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=True
-            )
+            return self.renderer.ids(self.renderer.text(messages, ask=True))
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
-        return list(encoded["input_ids"])
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """Writes prompts as training does; control tokens in a message stay text."""
+        return Renderer(self.engine.tokenizer)
 
     def text_prompt(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -13,13 +13,13 @@ from typing import Any
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec import compat
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, Engine, Port
+from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, Engine, Method, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.parse import ParsedNode, closest, number, parse_nodes
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, NodeBase, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire
-from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, resolve_trainer
+from trainyard.spec.training import EngineSettings, LoraSettings, Strict, TrainerConfig, resolve_trainer
 
 __all__ = ["Defaults", "ResolvedChain", "ResolvedNode", "Source", "check", "resolve"]
 
@@ -262,9 +262,18 @@ def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaul
     """A trainer after another takes over its base model, and its adapter's shape where it names none of its own."""
     base_model = before.base_model if before and before.base_model else defaults.base_model
     continues = before is not None and config.adapter == "continue" and config.method in ADAPTER_METHODS
-    if before is not None and continues and before.method in ADAPTER_METHODS and config.lora == LoraSettings():
-        config = config.model_copy(update={"lora": before.lora})
+    if before is not None and continues and before.method in ADAPTER_METHODS:
+        config = in_the_shape_of(before, config)
     return resolve_trainer(config, base_model)
+
+
+def in_the_shape_of(before: TrainerConfig, config: TrainerConfig) -> TrainerConfig:
+    """The config with the shape of the earlier adapter, where it names none of its own."""
+    lora = before.lora if config.lora == LoraSettings() else config.lora
+    engine = config.engine
+    if config.method is before.method is Method.OFT and engine.oft_block_size == EngineSettings().oft_block_size:
+        engine = engine.model_copy(update={"oft_block_size": before.engine.oft_block_size})
+    return config.model_copy(update={"lora": lora, "engine": engine})
 
 
 def trainer_before(inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str, Strict]) -> TrainerConfig | None:

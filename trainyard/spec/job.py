@@ -10,7 +10,14 @@ from trainyard.spec.axes import BackendName, DataFormat, Device, Method, Quantiz
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import trainer_words
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, TrainerNode, Url
-from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+from trainyard.spec.training import (
+    EngineSettings,
+    Hyperparameters,
+    LoraSettings,
+    PreferenceSettings,
+    Strict,
+    TrainerConfig,
+)
 
 
 class DatasetSpec(Strict):
@@ -31,11 +38,12 @@ class JobSpec(Strict):
     base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
     stage: Stage = Stage.SFT
     method: Method = Method.LORA
-    backend: BackendName = BackendName.TRL
+    backend: BackendName = BackendName.NATIVE
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     lora: LoraSettings = Field(default_factory=LoraSettings)
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
     quantization: Quantization | None = None
+    engine: EngineSettings = Field(default_factory=EngineSettings)
     device: Device = Device.AUTO
     budget_s: int | None = Field(None, ge=1, le=2_592_000)
 

@@ -39,6 +39,9 @@ from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSet
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
 
 
+WITHOUT_RANK = (Method.OFT, Method.FREEZE, Method.FULL)
+
+
 class Form(Strict):
     """A part of a form. Keys are written as they are shown, `validate` too."""
 
@@ -50,13 +53,15 @@ class Form(Strict):
 class TrainingForm(Form):
     """How the adapter is trained."""
 
-    method: Literal["lora", "dora", "full"] = Field("lora", title="Method", description="Which weights move.")
+    method: Literal["lora", "qlora", "dora", "lora_plus", "oft", "freeze", "full"] = Field(
+        "lora", title="Method", description="Which weights move."
+    )
     epochs: float = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
     learning_rate: float | None = Field(
         None, gt=0, le=1, title="Learning rate", description="Peak; empty takes the method's vetted value."
     )
     batch_size: int = Field(4, ge=1, le=4096, title="Batch size", description="Rows per step.")
-    rank: int = Field(32, ge=1, le=256, title="Rank", description="Rank of the adapter; alpha is twice the rank.")
+    rank: int = Field(32, ge=1, le=256, title="Rank", description="Rank of a low-rank adapter; alpha is twice it.")
     max_length: int = Field(
         512, ge=8, le=1_048_576, title="Longest row", description="In tokens; longer rows are dropped."
     )
@@ -66,7 +71,7 @@ class TrainingForm(Form):
 class AlignmentForm(Form):
     """How preferences are learned (direct preference optimisation)."""
 
-    loss: Literal["sigmoid", "hinge", "ipo"] = Field("sigmoid", title="Loss")
+    loss: Literal["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"] = Field("sigmoid", title="Loss")
     beta: float = Field(
         0.1, gt=0, le=100, title="Beta", description="How strongly the model is held to where it began."
     )
@@ -280,8 +285,8 @@ def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
 
 
 def shape(training: TrainingForm) -> LoraSettings:
-    """The adapter's shape; none for full weights."""
-    return LoraSettings() if training.method == "full" else LoraSettings(rank=training.rank)
+    """The adapter's shape; none where no low-rank adapter is trained."""
+    return LoraSettings() if training.method in WITHOUT_RANK else LoraSettings(rank=training.rank)
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:

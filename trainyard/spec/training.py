@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from trainyard.spec.axes import (
     BackendName,
@@ -24,6 +25,15 @@ class Strict(BaseModel):
     """A misspelt key is an error here, never a silent default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
+NO_STEP_OF_THEIR_OWN = {
+    "lomo": FUSED,
+    "adalomo": FUSED,
+    "sophia": "needs a second backward pass for its Hessian, which no step of a training has",
+}
+"""Optimizers that people ask for and no backend can take: name -> why."""
 
 
 class Hyperparameters(Strict):
@@ -48,6 +58,17 @@ class Hyperparameters(Strict):
     save_steps: int | None = Field(
         None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length."
     )
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def with_a_step(cls, given: Any) -> Any:
+        """Say why an optimizer that is known elsewhere cannot be one here, instead of only listing the others."""
+        name = str(given).lower()
+        why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
+        if why is not None:
+            told = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
+            raise PydanticCustomError("no_step", "The optimizer {name} {why}", told)
+        return given
 
 
 class LoraSettings(Strict):
@@ -78,17 +99,45 @@ class PreferenceSettings(Strict):
     undesirable_weight: float = Field(1.0, gt=0, le=100)
 
 
+class EngineSettings(Strict):
+    """How the native engine carries a training out; other backends take none of it."""
+
+    batching: Literal["auto", "padded", "buckets", "packed"] = Field(
+        "auto", description="auto: packed with per-document attention on CUDA, token-budget length buckets on a CPU."
+    )
+    token_budget: int | None = Field(
+        None, ge=8, le=16_777_216, description="Most positions of a micro-batch; default batch_size x max_length / 2."
+    )
+    attention: Literal["auto", "fa3", "fa2", "sdpa", "eager"] = "auto"
+    head: Literal["auto", "full", "chunked", "liger"] = Field(
+        "auto", description="How the output layer and the cross-entropy are computed."
+    )
+    fp8: Literal["off", "auto", "torchao", "ms-amp"] = "off"
+    freeze_blocks: int = Field(2, ge=1, le=1024, description="Last blocks that move (freeze).")
+    freeze_head: bool = Field(False, description="Whether the output layer moves, too (freeze).")
+    oft_block_size: int = Field(32, ge=2, le=4096)
+    reward_centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2 (reward).")
+    too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
+    keep_checkpoints: int = Field(2, ge=1, le=1000)
+    mirror: str | None = Field(
+        None, max_length=2048, description="Object store that checkpoints are copied to, such as file:///backup."
+    )
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
+
+
 class TrainerConfig(Strict):
     """One training execution: a node of a chain, or the body of a job."""
 
     stage: Stage = Stage.SFT
     method: Method = Method.LORA
-    backend: BackendName = BackendName.TRL
+    backend: BackendName = BackendName.NATIVE
     base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     lora: LoraSettings = Field(default_factory=LoraSettings)
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
     quantization: Quantization | None = None
+    engine: EngineSettings = Field(default_factory=EngineSettings)
     device: Device = Device.AUTO
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."

@@ -12,10 +12,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from trainyard.errors import TrainyardError
 from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path, write_json_durably
@@ -23,6 +25,9 @@ from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path, wri
 KEPT = 2
 NAME = re.compile(r"step-(\d{10})")
 QUARANTINE = "quarantine"
+REPLACED = ".replaced"
+Files = Mapping[str, Mapping[str, Any]]
+"""Relative name -> {sha256, bytes}."""
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_SPACE_WORDS = re.compile(
     rf"os error ({'|'.join(map(str, sorted(NO_SPACE)))})\b|No space left|quota exceeded|File too large"
@@ -39,6 +44,8 @@ class Found:
     step: int
     quarantined: tuple[str, ...] = ()
     """One sentence for each checkpoint that was found damaged."""
+    fetched_from: str = ""
+    """Address of the mirror that it was brought from; empty if it was here."""
 
 
 def nothing(_point: str) -> None:
@@ -46,37 +53,55 @@ def nothing(_point: str) -> None:
 
 
 def commit(
-    root: Path, step: int, write: Callable[[Path], None], *, at: Callable[[str], None] = nothing, keep: int = KEPT
+    root: Path,
+    step: int,
+    write: Callable[[Path], Files | None],
+    *,
+    at: Callable[[str], None] = nothing,
+    keep: int | None = KEPT,
+    facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep`.
+    """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).
 
-    `at` is told each point that is passed (`checkpoint.written`, `.synced`, `.manifest`, `.renamed`): a test kills the
-    process there. Raises `E-DISK-FULL` without leaving anything behind.
+    A `write` that hashed what it wrote returns the digests, as `describe_files` does, and nothing is read again.
+    `facts` go into the manifest. `at` is told each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
+    `.replaced` where there was one of that step, `.renamed`): a test kills the process there. Raises `E-DISK-FULL`
+    without leaving anything behind.
     """
     final = root / f"step-{step:010d}"
-    temporary = root / f".{final.name}.{os.getpid()}.tmp"
+    temporary, replaced = root / f".{final.name}.{os.getpid()}.tmp", root / f".{final.name}{REPLACED}"
     root.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(final, ignore_errors=True)
     with whole_or_nothing(temporary):
-        write(temporary)
+        known = write(temporary)
         at("checkpoint.written")
-        seal(temporary, at)
+        seal(temporary, at, known, facts)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+            at("checkpoint.replaced")
         temporary.rename(final)
     fsync_path(root)
+    shutil.rmtree(replaced, ignore_errors=True)
     at("checkpoint.renamed")
-    for path, _ in checkpoints(root)[keep:]:
-        shutil.rmtree(path)
+    if keep is not None:
+        for path, _ in checkpoints(root)[keep:]:
+            shutil.rmtree(path)
     return final
 
 
-def seal(folder: Path, at: Callable[[str], None] = nothing) -> None:
+def seal(
+    folder: Path,
+    at: Callable[[str], None] = nothing,
+    known: Files | None = None,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """fsync every file, then write the manifest."""
-    files = describe_files(folder)
+    files = describe_files(folder) if known is None else known
     for name in files:
         fsync_path(folder / name)
     at("checkpoint.synced")
-    write_json_durably(folder / MANIFEST, {"files": files})
+    write_json_durably(folder / MANIFEST, {**facts, "files": files})
     at("checkpoint.manifest")
 
 
@@ -128,9 +153,7 @@ def checkpoints(root: Path) -> list[tuple[Path, int]]:
 
 def newest_valid(root: Path) -> Found:
     """The newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go."""
-    if root.is_dir():
-        for leftover in root.glob(".step-*.tmp"):
-            shutil.rmtree(leftover)
+    tidy(root)
     aside: list[str] = []
     for path, step in checkpoints(root):
         damage = damage_of(path)
@@ -139,6 +162,18 @@ def newest_valid(root: Path) -> Found:
         aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
         put_aside(root, path)
     return Found(None, 0, tuple(aside))
+
+
+def tidy(root: Path) -> None:
+    """Remove what a killed process left half-written; put back what it was about to replace."""
+    for leftover in root.glob(".step-*.tmp"):
+        shutil.rmtree(leftover)
+    for replaced in root.glob(f".step-*{REPLACED}"):
+        final = root / replaced.name.removeprefix(".").removesuffix(REPLACED)
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(final)
 
 
 def damage_of(folder: Path) -> str | None:

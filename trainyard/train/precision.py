@@ -1,4 +1,4 @@
-"""Which number format the matrix products use, decided once per run and recorded with its reason.
+"""Which number format and which kernels a run computes with, decided once and recorded with the reason.
 
 On a GPU that has it, bf16. On a CPU bf16 autocast pays only where the processor multiplies bf16 natively, and not for
 every model size even there: so it is measured, on the run's own model and batch.
@@ -6,10 +6,13 @@ every model size even there: so it is measured, on the run's own model and batch
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
 
 MEASURED_GAIN = 1.1
@@ -42,6 +45,8 @@ def choose_precision(
         )
     if asked is not Precision.AUTO:
         return PrecisionChoice(asked, "asked for")
+    if native is None and device == "cuda":
+        return PrecisionChoice(Precision.FP16, "this device has no native bf16; fp16 with a loss scale instead")
     if native is None:
         return PrecisionChoice(Precision.FP32, f"this {device} has no native bf16")
     if device != "cpu":
@@ -50,3 +55,116 @@ def choose_precision(
     if gain >= MEASURED_GAIN:
         return PrecisionChoice(Precision.BF16, f"{gain:.2f} times as fast as fp32 here ({native})")
     return PrecisionChoice(Precision.FP32, f"bf16 was only {gain:.2f} times as fast here ({native})")
+
+
+# Attention
+
+
+ATTENTION_NAMES = {"fa3": "flash_attention_3", "fa2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+"""Ours -> the name that transformers gives it."""
+FLASH_PACKAGES = {"fa3": "flash_attn_interface", "fa2": "flash_attn"}
+FLASH_INSTALL = {
+    "fa3": "Build flash-attention's `hopper` folder on this machine, or use attention: auto.",
+    "fa2": "Run `pip install flash-attn --no-build-isolation` with a CUDA toolkit, or use attention: auto.",
+}
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """A kernel by the name of the library that has it, and why."""
+
+    name: str
+    why: str
+
+
+def choose_attention(asked: str, device: str, *, capability: tuple[int, int] | None = None) -> KernelChoice:
+    """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA.
+
+    `capability` is the CUDA device's (major, minor). Raises `Unavailable` (`E-ATTENTION-MISSING`) for a kernel that was
+    asked for by name and is not here: another one would give other numbers under its name.
+    """
+    if asked in FLASH_PACKAGES:
+        if device != "cuda" or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None:
+            raise Unavailable(
+                f"The attention kernel {asked} was asked for, and this machine does not have it.",
+                why="It needs a CUDA device." if device != "cuda" else f"{FLASH_PACKAGES[asked]} is not installed.",
+                do=FLASH_INSTALL[asked],
+                code="E-ATTENTION-MISSING",
+            )
+        return KernelChoice(ATTENTION_NAMES[asked], "asked for")
+    if asked != "auto":
+        return KernelChoice(ATTENTION_NAMES[asked], "asked for")
+    if device != "cuda":
+        return KernelChoice("sdpa", f"the best that this {device} has")
+    hopper = capability is not None and capability[0] == 9
+    for name in ("fa3", "fa2") if hopper else ("fa2",):
+        if importlib.util.find_spec(FLASH_PACKAGES[name]) is not None:
+            return KernelChoice(ATTENTION_NAMES[name], f"{FLASH_PACKAGES[name]} is installed")
+    return KernelChoice("sdpa", "no flash-attention is installed")
+
+
+# fp8
+
+
+FP8_FIRST_CAPABILITY = (8, 9)
+"""Ada; Hopper and Blackwell are above it."""
+FP8_MULTIPLE = 16
+"""fp8 matrix products need sizes that are multiples of it."""
+
+
+def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
+    """torchao's float8 training where device and package allow it; None for none, with the reason recorded by `why`.
+
+    Raises `Unavailable` (`E-FP8-MISSING`) when `torchao` was asked for by name and is not possible here, and
+    `InvalidInput` (`E-FP8-MSAMP`) for ms-amp, which needs a torch and an NCCL of years ago.
+    """
+    if asked == "off":
+        return None
+    if asked == "ms-amp":
+        raise InvalidInput(
+            "MS-AMP is no longer maintained.",
+            why="It needs a patched NCCL and a torch of years ago.",
+            do="Use fp8: auto or torchao.",
+            code="E-FP8-MSAMP",
+        )
+    missing = fp8_missing(device, capability)
+    if missing and asked == "torchao":
+        raise Unavailable(
+            "fp8 training was asked for, and this machine cannot do it.",
+            why=missing,
+            do="Use fp8: auto, which falls back to bf16 and says so.",
+            code="E-FP8-MISSING",
+        )
+    return KernelChoice("", f"fp8 is off: {missing}") if missing else KernelChoice("torchao", "float8 on this device")
+
+
+def fp8_missing(device: str, capability: tuple[int, int] | None) -> str:
+    """What stands against fp8; empty if nothing does."""
+    if device != "cuda":
+        return f"a {device} does not multiply fp8"
+    if capability is None or capability < FP8_FIRST_CAPABILITY:
+        return f"the device's capability {capability} is below {FP8_FIRST_CAPABILITY}"
+    if importlib.util.find_spec("torchao") is None:
+        return "torchao is not installed (`pip install torchao==0.18.0`)"
+    return ""
+
+
+def fits_fp8(module: Any, name: str) -> bool:
+    """Whether a linear layer can be fp8: its sizes are multiples of 16, and it is not the output layer."""
+    sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
+    return all(size % FP8_MULTIPLE == 0 for size in sizes) and "lm_head" not in name and "lora" not in name
+
+
+def convert_to_fp8(model: Any, *, emulate: bool = False) -> Any:
+    """Swap the linear layers for torchao's float8 ones, in place; `emulate` computes them in higher precision (tests).
+
+    Source: torchao.float8 (`convert_to_float8_training`, tensorwise scaling).
+    """
+    float8 = load("torchao.float8")
+    config = float8.Float8LinearConfig(emulate=emulate)
+    return float8.convert_to_float8_training(model, config=config, module_filter_fn=fits_fp8)
+
+
+def load(module: str) -> Any:
+    """Import an optional package when it is used."""
+    return importlib.import_module(module)

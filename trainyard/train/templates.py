@@ -1,7 +1,7 @@
-"""Chat templates: what a conversation looks like to the model, and where the assistant's turns begin and end.
+"""Chat templates under limits.
 
-A template is a program that comes with a model. transformers runs it in Jinja's sandbox; here it also gets a limit on
-time and memory.
+A template is a program that comes with a model: transformers runs it in Jinja's sandbox, and here it also gets a limit
+on time and memory. What it writes is read by `trainyard.data.renderers`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
-import orjson
 import psutil
-from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.rows import Message
+from trainyard.data.renderers.borders import common_prefix
+from trainyard.data.renderers.rendering import Piece, Renderer
+from trainyard.data.renderers.rendering import turn_of as turn
+from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
 from trainyard.errors import TrainyardError
 
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
-"""For a base model without a chat template; saved with the adapter, so that serving uses the same."""
+__all__ = ["PLAIN_TEMPLATE", "Piece", "Renderer", "TemplateLimit", "common_prefix", "template_limits", "turn"]
+
 TEMPLATE_CPU_S = 5.0
 TEMPLATE_MEMORY_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a rendered conversation."""
-
-    text: str
-    learned: bool
 
 
 class TemplateLimit(TrainyardError):
@@ -77,67 +65,3 @@ def template_limits(cpu_s: float = TEMPLATE_CPU_S, memory_bytes: int = TEMPLATE_
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, previous)
-
-
-def turn(message: Message) -> dict[str, Any]:
-    """A message as chat templates expect it."""
-    given: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        given["tool_calls"] = orjson.loads(message.tool_calls)
-    return given
-
-
-class Renderer:
-    """A tokenizer with its chat template."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-        self.end_ids = set(tokenizer.all_special_ids)
-
-    def text(self, turns: list[dict[str, Any]], tools: str | None, *, ask: bool) -> str:
-        """The template's text; `ask` ends it where the assistant begins."""
-        tool_list = orjson.loads(tools) if tools else None
-        rendered = self.tokenizer.apply_chat_template(turns, tools=tool_list, tokenize=False, add_generation_prompt=ask)
-        return str(rendered)
-
-    def ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def learned_ids(self, text: str) -> list[int]:
-        """Ids of an assistant turn. Where the template has no end-of-turn token the end-of-text one is added:
-        a model that never sees an end does not learn to stop."""
-        ids = self.ids(text)
-        eos = self.tokenizer.eos_token_id
-        if ids and ids[-1] not in self.end_ids and eos is not None:
-            ids.append(eos)
-        return ids
-
-    def pieces(self, messages: list[Message], tools: str | None) -> list[Piece]:
-        """The conversation, cut at the borders of the assistant's turns.
-
-        A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
-        not learned. What follows the last end-of-turn token is left out.
-        """
-        turns = [turn(message) for message in messages]
-        whole = self.text(turns, tools, ask=False)
-        pieces: list[Piece] = []
-        position = 0
-        for index, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            is_last = index == len(messages) - 1
-            upto = whole if is_last else self.text(turns[: index + 1], tools, ask=False)
-            start = common_prefix(self.text(turns[:index], tools, ask=True), whole) if index else 0
-            end = len(upto.rstrip())
-            if start >= position and end > start and whole.startswith(upto[:end]):
-                pieces += [Piece(whole[position:start], False), Piece(whole[start:end], True)]
-                position = end
-        if position < len(whole.rstrip()):
-            pieces.append(Piece(whole[position:], False))
-        return [piece for piece in pieces if piece.text]
-
-
-def common_prefix(one: str, other: str) -> int:
-    """Length of what two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -10,21 +10,21 @@ The ledger balances for every data set:  read = trained + masked + truncated + d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.rows import TRAIN, Message, PreferenceRow, SftRow
+from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.train.templates import Piece, Renderer, common_prefix, template_limits, turn
+from trainyard.train.templates import Piece, Renderer, template_limits, turn
 
 IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
 Encoded = dict[str, list[int]]
-AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow)
+AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
 
 
 @dataclass
@@ -97,8 +97,8 @@ def render_or_count(
 def encode_pieces(renderer: Renderer, pieces: list[Piece]) -> tuple[list[int], list[int]]:
     ids: list[int] = []
     labels: list[int] = []
-    for piece in pieces:
-        own = renderer.learned_ids(piece.text) if piece.learned else renderer.ids(piece.text)
+    for number, piece in enumerate(pieces):
+        own = (renderer.learned_ids if piece.learned else renderer.ids)(piece.text, start=number == 0)
         ids += own
         labels += own if piece.learned else [IGNORED] * len(own)
     if labels:
@@ -145,19 +145,25 @@ def encode_pair(
     renderer: Renderer, row: PreferenceRow, ledger: Ledger
 ) -> tuple[list[int], list[int], list[int]] | None:
     """Ids of prompt, chosen and rejected; None if the template refuses the row."""
-    prompt = [turn(message) for message in row.prompt]
+    encoded = encode_answers(renderer, row.prompt, (row.chosen, row.rejected), row.tools, ledger)
+    if encoded is None:
+        return None
+    prompt, (chosen, rejected) = encoded
+    return prompt, chosen, rejected
+
+
+def encode_answers(
+    renderer: Renderer, prompt: list[Message], answers: Sequence[list[Message]], tools: str | None, ledger: Ledger
+) -> tuple[list[int], list[list[int]]] | None:
+    """Ids of a prompt and of each answer to it; a row that the template refuses is counted instead."""
+    turns = [turn(message) for message in prompt]
     try:
         with template_limits():
-            asked = renderer.text(prompt, row.tools, ask=True)
-            answers = [
-                renderer.text([*prompt, *map(turn, side)], row.tools, ask=False) for side in (row.chosen, row.rejected)
-            ]
+            asked, said = renderer.answered(turns, [list(map(turn, answer)) for answer in answers], tools)
     except TemplateError:
         ledger.rows["dropped_template"] += 1
         return None
-    start = min(common_prefix(asked, answer) for answer in answers)
-    chosen, rejected = (renderer.learned_ids(answer[start:].rstrip()) for answer in answers)
-    return renderer.ids(asked[:start]), chosen, rejected
+    return renderer.ids(asked), [renderer.learned_ids(text) for text in said]
 
 
 def account_pair(

@@ -31,7 +31,8 @@ def adapter(folder: Path, here: Settings) -> None:
 def test_the_verbs_are_the_promised_ones() -> None:
     stack = {"up", "down", "env", "doctor", "demo"}
     work = {"check", "plan", "run", "adapters list", "adapters show", "starter build"}
-    assert set(OPERATIONS) == stack | work
+    proofs = {"prove-resume", "renderers verify"}
+    assert set(OPERATIONS) == stack | work | proofs
 
 
 @pytest.mark.parametrize("verb", OPERATIONS)
@@ -107,6 +108,7 @@ def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> No
     assert not found["prefect server"].ok
     assert found["prefect server"].do == "Run `trainyard up`."
     assert "starter build" in found["base model"].do
+    assert found["backend native"].ok
     assert found["backend trl"].ok
     assert found["backend unsloth"].note
 

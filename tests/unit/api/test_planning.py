@@ -150,5 +150,6 @@ def test_merging_goes_group_by_group() -> None:
 
 def test_the_backends_say_why_they_are_not_here() -> None:
     found = planning.backends()
+    assert found["native"] is None  # type: ignore[index]
     assert found["trl"] is None  # type: ignore[index]
     assert "CUDA" in str(found["unsloth"])  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -20,27 +21,33 @@ from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 
 def plain_job(**changes: Any) -> TrainingJob:
-    config = resolve_trainer(TrainerConfig.model_validate(changes.pop("config", {})), "starter")
+    config = resolve_trainer(TrainerConfig.model_validate({"backend": "trl"} | changes.pop("config", {})), "starter")
     given: dict[str, Any] = {"data": {"sft": "data"}, "base": "models/starter", "base_sha256": "b", "locks": "locks"}
     return TrainingJob.model_validate({"config": config, **given, **changes})
 
 
-def test_trl_is_here_and_every_other_backend_says_why_not() -> None:
+def test_native_and_trl_are_here_and_every_other_backend_says_why_not() -> None:
     found = probe_all()
+    assert found[BackendName.NATIVE].available
+    assert found[BackendName.NATIVE].version == importlib.metadata.version("trainyard")
     assert found[BackendName.TRL].available
     assert found[BackendName.TRL].version.startswith("1.16")
-    others = [probed for name, probed in found.items() if name is not BackendName.TRL]
+    others = [probed for name, probed in found.items() if name not in (BackendName.NATIVE, BackendName.TRL)]
+    assert len(others) == len(BackendName) - 2
     assert all(probed.why and probed.fix and not probed.available for probed in others)
     assert probe(BackendName.MLX).why.startswith("mlx trains on Apple silicon")
 
 
 def test_absent_backend_is_refused_with_what_to_do() -> None:
-    with pytest.raises(Unavailable, match=r"R-BACKEND-MISSING: The backend 'unsloth' .* Do: Use backend: trl"):
+    with pytest.raises(
+        Unavailable, match=r"R-BACKEND-MISSING: The backend 'unsloth' .* Do: Use backend: native or trl"
+    ):
         load(BackendName.UNSLOTH)
 
 
 def test_parent_side_imports_no_torch() -> None:
-    code = "import sys, trainyard.backends.base, trainyard.backends.trl; assert 'torch' not in sys.modules"
+    parents = "trainyard.backends.base, trainyard.backends.native, trainyard.backends.trl"
+    code = f"import sys, {parents}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

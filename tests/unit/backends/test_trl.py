@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.small_jobs import Jobs, Ran, sft_rows, train_here
+from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
 from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
 from trainyard.backends.trl_trainer import LengthGroupedOrder, completion_loss
 from trainyard.data.rows import SftRow
@@ -170,18 +170,6 @@ def test_only_the_named_layers_get_an_adapter(jobs: Jobs, tmp_path: Path) -> Non
     job = jobs(lora={"layers": [1], "target_modules": "attention-only"}, hyperparameters={"max_steps": 1})
     names = load_file(train_here(job, tmp_path).folder / "adapter_model.safetensors")
     assert all(".layers.1.self_attn." in name for name in names)
-
-
-def broken_model(tiny_model: Path, folder: Path) -> Path:
-    """The tiny model with one weight that is no number."""
-    folder.mkdir()
-    for path in tiny_model.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    weights = load_file(folder / "model.safetensors")
-    name = next(name for name in weights if name.endswith("q_proj.weight"))
-    weights[name][0, 0] = math.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def test_non_finite_loss_fails_the_run(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_each_circle_is_told_and_what_hangs_on_it_is_not_blamed() -> None:
         source(),
         node("validator", "a", ["b"]), node("validator", "b", ["a"]),
         node("validator", "c", ["d"]), node("validator", "d", ["c"]),
-        node("trainer", "t", ["a"]), node("evaluator", None, ["t"]), node("trainer", "bad", ["d"], method="qlora"),
+        node("trainer", "t", ["a"]), node("evaluator", None, ["t"]),
+        node("trainer", "bad", ["d"], backend="trl", method="qlora"),
     )  # fmt: skip
     assert [(reason.code, reason.node) for reason in found] == [
         ("E-SPEC-CYCLE", "b"), ("E-SPEC-CYCLE", "d"), ("R-TRL-METHOD", "bad"),
@@ -122,7 +123,7 @@ def test_cycles_are_disjoint() -> None:
 
 def test_resolve_raises_every_reason() -> None:
     with pytest.raises(Refused, match=r"R-PORT-SFT: The spec was refused for 2 reasons") as refused:
-        resolve(chain(node("trainer", method="qlora")))
+        resolve(chain(node("trainer", backend="trl", method="qlora")))
     assert [reason.code for reason in refused.value.reasons] == ["R-PORT-SFT", "R-TRL-METHOD"]
 
 
@@ -208,7 +209,7 @@ def test_a_later_trainer_takes_over_base_and_shape() -> None:
     assert later.base_model == "org/one"
     assert later.lora == config_of(found, "trainer").lora
     assert later.lora.rank == 8
-    found = resolved(source(), first, node("trainer", backend="native", adapter="stack"))
+    found = resolved(source(), first, node("trainer", adapter="stack"))
     assert config_of(found, "trainer-2").lora.rank == 32
     found = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
     assert config_of(found, "trainer-2").base_model == "org/one"
@@ -217,7 +218,7 @@ def test_a_later_trainer_takes_over_base_and_shape() -> None:
 
 def test_a_shape_of_its_own_is_not_taken_over() -> None:
     first = node("trainer", lora={"rank": 16})
-    nodes = source(), first, node("trainer", lora={"rank": 8}, backend="native", adapter="stack")
+    nodes = source(), first, node("trainer", lora={"rank": 8}, adapter="stack")
     assert config_of(resolved(*nodes), "trainer-2").lora.rank == 8
 
 

@@ -96,6 +96,13 @@ def test_a_job_needs_only_a_data_set() -> None:
     found = resolve(chain_of_job(JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}})))
     assert found.name == "training-job"
     assert found.node("trainer").config.base_model == "starter"
+    assert found.node("trainer").config.backend is BackendName.NATIVE
+
+
+def test_a_job_has_the_settings_of_its_engine() -> None:
+    body = {"dataset": {"path": "rows.jsonl"}, "method": "freeze", "engine": {"freeze_blocks": 4, "too_long": "drop"}}
+    engine = resolve(chain_of_job(JobSpec.model_validate(body))).node("trainer").config.engine
+    assert (engine.freeze_blocks, engine.too_long, engine.batching) == (4, "drop", "auto")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +111,7 @@ def test_a_job_needs_only_a_data_set() -> None:
         ({}, "dataset"),
         ({"dataset": {}}, "path"),
         ({"dataset": {"path": "a"}, "hyperparam": {}}, "hyperparam"),
+        ({"dataset": {"path": "a"}, "engine": {"freeze_block": 4}}, "freeze_block"),
         ({"dataset": {"path": "a"}, "name": "Not A Name"}, "name"),
         ({"dataset": {"path": "a", "format": "csv"}}, "format"),
         ({"dataset": {"path": "a"}, "method": "dpo", "stage": "sft"}, "method"),

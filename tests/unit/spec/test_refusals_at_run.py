@@ -40,6 +40,46 @@ def test_what_is_not_a_local_path_is_not_asked_about() -> None:
     assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
 
 
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("file:///backup/one", "/backup/one"), ("file:/backup", "/backup"), ("FILE:///backup", "/backup"),
+        ("file://localhost/backup", "/backup"), ("file:///a/%2e%2e/b", "/a/../b"),
+    ],
+)  # fmt: skip
+def test_a_mirror_on_this_machine_is_a_path_like_another(address: str, path: str) -> None:
+    found = at_run(chain(source(), node("trainer", engine={"mirror": address})))
+    assert [(reason.code, reason.field) for reason in found] == [("R-PATH-ROOT", "config.engine.mirror")]
+    assert found[0].because == f"The path {path!r} leads out of the data roots."
+
+
+def test_the_file_of_a_chat_template_is_asked_about() -> None:
+    found = at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
+    assert [(reason.code, reason.field) for reason in found] == [("R-PATH-ROOT", "config.engine.template")]
+    for engine in ({"template": "chat.jinja"}, {"template": "chatml"}, {"mirror": "gs://bucket/one"}, {}):
+        assert run_codes(source(), node("trainer", engine=engine)) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "expected"),
+    [
+        ("auto", {Device.CPU}, ["R-ENGINE-CUDA", "R-ENGINE-CUDA"]),
+        ("auto", {Device.CPU, Device.CUDA}, []),
+        ("cuda", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("auto", None, []),
+    ],
+)
+def test_kernels_of_cuda_where_the_device_shows_at_run(
+    device: str, here: set[Device] | None, expected: list[str]
+) -> None:
+    trainer = node("trainer", device=device, engine={"head": "liger", "fp8": "torchao"})
+    assert run_codes(source(), trainer, facts=RunFacts(devices=here)) == expected
+    plain = node("trainer", device=device, engine={"head": "auto", "fp8": "auto"})
+    assert run_codes(source(), plain, facts=RunFacts(devices=here)) == [
+        code for code in expected if code != "R-ENGINE-CUDA"
+    ]
+
+
 def test_each_unknown_data_worker_is_told_once() -> None:
     worker = {"path": "/a.jsonl", "data_worker": "http://theirs.example"}
     found = at_run(chain(node("data_source", sets={"sft": worker, "preference": worker})))
@@ -75,7 +115,7 @@ def test_vllm_needs_cuda_and_its_program() -> None:
 def test_a_missing_backend_says_why_and_what_is_here() -> None:
     (reason,) = at_run(chain(source(), node("trainer", backend="unsloth")))
     assert reason.because == "The backend unsloth is not available here: Not installed."
-    assert reason.instead == "Use one of: trl."
+    assert reason.instead == "Use one of: native, trl."
     (reason,) = at_run(chain(source(), node("trainer", backend="script")), RunFacts(backends={}))
     assert reason.because == "The backend script is not available here: This version does not have it."
     assert reason.instead == "Use one of: none is available here."
@@ -126,8 +166,11 @@ def test_nothing_is_refused_for_what_is_not_known() -> None:
 
 def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
     found = reasons(
-        node("trainer", method="qlora", quantization="gguf"), source(), node("validator", min_tokens=600),
-        node("trainer", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"), node("deployer"),
+        node("trainer", backend="trl", method="qlora", quantization="gguf"),
+        source(),
+        node("validator", min_tokens=600),
+        node("trainer", backend="trl", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"),
+        node("deployer"),
     )  # fmt: skip
     assert [(reason.node, reason.code) for reason in found] == [
         ("trainer", "R-PORT-SFT"),

@@ -111,8 +111,11 @@ WRONG_CALLS = [
     (CALL + "parameters: {steps: {valdate: no}}", "Did you mean 'validate'?"),
     (CALL + "parameters: {count: 0}", "E-SPEC-VALUE parameters.count: 0 does not fit: Input should be greater"),
     (CALL + "parameters: {count: 0}", "Instead: Write a number of at least 1."),
-    (CALL + "parameters: {training: {method: qlora}}", "Instead: Did you mean 'lora'?"),
-    (CALL + "parameters: {training: {method: zz}}", "Instead: Write one of: lora, dora, full."),
+    (CALL + "parameters: {training: {method: loraa}}", "Instead: Did you mean 'lora'?"),
+    (
+        CALL + "parameters: {training: {method: zz}}",
+        "Instead: Write one of: lora, qlora, dora, lora_plus, oft, freeze, full.",
+    ),
     (CALL + "parameters: [1]", "E-SPEC-VALUE parameters: a list does not fit"),
     (
         "template: alignment-pipeline",
@@ -278,7 +281,7 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
     found = codes(
         source(),
         node("validator", min_tokens=-1),
-        node("trainer", method="qlora"),
+        node("trainer", backend="trl", method="qlora"),
         node("trainer", "alone", ["data-source"], quantization="nf4"),
         node("evaluator"),
         node("deployer", None, ["nowhere"]),

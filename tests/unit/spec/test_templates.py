@@ -10,10 +10,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.unit.spec.chains import links
-from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Method, Port, Stage, TargetType
+from trainyard.spec.axes import (
+    BackendName,
+    DataFormat,
+    Engine,
+    GenerationTemplate,
+    Method,
+    Port,
+    PreferenceLoss,
+    Stage,
+    TargetType,
+)
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.load import load_chain
-from trainyard.spec.templates import TEMPLATES, CodeTuning, QaPipeline, TrainingForm, build_template
+from trainyard.spec.templates import TEMPLATES, AlignmentPipeline, CodeTuning, QaPipeline, TrainingForm, build_template
 
 NEEDED = {"alignment-pipeline": {"sft": "examples.json", "preference": "pairs.json"}}
 OFF = {
@@ -57,8 +67,8 @@ def test_every_template_is_accepted_as_it_comes(name: str) -> None:
     assert check(chain) == []
     assert check(built(name, steps={"control": True})) == []
     assert check(built(name, steps=OFF[name])) == []
-    assert check(built(name, training={"method": "full"})) == []
-    assert check(built(name, training={"method": "dora", "rank": 8})) == []
+    for method in Method:
+        assert check(built(name, training={"method": method.value, "rank": 8})) == []
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -109,6 +119,19 @@ def test_parameters_arrive_where_they_work() -> None:
     assert [target.type for target in deployer.targets] == [TargetType.EMBEDDED, TargetType.REGISTRY]
     assert deployer.targets[1].url == "http://a"
     assert chain.tenant == "guests"
+
+
+@pytest.mark.parametrize("loss", PreferenceLoss)
+def test_every_loss_of_the_form_is_accepted(loss: PreferenceLoss) -> None:
+    chain = built("alignment-pipeline", alignment={"loss": loss.value})
+    assert check(chain) == []
+    assert chain.nodes[3].config.preference.loss is loss
+
+
+def test_a_template_leaves_the_backend_to_the_default() -> None:
+    for name in TEMPLATES:
+        backends = {node.config.backend for node in built(name).nodes if node.type == "trainer"}
+        assert backends == {BackendName.NATIVE}
 
 
 def test_without_a_model_pairs_are_extracted() -> None:
@@ -188,7 +211,12 @@ def test_the_schema_shows_the_switches_under_their_own_names() -> None:
     schema = QaPipeline.model_json_schema()
     assert set(schema["$defs"]["Steps"]["properties"]) == {"validate", "evaluate", "deploy", "control"}
     assert schema["$defs"]["TrainingForm"]["properties"]["rank"]["maximum"] == 256
-    assert schema["$defs"]["TrainingForm"]["properties"]["method"]["enum"] == ["lora", "dora", "full"]
+    assert schema["$defs"]["TrainingForm"]["properties"]["method"]["enum"] == [
+        "lora", "qlora", "dora", "lora_plus", "oft", "freeze", "full",
+    ]  # fmt: skip
+    assert AlignmentPipeline.model_json_schema()["$defs"]["AlignmentForm"]["properties"]["loss"]["enum"] == [
+        loss.value for loss in PreferenceLoss
+    ]
     assert set(CodeTuning.model_json_schema()["$defs"]["DeploySteps"]["properties"]) == {"deploy", "control"}
 
 
@@ -203,7 +231,7 @@ def test_a_form_writes_what_it_reads() -> None:
     ("name", "wrong"),
     [
         ("qa-pipeline", {"documents": ""}), ("qa-pipeline", {"count": 0}), ("qa-pipeline", {"wordings": 9}),
-        ("qa-pipeline", {"training": {"rank": 257}}), ("qa-pipeline", {"training": {"method": "qlora"}}),
+        ("qa-pipeline", {"training": {"rank": 257}}), ("qa-pipeline", {"training": {"method": "zz"}}),
         ("qa-pipeline", {"publish": {"role": "Has Spaces"}}), ("qa-pipeline", {"publish": {"tenant": "../up"}}),
         ("rag-tuning", {"steps": {"validate": False}}), ("code-tuning", {"steps": {"evaluate": False}}),
         ("rag-tuning", {"grounding": 1.1}), ("alignment-pipeline", {"sft": ""}),
@@ -228,7 +256,7 @@ def test_a_file_that_calls_a_template_is_the_same_chain() -> None:
 @given(
     st.builds(
         TrainingForm,
-        method=st.sampled_from(["lora", "dora", "full"]),
+        method=st.sampled_from([method.value for method in Method]),
         epochs=st.floats(0.1, 100),
         learning_rate=st.none() | st.floats(1e-6, 0.1),
         batch_size=st.integers(1, 64),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.train.corpus import (
+from trainyard.train.starter.corpus import (
     PHRASES_PER_PASSAGE,
     WORDINGS,
     Passage,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
-from trainyard.train.precision import choose_precision
+from trainyard.train.head import Head, require_head
+from trainyard.train.precision import choose_attention, choose_fp8, choose_precision, fits_fp8
 
 
 def unmeasured(_: bool) -> float:
@@ -22,7 +24,8 @@ def unmeasured(_: bool) -> float:
         ("cpu", "amx_bf16", (2.0, 1.0), Precision.BF16, r"2\.00 times as fast as fp32 here \(amx_bf16\)"),
         ("cpu", "avx512_bf16", (1.0, 1.0), Precision.FP32, r"bf16 was only 1\.00 times as fast"),
         ("cuda", "cuda", None, Precision.BF16, "native on this device"),
-        ("cuda", None, None, Precision.FP32, "no native bf16"),
+        ("cuda", None, None, Precision.FP16, "no native bf16; fp16 with a loss scale"),
+        ("mps", None, None, Precision.FP32, "this mps has no native bf16"),
     ],
 )
 def test_automatic_choice(
@@ -42,3 +45,45 @@ def test_what_was_asked_for_is_taken() -> None:
 def test_fp16_on_a_cpu_is_refused() -> None:
     with pytest.raises(InvalidInput, match="E-PRECISION: precision fp16 was asked for on a CPU"):
         choose_precision(Precision.FP16, "cpu", native=None, seconds_per_step=unmeasured)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "name"),
+    [("auto", "cpu", "sdpa"), ("auto", "mps", "sdpa"), ("sdpa", "cuda", "sdpa"), ("eager", "cpu", "eager")],
+)
+def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, name: str) -> None:
+    choice = choose_attention(asked, device, capability=(9, 0) if device == "cuda" else None)
+    assert choice.name == name
+    assert choice.why
+
+
+@pytest.mark.parametrize("asked", ["fa2", "fa3"])
+def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
+    with pytest.raises(Unavailable, match=rf"E-ATTENTION-MISSING: The attention kernel {asked}.*needs a CUDA device"):
+        choose_attention(asked, "cpu")
+
+
+def test_fp8_falls_back_only_under_auto_and_says_why() -> None:
+    assert choose_fp8("off", "cpu") is None
+    fallback = choose_fp8("auto", "cpu")
+    assert fallback is not None
+    assert (fallback.name, fallback.why) == ("", "fp8 is off: a cpu does not multiply fp8")
+    old = choose_fp8("auto", "cuda", capability=(8, 0))
+    assert old is not None
+    assert "capability (8, 0) is below (8, 9)" in old.why
+    with pytest.raises(Unavailable, match="E-FP8-MISSING: fp8 training was asked for"):
+        choose_fp8("torchao", "cpu")
+    with pytest.raises(InvalidInput, match=r"E-FP8-MSAMP: MS-AMP is no longer maintained\."):
+        choose_fp8("ms-amp", "cuda", capability=(9, 0))
+
+
+def test_only_layers_of_fitting_sizes_become_fp8() -> None:
+    assert fits_fp8(torch.nn.Linear(64, 128), "model.layers.0.mlp.up_proj")
+    assert not fits_fp8(torch.nn.Linear(64, 130), "model.layers.0.mlp.up_proj")
+    assert not fits_fp8(torch.nn.Linear(64, 128), "lm_head")
+
+
+def test_ligers_head_is_refused_where_it_cannot_run() -> None:
+    require_head(Head.CHUNKED, "cpu")
+    with pytest.raises(Unavailable, match=r"E-HEAD-LIGER: Liger's kernels were .* need a CUDA device"):
+        require_head(Head.LIGER, "cpu")

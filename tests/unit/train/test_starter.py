@@ -17,8 +17,8 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.stores.artifacts import file_sha256
 from trainyard.stores.models import ModelSource, chat_template, resolve_model
-from trainyard.train.corpus import corpus_sources
 from trainyard.train.starter import CHAT_TEMPLATE, Recipe, build_starter, starter_key
+from trainyard.train.starter.corpus import corpus_sources
 
 TRY_MODEL = """
 import json, sys, torch

@@ -18,6 +18,7 @@ from collections.abc import Set
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
+from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.run import RUN_ROWS
@@ -27,7 +28,8 @@ from trainyard.spec.ports import Wiring
 __all__ = ["BACKENDS", "ROWS", "Reach", "Row", "RunFacts", "run_reasons", "spec_reasons"]
 
 ROWS: tuple[Row, ...] = (
-    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS,
+    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *ENGINE_ROWS, *EVALUATOR_ROWS,
+    *DEPLOYER_ROWS, *RUN_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 from trainyard.errors import Reason
@@ -114,6 +114,11 @@ class Row:
 
 def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
+
+
+def value_at(config: Any, setting: str) -> Any:
+    """The value of a setting that is named as it is written, such as `lora.rank`."""
+    return reduce(getattr, setting.split("."), config)
 
 
 def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from trainyard.spec.axes import Device, Engine, Precision, TargetType
+from trainyard.spec.axes import BackendName, Device, Engine, Precision, TargetType
+from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, Place, Row, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -30,8 +32,19 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
                 yield f"{prefix}repository", given.repository
     if isinstance(config, ValidatorConfig):
         yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
+    if isinstance(config, TrainerConfig):
+        yield from trainer_paths(config)
     if isinstance(config, EvaluatorConfig):
         yield from ((f"benchmarks.{n}.path", line.path) for n, line in enumerate(config.benchmarks) if line.path)
+
+
+def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
+    """What the engine reads and writes beside its data: a template's file, and a folder for checkpoints."""
+    if config.engine.template.endswith(".jinja"):
+        yield "engine.template", config.engine.template
+    parts = urlsplit(config.engine.mirror or "")
+    if parts.scheme == "file":  # read as the store reads it: `file:/x`, `file://localhost/x` and `%2e%2e` are paths too
+        yield "engine.mirror", unquote(parts.path)
 
 
 def unknown_worker(config: DataSourceConfig, at: Place) -> Hits:
@@ -64,6 +77,12 @@ def lacks_device(device: Device, at: Place) -> bool:
 
 def computes_on_cpu(config: TrainerConfig, at: Place) -> bool:
     return config.device is Device.AUTO and at.facts.devices is not None and not at.facts.devices - {Device.CPU}
+
+
+def takes_no_cuda(config: TrainerConfig, at: Place) -> Hits:
+    """The settings that need CUDA, where the device that `auto` takes has none."""
+    native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
+    return native and lacks_device(Device.CUDA, at) and needs_cuda(config)
 
 
 RUN_ROWS = (
@@ -109,6 +128,11 @@ RUN_ROWS = (
         lambda config, at: config.hyperparameters.precision is Precision.FP16 and computes_on_cpu(config, at),
         "This machine computes on its CPU, and half precision is not applied there.",
         "Use precision auto, bf16 or fp32.", scope="run",
+    ),
+    Row(
+        "R-ENGINE-CUDA", "trainer", "config.engine.{name}", takes_no_cuda,
+        "The kernels of `{name}: {value}` are written for CUDA, and this machine has no such device.",
+        "Use `{name}: auto`, which takes and records what the device has.", scope="run",
     ),
     Row(
         "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",

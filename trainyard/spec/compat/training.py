@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainyard.spec.axes import (
+    ADAPTER_METHODS,
     BackendName,
     Device,
     Method,
@@ -17,7 +18,7 @@ from trainyard.spec.axes import (
     Schedule,
     Stage,
 )
-from trainyard.spec.compat.place import Hits, Place, Row, When, listed
+from trainyard.spec.compat.place import Hits, Place, Row, When, listed, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 
 
@@ -29,6 +30,9 @@ class Reach:
 
 
 BACKENDS: dict[BackendName, Reach] = {
+    BackendName.NATIVE: Reach(
+        tuple(stage for stage in Stage if stage is not Stage.PPO), tuple(Method), (Device.CPU, Device.CUDA, Device.MPS)
+    ),
     BackendName.TRL: Reach(
         (Stage.SFT, Stage.DPO), (Method.LORA, Method.DORA, Method.FULL), (Device.CPU, Device.CUDA, Device.MPS)
     ),
@@ -50,6 +54,12 @@ TRL_SCHEDULES = (
 CONSTANT_SCHEDULES = (Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP)
 EXPORT_ONLY = (Quantization.GGUF, Quantization.FP8)
 CONTROL_STAGES = (Stage.SFT, Stage.DPO)
+SUMMED_METHODS = ADAPTER_METHODS - {Method.DORA, Method.OFT}
+"""Methods whose adapters are plain sums of low-rank matrices, so that two can be written as one."""
+NEVER_WHOLE = (Quantization.GPTQ, Quantization.AWQ)
+"""Formats in which somebody else stored the base, which is then not here in full precision to merge into."""
+WHOLE_METHODS = (Method.FULL, Method.FREEZE)
+"""Methods that move the model's own weights."""
 
 
 def outside_reach(name: BackendName) -> When:
@@ -88,9 +98,41 @@ def other_shape(config: TrainerConfig, at: Place) -> Hits:
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method is not before.method:
         return False
+    pairs = [(setting, value_at(config, setting), value_at(before, setting)) for setting in shape_of(config)]
+    return [
+        {"setting": setting, "name": name, "old": old, "left_out": "`lora`" if group == "lora" else "it"}
+        for setting, new, old in pairs
+        if new != old
+        for group, _, name in [setting.partition(".")]
+    ]
+
+
+def shape_of(config: TrainerConfig) -> Iterator[str]:
+    """The settings that make the shape of an adapter."""
     names = ("rank", "alpha", "dropout", "target_modules", "modules_to_save", "layers", "rslora")
-    pairs = [(name, getattr(config.lora, name), getattr(before.lora, name)) for name in names]
-    return [{"name": name, "new": new, "old": old} for name, new, old in pairs if new != old]
+    yield from (f"lora.{name}" for name in names)
+    if config.method is Method.OFT:
+        yield "engine.oft_block_size"
+
+
+def no_common_form(config: TrainerConfig, at: Place) -> Hits:
+    """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
+    before = earlier(at)
+    if config.adapter == "continue" or before is None or config.method in WHOLE_METHODS:
+        return False
+    other = [method for method in (before.method, config.method) if method not in SUMMED_METHODS]
+    if other:
+        return {"why": f"an adapter of method {other[0]} is no sum of low-rank matrices"}
+    common = [module for module in config.lora.modules_to_save if module in before.lora.modules_to_save]
+    return bool(common) and {"why": f"both hold the whole module {common[0]!r}, and one of them would be lost"}
+
+
+def onto_no_whole_base(config: TrainerConfig, at: Place) -> Hits:
+    before = earlier(at)
+    return (
+        before is not None and config.adapter == "merge" and before.quantization in NEVER_WHOLE
+        and {"format": before.quantization}
+    )  # fmt: skip
 
 
 def other_base(config: TrainerConfig, at: Place) -> Hits:
@@ -116,42 +158,44 @@ TRAINER_ROWS = (
         "R-TRL-STAGE", "trainer", "config.stage",
         on_trl(lambda config: config.stage not in (*BACKENDS[BackendName.TRL].stages, Stage.PPO)),
         "The trl backend carries out sft and dpo here, not {config.stage}.",
-        "Use stage sft or dpo.",
+        "Use stage sft or dpo, or backend native.",
     ),
     Row(
         "R-TRL-METHOD", "trainer", "config.method",
         on_trl(lambda config: config.method not in BACKENDS[BackendName.TRL].methods),
         "The trl backend trains lora, dora and full here, not {config.method}.",
-        "Use method lora.",
+        "Use method lora, or backend native.",
     ),
     Row(
         "R-TRL-LOSS", "trainer", "config.preference.loss",
         on_trl(lambda config: config.stage is Stage.DPO and config.preference.loss not in TRL_LOSSES),
         "The dpo trainer of trl has no loss {config.preference.loss}.",
-        f"Use {listed(TRL_LOSSES)}.",
+        f"Use {listed(TRL_LOSSES)}, or backend native.",
     ),
     Row(
         "R-TRL-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",
         on_trl(lambda config: config.hyperparameters.optimizer not in TRL_OPTIMIZERS),
         "The trl backend has no optimizer {config.hyperparameters.optimizer}.",
-        f"Use {listed(TRL_OPTIMIZERS)}.",
+        f"Use {listed(TRL_OPTIMIZERS)}, or backend native.",
     ),
     Row(
         "R-TRL-SCHEDULE", "trainer", "config.hyperparameters.schedule",
         on_trl(lambda config: config.hyperparameters.schedule not in TRL_SCHEDULES),
         "The trl backend has no schedule {config.hyperparameters.schedule}.",
-        f"Use {listed(TRL_SCHEDULES)}.",
+        f"Use {listed(TRL_SCHEDULES)}, or backend native.",
     ),
     Row(
         "R-TRL-ADAPTER", "trainer", "config.adapter",
         lambda config, at: config.backend is BackendName.TRL and config.adapter != "continue" and bool(earlier(at)),
         "The trl backend continues the adapter of an earlier trainer; it does not {config.adapter} adapters.",
-        "Use `adapter: continue`.", chained=True,
+        "Use `adapter: continue`, or backend native.", chained=True,
     ),
     *(
         Row(
             f"R-{name.value.upper()}", "trainer", "config.{axis}", outside_reach(name),
-            f"The {name.value} backend has no {{axis}} {{value}}.", "Use {axis} {allowed}, or another backend.",
+            f"The {name.value} backend has no {{axis}} {{value}}.",
+            # What the native engine lacks, no other backend has either.
+            "Use {axis} {allowed}." if name is BackendName.NATIVE else "Use {axis} {allowed}, or another backend.",
         )
         for name in BACKENDS if name is not BackendName.TRL
     ),
@@ -187,8 +231,8 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-LORA-UNUSED", "trainer", "config.lora",
-        lambda config, _: config.method is Method.FULL and config.lora != resolve_lora(LoraSettings()),
-        "Method full trains every weight; the settings under `lora` would be ignored.",
+        lambda config, _: config.method in WHOLE_METHODS and config.lora != resolve_lora(LoraSettings()),
+        "Method {config.method} moves the model's own weights; the settings under `lora` would be ignored.",
         "Remove `lora`, or use method lora.",
     ),
     Row(
@@ -213,9 +257,10 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-GALORE-METHOD", "trainer", "config.hyperparameters.optimizer",
-        lambda config, _: config.hyperparameters.optimizer is Optimizer.GALORE and config.method is not Method.FULL,
+        lambda config, _: config.hyperparameters.optimizer is Optimizer.GALORE
+        and config.method not in WHOLE_METHODS,
         "GaLore projects the gradients of whole weights; method {config.method} has none.",
-        "Use method full, or optimizer adamw.",
+        "Use method full or freeze, or optimizer adamw.",
     ),
     Row(
         "R-ADAPTER-METHOD", "trainer", "config.method",
@@ -225,9 +270,25 @@ TRAINER_ROWS = (
         "Use method {old}.", chained=True,
     ),
     Row(
-        "R-ADAPTER-SHAPE", "trainer", "config.lora.{name}", other_shape,
+        "R-ADAPTER-SHAPE", "trainer", "config.{setting}", other_shape,
         "The earlier adapter has {name} {old}, and a continued adapter keeps its shape.",
-        "Write `{name}: {old}`, or leave `lora` out.", chained=True,
+        "Write `{name}: {old}`, or leave {left_out} out.", chained=True,
+    ),
+    Row(
+        "R-ADAPTER-COMPOSE", "trainer", "config.adapter", no_common_form,
+        "With `adapter: {config.adapter}` both adapters are written as one, and {why}.",
+        "Use `adapter: continue`, or two adapters of method lora that share no whole module.", chained=True,
+    ),
+    Row(
+        "R-ADAPTER-STACK", "trainer", "config.adapter",
+        lambda config, at: config.adapter == "stack" and config.method in WHOLE_METHODS and bool(earlier(at)),
+        "Method {config.method} moves the model's own weights, and nothing can be stacked on them.",
+        "Use `adapter: merge`, which writes the earlier adapter into them first.", chained=True,
+    ),
+    Row(
+        "R-ADAPTER-MERGE", "trainer", "config.adapter", onto_no_whole_base,
+        "The base of the earlier adapter is stored in {format}, and an adapter is merged in full precision only.",
+        "Use `adapter: continue`, or train both on the base in full precision.", chained=True,
     ),
     Row(
         "R-ADAPTER-NONE", "trainer", "config.adapter",

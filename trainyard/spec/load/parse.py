@@ -145,7 +145,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return unknown_type(node, given)
     because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
-    if kind == "value_error":
+    if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
     code = "E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE"
     return Reason(code, node, field, because, instead_of(detail))
@@ -170,6 +170,8 @@ def unknown_type(node: str | None, given: Any) -> Reason:
 def instead_of(detail: Mapping[str, Any]) -> str:
     """What to write, from the kind of error and its bounds."""
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail.get("input")
+    if "instead" in context:
+        return str(context["instead"])
     if kind in BOUNDS:
         name, text = BOUNDS[kind]
         bound = context[name]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import json
 import os
 import shutil
@@ -36,7 +35,7 @@ from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.chain import digest
 from trainyard.stores.artifacts import fsync_path, write_json_durably
 from trainyard.stores.models import ModelSource, resolve_folder
-from trainyard.train.corpus import SourceFile, corpus_sources, project_docs
+from trainyard.train.starter.corpus import SourceFile, corpus_sources, project_docs
 
 CURRENT = "current"
 MANIFEST = "manifest.json"
@@ -224,13 +223,3 @@ def child_error(work: Path, status: int) -> TrainyardError:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_json_durably(folder / MANIFEST, manifest)
-
-
-def load() -> Callable[[Path], int]:
-    """The child's program, imported here alone because it imports torch."""
-    program: Callable[[Path], int] = importlib.import_module("trainyard.train.pretrain").main
-    return program
-
-
-if __name__ == "__main__":
-    sys.exit(load()(Path(sys.argv[1])))

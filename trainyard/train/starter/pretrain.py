@@ -27,7 +27,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.errors import TrainyardError
-from trainyard.train.corpus import Passage, SourceFile, read_corpus
 from trainyard.train.starter import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -38,6 +37,7 @@ from trainyard.train.starter import (
     Recipe,
     write_manifest,
 )
+from trainyard.train.starter.corpus import Passage, SourceFile, read_corpus
 
 REPORT_EVERY_S = 1.0
 

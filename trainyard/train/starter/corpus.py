@@ -93,7 +93,7 @@ class Passage:
 
 def project_docs() -> Path | None:
     """The checkout's `docs` folder; None when only the wheel is installed."""
-    folder = Path(__file__).parents[2] / "docs"
+    folder = Path(__file__).parents[3] / "docs"
     return folder if folder.is_dir() else None
 
 

@@ -1,0 +1,73 @@
+"""Our learning-rate curves against the schedulers of transformers and torch, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from transformers import optimization
+
+from trainyard.spec.axes import Schedule
+from trainyard.spec.training import Hyperparameters, TrainerConfig
+from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, LearningRate, Plateau
+
+PEAK = 3e-4
+Make = Callable[[torch.optim.Optimizer, int, int], Any]
+
+THEIRS: dict[Schedule, Make] = {
+    Schedule.LINEAR: lambda opt, total, warmup: optimization.get_linear_schedule_with_warmup(opt, warmup, total),
+    Schedule.COSINE: lambda opt, total, warmup: optimization.get_cosine_schedule_with_warmup(opt, warmup, total),
+    Schedule.CONSTANT: lambda opt, total, warmup: optimization.get_constant_schedule(opt),
+    Schedule.CONSTANT_WITH_WARMUP: lambda opt, total, warmup: optimization.get_constant_schedule_with_warmup(
+        opt, warmup
+    ),
+    Schedule.COSINE_WITH_RESTARTS: lambda opt, total, warmup: (
+        optimization.get_cosine_with_hard_restarts_schedule_with_warmup(opt, warmup, total, num_cycles=RESTART_CYCLES)
+    ),
+    Schedule.POLYNOMIAL: lambda opt, total, warmup: optimization.get_polynomial_decay_schedule_with_warmup(
+        opt, warmup, total, lr_end=0.0, power=POLYNOMIAL_POWER
+    ),
+    Schedule.WSD: lambda opt, total, warmup: optimization.get_wsd_schedule(
+        opt, warmup, num_decay_steps=max(1, total // 10), num_training_steps=total
+    ),
+    Schedule.INVERSE_SQRT: lambda opt, total, warmup: optimization.get_inverse_sqrt_schedule(opt, warmup),
+    Schedule.ONE_CYCLE: lambda opt, total, warmup: OneCycleLR(
+        opt, max_lr=PEAK, total_steps=total, pct_start=warmup / total, cycle_momentum=False
+    ),
+}
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+
+
+@pytest.mark.parametrize(("total", "warmup_ratio"), [(100, 0.1), (100, 0.0), (37, 0.3), (7, 0.5)])
+@pytest.mark.parametrize("schedule", THEIRS)
+def test_every_rate_of_a_run_is_the_librarys(schedule: Schedule, total: int, warmup_ratio: float) -> None:
+    hyper = Hyperparameters(schedule=schedule, warmup_ratio=warmup_ratio)
+    ours = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
+    theirs_optimizer = optimizer()
+    theirs = THEIRS[schedule](theirs_optimizer, total, math.ceil(warmup_ratio * total))
+    for step in range(total):
+        assert ours.last == pytest.approx(theirs.get_last_lr(), rel=1e-9, abs=1e-16), step
+        theirs_optimizer.step()  # moves nothing; torch's schedulers ask for this order
+        if step < total - 1:  # OneCycleLR knows no rate after its last step
+            theirs.step()
+            ours.step()
+
+
+def test_a_plateau_is_torchs() -> None:
+    theirs_optimizer = optimizer()
+    theirs = ReduceLROnPlateau(theirs_optimizer)
+    ours = Plateau()
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(60):
+        metric = torch.rand((), generator=generator).item()
+        theirs.step(metric)
+        ours.see(metric)
+        assert PEAK * ours.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
+    assert ours.factor < 1e-3

@@ -1,0 +1,89 @@
+"""The proof of bit-identical resume: that it holds, and that it can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.backends.native_proof import DIGESTS, Cell, build_world, cells, train_cell
+from trainyard.spec.axes import Method, PreferenceLoss, Stage
+
+SFT = Cell(Stage.SFT, None, Method.LORA)
+
+
+def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -> list[dict[str, Any]]:
+    """Run the program of the proof, as the command does."""
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps({"stages": stages, "methods": methods, "jobs": jobs}))
+    command = [sys.executable, "-m", "trainyard.backends.native_proof", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]
+
+
+def test_there_are_seventy_cells() -> None:
+    found = cells()
+    assert len(found) == len(set(found)) == 70
+    assert {cell.loss for cell in found if cell.stage is Stage.DPO} == set(PreferenceLoss)
+
+
+def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
+    verdicts = proved(tmp_path / "proof", ["sft", "kto"], ["lora", "freeze"])
+    assert [(one["stage"], one["method"], one["mode"]) for one in verdicts] == [
+        (stage, method, mode)
+        for method in ("lora", "freeze")
+        for stage in ("sft", "kto")
+        for mode in ("stopped", "killed")
+    ]
+    assert all(one["identical"] and not one["differs"] for one in verdicts), verdicts
+    assert all(len(one["sha256"][name]) == 64 for one in verdicts for name in DIGESTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_cell_is_identical(tmp_path: Path) -> None:
+    verdicts = proved(tmp_path / "proof", [str(stage) for stage in Stage if stage is not Stage.PPO], list(Method))
+    assert len(verdicts) == 140
+    assert [one for one in verdicts if not one["identical"]] == []
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    build_world(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def straight(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return digests_of(world, tmp_path_factory.mktemp("straight"), None)
+
+
+def digests_of(world: Path, folder: Path, dropped: str | None) -> dict[str, str]:
+    train_cell(SFT, world, folder, lambda: False, dropped)
+    found: dict[str, str] = json.loads((folder / "digests.json").read_text())
+    return found
+
+
+def stop_inside_an_accumulation(world: Path, folder: Path) -> None:
+    calls = iter(range(100))
+    train_cell(SFT, world, folder, lambda: next(calls) == 7)
+    assert not (folder / "digests.json").exists()
+
+
+def test_nothing_dropped_is_identical(world: Path, straight: dict[str, str], tmp_path: Path) -> None:
+    stop_inside_an_accumulation(world, tmp_path)
+    assert digests_of(world, tmp_path, None) == straight
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer", "rate", "gradients", "random", "counters", "progress"])
+def test_a_part_of_the_state_that_is_dropped_is_seen(
+    part: str, world: Path, straight: dict[str, str], tmp_path: Path
+) -> None:
+    stop_inside_an_accumulation(world, tmp_path)
+    assert digests_of(world, tmp_path, part) != straight

@@ -1,0 +1,67 @@
+"""What the refusals let through to the native engine, the engine has; what they keep back, it lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import BackendName, Device, Method, Optimizer, PreferenceLoss, Quantization, Schedule, Stage
+from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.engine import COMPARING_STAGES, FORMAT_DEVICES, OPTIMIZER_DEVICES, PACKABLE_STAGES
+from trainyard.spec.compat.training import EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.train.batching import choose_cut
+from trainyard.train.methods import METHODS
+from trainyard.train.optimizers import OPTIMIZERS
+from trainyard.train.quantization import FORMATS
+from trainyard.train.schedules import SCHEDULES
+from trainyard.train.stages import STAGES
+from trainyard.train.stages.dpo import LOSSES
+
+REACH = BACKENDS[BackendName.NATIVE]
+
+
+def test_the_engine_has_every_stage_and_method_that_it_is_given() -> None:
+    assert set(STAGES) == set(REACH.stages) == set(Stage) - {Stage.PPO}
+    assert set(METHODS) == set(REACH.methods) == set(Method)
+    assert set(LOSSES) == set(PreferenceLoss)
+    assert set(SCHEDULES) == set(Schedule)
+
+
+def test_the_engine_tells_whole_weights_and_sums_apart_as_the_refusals_do() -> None:
+    assert {name for name, spec in METHODS.items() if spec.choose is not None} == set(WHOLE_METHODS)
+    assert {name for name, spec in METHODS.items() if spec.adapter_config is not None} > SUMMED_METHODS
+
+
+def test_optimizers_run_where_the_refusals_say() -> None:
+    assert set(OPTIMIZERS) == set(Optimizer)
+    devices = {name: set(row.devices) for name, row in OPTIMIZERS.items()}
+    everywhere = {device.value for device in Device if device is not Device.AUTO}
+    assert {name: found for name, found in devices.items() if found != everywhere} == {
+        name: {device.value for device in found} for name, found in OPTIMIZER_DEVICES.items()
+    }
+
+
+def test_bases_are_quantised_as_the_refusals_say() -> None:
+    assert set(FORMATS) == set(Quantization)
+    bases = {name: row for name, row in FORMATS.items() if row.use == "base"}
+    assert {name: set(row.devices) for name, row in bases.items()} == {
+        name: {device.value for device in devices} for name, devices in FORMAT_DEVICES.items()
+    }
+    assert {name for name, row in FORMATS.items() if not row.trains} == set(EXPORT_ONLY)
+    assert {name for name, row in bases.items() if not row.mergeable} == set(NEVER_WHOLE)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_are_packed_where_the_refusals_allow_it(stage: Stage) -> None:
+    asked = TrainerConfig.model_validate({"stage": stage, "engine": {"batching": "packed"}})
+    config = resolve_trainer(asked, "base")
+    if stage in PACKABLE_STAGES:
+        assert choose_cut(config, STAGES[stage], "cpu").mode == "packed"
+    else:
+        with pytest.raises(InvalidInput, match="E-BATCHING"):
+            choose_cut(config, STAGES[stage], "cpu")
+
+
+def test_the_stages_that_compare_rows_are_those_that_need_two() -> None:
+    assert {name for name, spec in STAGES.items() if spec.smallest_batch > 1} == set(COMPARING_STAGES)

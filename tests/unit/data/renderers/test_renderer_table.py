@@ -1,0 +1,129 @@
+"""The table: every template in one row, every claim measured, and a wrong claim found out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.data.renderers.toys import assistant, toy, user
+from trainyard.data.renderers import DEFAULT, RENDERERS
+from trainyard.data.renderers.choice import by_digest, shipped, template_text
+from trainyard.data.renderers.contract import ALL, CALLING, NONE, PLAIN, Flavour, Turn
+from trainyard.data.renderers.probing import Sample, measure, probe, relate, wrong_flag
+from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.verify import toy_tokenizer, verified, verify
+from trainyard.errors import InvalidInput, NotFound
+
+WITHOUT_A_ROW = {
+    "idefics3", "idefics3_training", "llava_next", "llava_next_training", "muse_glimmer", "muse_glimmer_training",
+    "smolvlm", "smolvlm_training",
+}  # fmt: skip
+"""Templates that the default renderer takes."""
+
+
+def test_every_template_that_trl_ships_has_a_row_or_is_left_to_the_default() -> None:
+    listed = Counter(name for spec in RENDERERS.values() for name in spec.templates)
+    assert max(listed.values()) == 1
+    assert set(shipped()) - set(listed) == WITHOUT_A_ROW
+    own = {name for spec in RENDERERS.values() for name in spec.own}
+    assert set(listed) - set(shipped()) == own == {"chatml", "mistral", "olmo3", "role_colon"}
+
+
+def test_the_families_that_are_promised_are_in_the_table() -> None:
+    families = {"chatml", "qwen2.5", "qwen3", "qwen3-keep", "llama3", "gemma", "mistral", "phi3", "deepseek-r1"}
+    assert families | {"deepseek-v3", "gpt-oss", "olmo3", "glm4.5", "role_colon"} <= set(RENDERERS)
+    assert all(name == spec.name for name, spec in RENDERERS.items())
+
+
+def test_digests_tell_the_templates_apart() -> None:
+    assert len(by_digest()) == sum(len(spec.templates) for spec in RENDERERS.values())
+
+
+def test_every_claim_is_what_is_measured_and_every_rendering_has_parity() -> None:
+    table = verify()
+    assert [one.problem for one in table if one.problem] == []
+    assert len(table) == len(shipped()) + 4
+    found = {one.template: one for one in table}
+    assert found["qwen3"].kinds == dict.fromkeys(("plain", "system", "thoughts", "tools"), "not history")
+    assert found["deepseekv3"].kinds["plain"] == "not prompt"
+    assert found["mistral"].kinds == {"plain": "yes", "system": "not history", "thoughts": "-", "tools": "not history"}
+    assert {name for name in ("llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3") if found[name].extension} == {
+        "llama3", "qwen2_5", "gemma3", "qwen3_training", "phi3",
+    }  # fmt: skip
+    assert not any(found[name].extension for name in ("qwen3", "gptoss", "olmo3", "deepseek_r1_distill", "glm4moe"))
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "says"),
+    [
+        ("qwen3", ALL, "plain, system, thoughts, tools. Probed: none"),
+        ("qwen3", PLAIN, "plain, system. Probed: none"),
+        ("llama3", NONE, "none. Probed: plain, system"),
+        ("qwen2_5", PLAIN, "plain, system. Probed: plain, system, tools"),
+        ("deepseekv3", CALLING, "plain, system, tools. Probed: none"),
+    ],
+)
+def test_a_wrong_flag_fails(name: str, claim: frozenset[Flavour], says: str) -> None:
+    right = next(spec for spec in RENDERERS.values() if name in spec.templates)
+    assert right.templates[name] == measure(toy(name)).extends_in
+    row = replace(right, templates={name: claim})
+    assert f"is listed as extending its turns in: {says}." in verified(row, name, template_text(right, name)).problem
+
+
+def test_the_probe_raises_for_a_wrong_flag() -> None:
+    assert probe(toy("llama3")).extension
+    with pytest.raises(InvalidInput, match=r"E-RENDERER-FLAG: The template qwen3 is listed as .* Probed: none\."):
+        raise wrong_flag("qwen3", PLAIN, NONE)
+
+
+def test_an_unknown_template_is_probed() -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
+    text = turns + "{{ '[assistant]' if add_generation_prompt }}"
+    found = Renderer(toy_tokenizer(text))
+    assert found.spec is DEFAULT
+    assert found.known is None
+    assert probe(found).extension
+    assert list(found.stops) == ["</s>"]
+    forgetful = text.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
+    assert not probe(Renderer(toy_tokenizer(forgetful))).extension
+
+
+def test_a_template_that_takes_nothing_has_no_extension() -> None:
+    found = probe(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
+    assert found.relations == {}
+    assert not found.extension
+
+
+def test_verify_takes_names_and_refuses_unknown_ones() -> None:
+    assert [one.template for one in verify(frozenset({"llama3", "qwen3_training"}))] == [
+        "llama3", "llama3_training", "qwen3_training",
+    ]  # fmt: skip
+    with pytest.raises(NotFound, match="E-RENDERER-NAME"):
+        verify(frozenset({"llama9"}))
+
+
+EXTENDING = ["chatml", "llama3", "gemma3", "qwen2_5", "qwen3_training", "phi3", "cohere", "glm4moe", "role_colon"]
+WORDS = st.text(alphabet="abc XYZ.?é🦊\n<|>{}", max_size=24).map(lambda text: f"w{text}w")
+"""Contents do not begin with a line break: there a tokenizer may join it with the one before."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(EXTENDING), st.lists(st.tuples(WORDS, WORDS), min_size=2, max_size=4))
+def test_templates_that_extend_do_so_for_any_conversation(name: str, talk: list[tuple[str, str]]) -> None:
+    turns: list[Turn] = [turn for asked, said in talk for turn in (user(asked), assistant(said))]
+    found = relate(toy(name), Sample(turns, ()))
+    assert found is not None
+    assert found.extends
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["qwen3", "gptoss", "olmo3"]), st.lists(st.tuples(WORDS, WORDS), min_size=2, max_size=4))
+def test_templates_that_rewrite_their_history_never_extend(name: str, talk: list[tuple[str, str]]) -> None:
+    turns: list[Turn] = [turn for asked, said in talk for turn in (user(asked), assistant(said))]
+    found = relate(toy(name), Sample(turns, ()))
+    assert found is not None
+    assert not found.history

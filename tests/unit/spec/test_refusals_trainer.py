@@ -1,0 +1,377 @@
+"""The refused combinations of a trainer: what each backend carries out, and settings that exclude each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import codes, node, reasons, source
+from tests.unit.spec.test_refusals import run_codes
+
+
+def native(**config: Any) -> list[str]:
+    """What a trainer of the default backend is refused for."""
+    found = codes(source(), node("trainer", **config))
+    assert found == codes(source(), node("trainer", backend="native", **config))
+    return found
+
+
+def trl(**config: Any) -> list[str]:
+    return codes(source(), node("trainer", backend="trl", **config))
+
+
+@pytest.mark.parametrize("stage", ["reward", "kto"])
+def test_trl_refuses_every_stage_that_it_does_not_carry_out(stage: str) -> None:
+    assert trl(stage=stage) == ["R-TRL-STAGE"]
+    assert native(stage=stage) == []
+
+
+def test_pretraining_is_for_the_native_engine() -> None:
+    assert codes(source("docs"), node("trainer", backend="trl", stage="cpt")) == ["R-TRL-STAGE"]
+    assert codes(source("docs"), node("trainer", stage="cpt")) == []
+
+
+def test_ppo_is_told_once() -> None:
+    assert trl(stage="ppo") == ["R-TRL-PPO"]
+    assert native(stage="ppo") == ["R-NATIVE"]
+
+
+def test_the_native_engine_says_what_it_has_instead_of_ppo() -> None:
+    (reason,) = reasons(source(), node("trainer", stage="ppo"))
+    assert reason.because == "The native backend has no stage ppo."
+    assert reason.instead == "Use stage cpt, sft, reward, dpo, kto."
+
+
+@pytest.mark.parametrize("method", ["qlora", "lora_plus", "oft", "freeze"])
+def test_trl_refuses_every_method_that_it_does_not_carry_out(method: str) -> None:
+    assert trl(method=method) == ["R-TRL-METHOD"]
+    assert native(method=method) == []
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "kto"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "dora", "lora_plus", "oft", "freeze"])
+def test_the_native_engine_takes_every_stage_with_every_method(stage: str, method: str) -> None:
+    assert native(stage=stage, method=method) == []
+    assert native(stage=stage, method=method, hyperparameters={"gradient_checkpointing": True}) == []
+    assert codes(source("docs"), node("trainer", stage="cpt", method=method)) == []
+
+
+@pytest.mark.parametrize("loss", ["kto_pair", "orpo", "simpo"])
+def test_trl_refuses_the_losses_that_its_dpo_trainer_lacks(loss: str) -> None:
+    assert trl(stage="dpo", preference={"loss": loss}) == ["R-TRL-LOSS"]
+    assert native(stage="dpo", preference={"loss": loss}) == []
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "schedule_free_adamw", "galore"])
+def test_trl_refuses_the_optimizers_that_it_lacks(optimizer: str) -> None:
+    hyperparameters = {"optimizer": optimizer, "schedule": "constant"}
+    assert trl(method="full", hyperparameters=hyperparameters) == ["R-TRL-OPTIMIZER"]
+    assert native(method="full", hyperparameters=hyperparameters) == []
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw_8bit", "paged_adamw_8bit", "adafactor", "lion", "ademamix"])
+def test_trl_takes_the_other_optimizers(optimizer: str) -> None:
+    assert trl(hyperparameters={"optimizer": optimizer}) == []
+    assert native(hyperparameters={"optimizer": optimizer}) == []
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["cosine", "constant", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt", "linear"],
+)
+def test_trl_takes_the_other_schedules(schedule: str) -> None:
+    assert trl(hyperparameters={"schedule": schedule}) == []
+    assert native(hyperparameters={"schedule": schedule}) == []
+
+
+@pytest.mark.parametrize("schedule", ["reduce_on_plateau", "one_cycle"])
+def test_trl_refuses_the_schedules_that_it_lacks(schedule: str) -> None:
+    assert trl(hyperparameters={"schedule": schedule}) == ["R-TRL-SCHEDULE"]
+    assert native(hyperparameters={"schedule": schedule}) == []
+
+
+@pytest.mark.parametrize("schedule", ["linear", "wsd", "reduce_on_plateau", "one_cycle", "inverse_sqrt"])
+def test_a_schedule_free_optimizer_takes_constant_schedules_alone(schedule: str) -> None:
+    assert native(hyperparameters={"optimizer": "schedule_free_adamw", "schedule": schedule}) == ["R-SCHEDULE-FREE"]
+
+
+@pytest.mark.parametrize("method", ["qlora", "dora", "lora_plus", "oft"])
+def test_galore_needs_whole_weights(method: str) -> None:
+    assert native(method=method, hyperparameters={"optimizer": "galore"}) == ["R-GALORE-METHOD"]
+
+
+@pytest.mark.parametrize("name", ["lomo", "AdaLomo", "galore_adamw_layerwise", "sophia"])
+def test_an_optimizer_without_a_step_of_its_own_is_refused_with_the_reason(name: str) -> None:
+    (reason,) = reasons(source(), node("trainer", hyperparameters={"optimizer": name}))
+    assert (reason.code, reason.field) == ("E-SPEC-VALUE", "config.hyperparameters.optimizer")
+    assert "backward pass" in reason.because
+    assert reason.instead == "Use adafactor or adamw_8bit, which save memory too."
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
+def test_the_other_backends_carry_out_sft_alone(backend: str) -> None:
+    (reason,) = reasons(source(), node("trainer", backend=backend, stage="dpo"))
+    assert reason.code == f"R-{backend.upper()}"
+    assert reason.field == "config.stage"
+    assert reason.because == f"The {backend} backend has no stage dpo."
+    assert reason.instead == "Use stage sft, or another backend."
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "fine"),
+    [
+        ("unsloth", "dora", False), ("axolotl", "full", False), ("deepspeed", "full", True),
+        ("deepspeed", "qlora", False), ("mlx", "qlora", False), ("mlx", "full", False), ("llamacpp", "qlora", False),
+    ],
+)  # fmt: skip
+def test_each_backend_has_its_methods(backend: str, method: str, fine: bool) -> None:
+    assert codes(source(), node("trainer", backend=backend, method=method)) == (
+        [] if fine else [f"R-{backend.upper()}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "fine"),
+    [
+        ("unsloth", "mps", False), ("axolotl", "cpu", False), ("axolotl", "cuda", True), ("deepspeed", "mps", False),
+        ("llamacpp", "cuda", True), ("trl", "cpu", True), ("trl", "cuda", True), ("trl", "mps", True),
+    ],
+)  # fmt: skip
+def test_each_backend_has_its_devices(backend: str, device: str, fine: bool) -> None:
+    assert codes(source(), node("trainer", backend=backend, device=device)) == (
+        [] if fine else [f"R-{backend.upper()}"]
+    )
+
+
+def test_the_script_backend_is_judged_at_run_only() -> None:
+    nodes = source(), node("trainer", backend="script", stage="ppo", method="oft", device="mps")
+    assert codes(*nodes) == []
+    assert "R-BACKEND-MISSING" in run_codes(*nodes)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "mps"])
+def test_the_native_engine_is_judged_by_the_spec_and_its_devices_at_run(device: str) -> None:
+    nodes = source(), node("trainer", method="oft", device=device)
+    assert codes(*nodes) == []
+    assert run_codes(*nodes) == ([] if device in ("auto", "cpu") else ["R-DEVICE-MISSING"])
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "gguf"])
+def test_what_is_no_base_to_train_through(quantization: str) -> None:
+    assert native(method="qlora", quantization=quantization) == ["R-QUANT-EXPORT"]
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8", "hqq_int4", "torchao_int8", "gptq", "awq"])
+def test_formats_that_an_adapter_can_be_trained_through(quantization: str) -> None:
+    assert native(method="qlora", quantization=quantization) == []
+
+
+def test_a_kto_stage_with_other_batches_and_other_stages_with_batches_of_one() -> None:
+    assert native(hyperparameters={"batch_size": 1}) == []
+    assert native(stage="kto", hyperparameters={"batch_size": 1}) == ["R-KTO-BATCH"]
+    assert native(stage="kto", hyperparameters={"batch_size": 1, "gradient_accumulation": 8}) == ["R-KTO-BATCH"]
+
+
+@pytest.mark.parametrize("method", ["full", "freeze"])
+def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> None:
+    assert native(method=method, lora={"rank": 16}) == ["R-LORA-UNUSED"]
+    assert native(method=method, lora={"lora_plus_ratio": 8}) == ["R-LORA-UNUSED"]
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        ({"method": "lora", "engine": {"freeze_blocks": 3}}, "engine.freeze_blocks"),
+        ({"method": "full", "engine": {"freeze_head": True}}, "engine.freeze_head"),
+        ({"method": "lora", "engine": {"oft_block_size": 16}}, "engine.oft_block_size"),
+        ({"stage": "dpo", "engine": {"reward_centering": 0.01}}, "engine.reward_centering"),
+        ({"engine": {"batching": "padded", "token_budget": 512}}, "engine.token_budget"),
+        ({"stage": "kto", "engine": {"token_budget": 512}}, "engine.token_budget"),
+        ({"stage": "reward", "engine": {"head": "chunked"}}, "engine.head"),
+        ({"method": "lora", "lora": {"lora_plus_ratio": 8}}, "lora.lora_plus_ratio"),
+        ({"method": "oft", "lora": {"rank": 16}}, "lora.rank"),
+        ({"method": "oft", "lora": {"alpha": 16}}, "lora.alpha"),
+        ({"method": "oft", "lora": {"rslora": True}}, "lora.rslora"),
+        ({"method": "oft", "lora": {"profile": "classic", "rank": 32}}, "lora.rank"),
+        ({"stage": "kto", "preference": {"loss": "hinge"}}, "preference.loss"),
+        ({"stage": "kto", "preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
+        ({"stage": "dpo", "preference": {"desirable_weight": 2}}, "preference.desirable_weight"),
+        ({"stage": "dpo", "preference": {"undesirable_weight": 2}}, "preference.undesirable_weight"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting: str) -> None:
+    (reason,) = reasons(source(), node("trainer", **config))
+    assert (reason.code, reason.field) == ("R-SETTING-UNUSED", f"config.{setting}")
+    assert f" reads {setting}; here it would be ignored." in reason.because
+    assert reason.instead.startswith(f"Remove {setting}, or use ")
+
+
+def test_too_long_says_nothing_to_running_text() -> None:
+    found = codes(source("docs"), node("trainer", stage="cpt", engine={"too_long": "drop"}))
+    assert found == ["R-SETTING-UNUSED"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"method": "freeze", "engine": {"freeze_blocks": 3, "freeze_head": True}},
+        {"method": "oft", "engine": {"oft_block_size": 16}},
+        {"method": "oft", "lora": {"profile": "classic"}},
+        {"method": "oft", "lora": {"dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
+        {"stage": "reward", "engine": {"reward_centering": 0.01}},
+        {"engine": {"token_budget": 512}},
+        {"stage": "dpo", "engine": {"batching": "buckets", "token_budget": 512, "head": "chunked"}},
+        {"engine": {"batching": "packed", "token_budget": 512, "too_long": "refuse"}},
+        {"method": "lora_plus", "lora": {"lora_plus_ratio": 8, "rank": 8}},
+        {"stage": "kto", "preference": {"desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
+        {"stage": "dpo", "preference": {"loss": "sigmoid", "label_smoothing": 0.1}},
+        {"stage": "sft", "engine": {"head": "liger", "fp8": "torchao", "attention": "fa3"}},
+        {"method": "freeze", "lora": {}, "hyperparameters": {"optimizer": "galore"}},
+    ],
+)
+def test_a_setting_that_is_read_is_taken(config: dict[str, Any]) -> None:
+    assert native(**config) == []
+
+
+def test_a_group_that_nothing_reads_is_told_as_one() -> None:
+    """Not once more for each of its settings."""
+    assert trl(engine={"freeze_blocks": 3}) == ["R-ENGINE-UNUSED"]
+    assert trl(engine={"fp8": "ms-amp"}) == ["R-ENGINE-UNUSED"]
+    assert trl(stage="dpo", engine={"batching": "packed"}) == ["R-ENGINE-UNUSED"]
+    assert native(method="full", lora={"lora_plus_ratio": 8}) == ["R-LORA-UNUSED"]
+    assert native(preference={"desirable_weight": 2}) == ["R-PREFERENCE-UNUSED"]
+    assert trl(lora={"lora_plus_ratio": 8}) == ["R-SETTING-UNUSED"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "batching", "instead"),
+    [
+        ("dpo", "packed", "buckets"), ("reward", "packed", "buckets"), ("kto", "packed", "padded"),
+        ("kto", "buckets", "padded"),
+    ],
+)  # fmt: skip
+def test_a_batching_that_a_loss_cannot_use(stage: str, batching: str, instead: str) -> None:
+    (reason,) = reasons(source(), node("trainer", stage=stage, engine={"batching": batching}))
+    assert (reason.code, reason.field) == ("R-BATCHING", "config.engine.batching")
+    assert reason.instead == f"Use `batching: auto` or `{instead}`."
+    assert native(stage=stage, engine={"batching": instead}) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("attention", "fa2"), ("attention", "fa3"), ("head", "liger"), ("fp8", "torchao")]
+)
+def test_kernels_of_cuda(device: str, name: str, value: str) -> None:
+    trainer = node("trainer", device=device, engine={name: value})
+    (reason,) = reasons(source(), trainer)
+    assert (reason.code, reason.field) == ("R-ENGINE-CUDA", f"config.engine.{name}")
+    assert reason.because == f"The kernels of `{name}: {value}` are written for CUDA, and the device is {device}."
+    assert codes(source(), node("trainer", backend="trl", device=device, engine={name: value})) == ["R-ENGINE-UNUSED"]
+
+
+@pytest.mark.parametrize("optimizer", ["paged_adamw_8bit", "lion", "ademamix"])
+def test_the_optimizers_of_bitsandbytes_do_not_run_on_apple_s_gpu(optimizer: str) -> None:
+    assert native(device="mps", hyperparameters={"optimizer": optimizer}) == ["R-OPTIMIZER-DEVICE"]
+    assert trl(device="mps", hyperparameters={"optimizer": optimizer}) == ["R-OPTIMIZER-DEVICE"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "muon"])
+def test_other_optimizers_run_everywhere(optimizer: str) -> None:
+    assert native(device="mps", hyperparameters={"optimizer": optimizer}) == []
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8", "hqq_int4", "torchao_int8", "gptq", "awq"])
+def test_no_format_runs_on_apple_s_gpu(quantization: str) -> None:
+    assert native(device="mps", method="qlora", quantization=quantization) == ["R-QUANT-DEVICE"]
+
+
+@pytest.mark.parametrize("quantization", ["gptq", "awq"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_base_that_is_only_stored_quantised_takes_nothing_in(quantization: str, method: str) -> None:
+    first = {"method": "qlora", "quantization": quantization}
+    assert twice(first, {"method": method, "adapter": "merge"}) == ["R-ADAPTER-MERGE"]
+
+
+def twice(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    return codes(source(), node("trainer", **first), node("trainer", **second))
+
+
+@pytest.mark.parametrize("way", ["stack", "merge"])
+@pytest.mark.parametrize(("old", "new"), [("dora", "lora"), ("lora", "dora"), ("oft", "lora"), ("lora", "oft")])
+def test_only_low_rank_sums_are_written_as_one_adapter(way: str, old: str, new: str) -> None:
+    assert twice({"method": old}, {"method": new, "adapter": way}) == ["R-ADAPTER-COMPOSE"]
+
+
+@pytest.mark.parametrize("way", ["stack", "merge"])
+def test_two_adapters_cannot_hold_one_whole_module(way: str) -> None:
+    head, both = {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}
+    assert twice({"lora": head}, {"lora": both, "adapter": way}) == ["R-ADAPTER-COMPOSE"]
+    assert twice({"lora": head}, {"lora": {"modules_to_save": ["embed_tokens"]}, "adapter": way}) == []
+    assert twice({"lora": head}, {"adapter": way}) == []
+
+
+@pytest.mark.parametrize("method", ["full", "freeze"])
+@pytest.mark.parametrize("old", ["lora", "qlora", "dora", "oft"])
+def test_whole_weights_take_an_earlier_adapter_in_and_stack_nothing(method: str, old: str) -> None:
+    assert twice({"method": old}, {"method": method, "adapter": "stack"}) == ["R-ADAPTER-STACK"]
+    assert twice({"method": old}, {"method": method, "adapter": "merge"}) == []
+    assert twice({"method": old}, {"method": method}) == ["R-ADAPTER-METHOD"]
+
+
+def test_a_continued_rotation_keeps_its_blocks() -> None:
+    first = {"method": "oft", "engine": {"oft_block_size": 16}}
+    assert twice(first, {"method": "oft"}) == []
+    (reason,) = reasons(
+        source(), node("trainer", **first), node("trainer", method="oft", engine={"oft_block_size": 64})
+    )
+    assert (reason.code, reason.field) == ("R-ADAPTER-SHAPE", "config.engine.oft_block_size")
+    assert reason.instead == "Write `oft_block_size: 16`, or leave it out."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alpha", 8), ("dropout", 0.1), ("target_modules", "attention-only"), ("modules_to_save", ["lm_head"]),
+        ("rslora", True), ("layers", [0]),
+    ],
+)  # fmt: skip
+def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: object) -> None:
+    modules = {"target_modules": ["q_proj"]} if name == "layers" else {}
+    shape = {"rank": 32, **modules, name: value}
+    found = reasons(source(), node("trainer", lora={**modules}), node("trainer", lora=shape))
+    assert [(reason.code, reason.field) for reason in found] == [("R-ADAPTER-SHAPE", f"config.lora.{name}")]
+    assert found[0].instead.startswith(f"Write `{name}: ")
+    assert codes(source(), node("trainer", lora=shape), node("trainer", lora=shape)) == []
+
+
+def test_full_weights_after_an_adapter_cannot_continue_it() -> None:
+    assert codes(source(), node("trainer"), node("trainer", method="full")) == ["R-ADAPTER-METHOD"]
+
+
+def test_merging_needs_an_adapter_and_not_a_model() -> None:
+    nodes = source(), node("trainer", method="full"), node("trainer", adapter="merge")
+    assert codes(*nodes) == ["R-ADAPTER-NONE"]
+
+
+def test_a_base_model_may_be_named_later_than_first() -> None:
+    nodes = source(), node("trainer"), node("trainer", base_model="org/two")
+    assert codes(*nodes) == ["R-BASE-MISMATCH"]
+    assert codes(source(), node("trainer", base_model="org/two"), node("trainer", base_model="org/two")) == []
+    full = source(), node("trainer", method="full", base_model="org/one"), node("trainer", base_model="org/two")
+    assert codes(*full) == ["R-BASE-MISMATCH"]
+
+
+def test_a_control_of_another_stage_may_continue_an_adapter() -> None:
+    found = codes(
+        source(), node("validator"), node("trainer"), node("trainer", "tuned", stage="dpo"),
+        node("trainer", "shuffled", ["trainer"], stage="dpo", control="shuffled_answers"),
+        node("evaluator", None, ["tuned", "shuffled"]),
+    )  # fmt: skip
+    assert found == []
+
+
+@pytest.mark.parametrize("stage", ["cpt", "ppo", "kto", "reward"])
+def test_a_control_needs_answers_to_shuffle(stage: str) -> None:
+    nodes = source(), node("trainer", stage=stage, backend="native", control="shuffled_answers")
+    assert "R-CONTROL-STAGE" in codes(*nodes)

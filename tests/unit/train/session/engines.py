@@ -1,0 +1,115 @@
+"""Engines on a random two-layer model with dropout, for the tests of session and loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
+from trainyard.spec.axes import Precision, Stage
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.train.batching import Feed, Plan, choose_cut
+from trainyard.train.methods.full import plain_groups
+from trainyard.train.optimizers import make_optimizer
+from trainyard.train.schedules import LearningRate
+from trainyard.train.session import Engine, Session
+from trainyard.train.stages import STAGES
+from trainyard.train.stages.contract import Batch
+from trainyard.train.tokens import Encoded
+
+ROWS: dict[Stage, Any] = {Stage.SFT: conversations, Stage.DPO: pairs, Stage.KTO: labelled, Stage.REWARD: pairs}
+
+
+def config_of(
+    stage: Stage = Stage.SFT, *, engine: dict[str, Any] | None = None, **hyperparameters: Any
+) -> TrainerConfig:
+    """Full training of a stage for six steps at 1e-3, resolved."""
+    hyper = {"max_steps": 6, "learning_rate": 1e-3, "max_length": 128, **hyperparameters}
+    given = {"stage": stage, "method": "full", "hyperparameters": hyper, "engine": engine or {}}
+    return resolve_trainer(TrainerConfig.model_validate(given), "model")
+
+
+def examples_of(config: TrainerConfig, count: int = 8) -> list[Encoded]:
+    stage = STAGES[config.stage]
+    return stage.encode(ROWS[config.stage](count), TOKENIZER, config)[0]
+
+
+def batch_of(stage: Stage = Stage.SFT, count: int = 4) -> Batch:
+    return STAGES[stage].collate(examples_of(config_of(stage), count), PAD)
+
+
+def session_of(
+    folder: Path,
+    config: TrainerConfig | None = None,
+    *,
+    precision: Precision = Precision.FP32,
+    dropout: float = 0.1,
+    total_steps: int = 6,
+    seed: int = 0,
+) -> Session:
+    """A session whose weights and generators are the same for the same arguments."""
+    config = config or config_of()
+    stage = STAGES[config.stage]
+    model = model_of(stage.head, seed)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = dropout
+    optimizer = make_optimizer(plain_groups(model, config), config)
+    rate = LearningRate(optimizer, config, total_steps)
+    reference = frozen(model) if stage.needs_reference(config) else None
+    engine = Engine(model, reference, stage, config, optimizer, rate, TOKENIZER, precision=precision)
+    torch.manual_seed(seed)
+    return Session(engine, folder)
+
+
+def frozen(model: Any) -> Any:
+    """The model as it is now, as `Policy.reference` gives it."""
+    kept = copy.deepcopy(model).requires_grad_(False).eval()
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        yield kept
+
+    def reference() -> AbstractContextManager[Any]:
+        return opened()
+
+    return reference
+
+
+def feed_of(config: TrainerConfig, count: int = 8) -> Feed:
+    stage, examples = STAGES[config.stage], examples_of(config, count)
+    plan = Plan([stage.width(example) for example in examples], choose_cut(config, stage, "cpu"), stage)
+    return Feed(examples, plan, stage, PAD)
+
+
+def accumulate(session: Session, batch: Batch, normalizer: float | None = None) -> float:
+    """One forward and backward; the loss."""
+    forward = session.forward(batch, normalizer=normalizer)
+    session.backward(forward.forward_id, measure=False)
+    return float(forward.loss)
+
+
+def train_step(session: Session, batches: Sequence[Batch]) -> list[float]:
+    """One optimizer step over some micro-batches; their losses."""
+    losses = [accumulate(session, batch) for batch in batches]
+    session.step()
+    session.zero_grad()
+    return losses
+
+
+def weights_of(session: Session) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in session.parameters]
+
+
+def gradients_of(session: Session) -> list[torch.Tensor]:
+    return [value.grad.clone() for value in session.parameters if value.grad is not None]
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """The same tensors to the bit."""
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,349 @@
+"""The contract of the verbs: what each needs, changes, gives back and refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.unit.train.session.engines import (
+    accumulate,
+    batch_of,
+    config_of,
+    examples_of,
+    gradients_of,
+    same,
+    session_of,
+    train_step,
+    weights_of,
+)
+from tests.unit.train.stages.stage_rows import PAD, TOKENIZER
+from trainyard.errors import Conflict, InvalidInput, TrainyardError
+from trainyard.spec.axes import Optimizer, Stage
+from trainyard.stores.artifacts import file_sha256
+from trainyard.train.head import IGNORED
+from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.session import INLINE_BYTES, KEPT_REPLIES, Session
+from trainyard.train.session.sampling import Sampling, token_logprobs
+from trainyard.train.stages import STAGES
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return session_of(tmp_path)
+
+
+# Forward and backward
+
+
+def test_forward_gives_the_mean_over_its_units_and_backward_the_gradient_of_it(tmp_path: Path) -> None:
+    session, batch = session_of(tmp_path, dropout=0.0), batch_of()
+    model = session.engine.model
+    expected = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]
+    ).loss  # transformers' own mean over the labelled tokens
+    wanted = torch.autograd.grad(expected, session.parameters)
+    forward = session.forward(batch)
+    assert float(forward.loss) == pytest.approx(expected.item(), abs=1e-6)
+    assert not forward.loss.requires_grad
+    assert forward.units == int((batch["labels"][:, 1:] != IGNORED).sum())
+    backward = session.backward(forward.forward_id)
+    for found, gradient in zip(gradients_of(session), wanted, strict=True):
+        torch.testing.assert_close(found, gradient, atol=1e-6, rtol=1e-5)
+    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in wanted])))
+    assert backward.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert (backward.accumulated, backward.overflow) == (1, False)
+
+
+def test_a_norm_is_measured_only_when_it_is_asked_for(session: Session) -> None:
+    backward = session.backward(session.forward(batch_of()).forward_id, measure=False)
+    assert (backward.grad_norm, backward.overflow) == (None, None)
+
+
+def test_gradients_accumulate_and_scale(tmp_path: Path) -> None:
+    batch, (once, twice) = batch_of(), (session_of(tmp_path, dropout=0.0) for _ in range(2))
+    once.backward(once.forward(batch).forward_id)
+    for _ in range(2):
+        last = twice.backward(twice.forward(batch).forward_id, scale=0.5)
+    assert last.accumulated == 2
+    assert same(gradients_of(once), gradients_of(twice))
+
+
+def test_a_graph_is_good_for_one_backward(session: Session) -> None:
+    used = session.forward(batch_of())
+    session.backward(used.forward_id)
+    with pytest.raises(
+        Conflict, match=r"E-FORWARD-USED: The graph of 'forward-1' is not there any more\..*one backward"
+    ):
+        session.backward(used.forward_id)
+    replaced, last = session.forward(batch_of()), session.forward(batch_of())
+    with pytest.raises(Conflict, match="E-FORWARD-USED"):
+        session.backward(replaced.forward_id)
+    assert session.backward(last.forward_id).accumulated == 2
+    with pytest.raises(Conflict, match="E-FORWARD-USED"):
+        session.backward("forward-99")
+
+
+def test_a_batch_without_targets_is_refused_and_the_pending_graph_stays(session: Session) -> None:
+    pending = session.forward(batch_of())
+    batch = batch_of()
+    batch["labels"] = torch.full_like(batch["labels"], IGNORED)
+    with pytest.raises(InvalidInput, match="E-NO-TARGET: The batch has nothing to learn"):
+        session.forward(batch)
+    assert session.backward(pending.forward_id).accumulated == 1
+
+
+@pytest.mark.parametrize("stage", [Stage.DPO, Stage.KTO, Stage.REWARD])
+def test_every_kind_of_stage_goes_through_the_same_verbs(stage: Stage, tmp_path: Path) -> None:
+    session, batch = session_of(tmp_path, config_of(stage, warmup_ratio=0.0), dropout=0.0), batch_of(stage)
+    first = session.forward(batch)
+    session.backward(first.forward_id)
+    assert session.step().grad_norm > 0
+    session.zero_grad()
+    assert session.forward(batch).loss < first.loss
+    assert first.metrics
+    assert not any(value.requires_grad for value in first.metrics.values())
+
+
+def test_the_reference_draws_no_random_number_and_gets_no_gradient(tmp_path: Path) -> None:
+    session, batch = session_of(tmp_path, config_of(Stage.DPO)), batch_of(Stage.DPO)
+    scores = session.reference_scores(batch)
+    assert not any(value.requires_grad for value in scores.values())
+    before = torch.get_rng_state()
+    assert same(list(scores.values()), list(session.reference_scores(batch).values()))
+    assert torch.equal(before, torch.get_rng_state())
+    known = {f"reference/{name}": value for name, value in scores.items()}
+    computed = session.forward(batch)
+    torch.set_rng_state(before)
+    assert torch.equal(session.forward({**batch, **known}).loss, computed.loss)
+
+
+# Outputs
+
+
+def test_outputs_go_by_file_and_are_those_of_the_pass(session: Session) -> None:
+    batch = batch_of()
+    reply = session.forward(batch, outputs=("logits", "hidden_states"))
+    found = {name: load_file(entry["file"])[name] for name, entry in reply.outputs.items()}
+    for name, entry in reply.outputs.items():
+        assert entry["shape"] == list(found[name].shape)
+        assert entry["sha256"] == file_sha256(Path(entry["file"]))
+    B, T = batch["input_ids"].shape
+    assert found["hidden_states"].shape[:3] == (session.engine.model.config.num_hidden_layers + 1, B, T)
+    # With dropout, so this holds only if the second pass drew what the first one did.
+    loss = torch.nn.functional.cross_entropy(found["logits"][:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    assert float(reply.loss) == pytest.approx(float(loss), abs=1e-6)
+
+
+def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
+    batch, found = batch_of(), []
+    for outputs in ((), ("logits",)):
+        session = session_of(tmp_path)
+        reply = session.forward(batch, outputs=outputs, inline=True)
+        session.backward(reply.forward_id)
+        found.append([reply.loss, *gradients_of(session), session.forward(batch).loss])
+    assert same(*found)
+    shape = [*batch["input_ids"].shape, session.engine.model.config.vocab_size]
+    assert reply.outputs["logits"]["shape"] == shape
+    assert len(reply.outputs["logits"]["values"]) == torch.Size(shape).numel()
+
+
+def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(session: Session) -> None:
+    pending, before = session.forward(batch_of()), torch.get_rng_state()
+    with pytest.raises(
+        InvalidInput, match=r"E-OUTPUT-NAME: forward has no output 'attentions'.*logits or hidden_states"
+    ):
+        session.forward(batch_of(), outputs=["attentions"])
+    rows = INLINE_BYTES // (session.engine.model.config.vocab_size * 4 * batch_of()["input_ids"].shape[1]) + 1
+    large = STAGES[Stage.SFT].collate([examples_of(config_of())[0]] * (4 * rows), PAD)
+    with pytest.raises(InvalidInput, match=r"E-INLINE-SIZE: logits takes [\d,]+ bytes, .* at most 8,388,608\..*a file"):
+        session.forward(large, outputs=["logits"], inline=True)
+    assert torch.equal(before, torch.get_rng_state())
+    assert session.backward(pending.forward_id).accumulated == 1
+
+
+# Step and zero_grad
+
+
+def test_step_moves_the_weights_and_leaves_stale_gradients(session: Session) -> None:
+    before = weights_of(session)
+    accumulate(session, batch_of())
+    first = session.step()
+    assert (first.skipped, first.global_step, session.accumulated) == (False, 1, 0)
+    assert first.learning_rate == 0.0  # a warm-up starts at nothing
+    assert gradients_of(session)
+    session.zero_grad()
+    assert not gradients_of(session)
+    accumulate(session, batch_of())
+    assert session.step().learning_rate == 1e-3
+    assert not same(before, weights_of(session))
+
+
+def test_backward_after_step_needs_zero_grad(session: Session) -> None:
+    accumulate(session, batch_of())
+    session.step()
+    early = session.forward(batch_of())
+    with pytest.raises(
+        Conflict, match=r"E-STALE-GRAD: The gradients belong to a step that is done.*Call zero_grad first"
+    ):
+        session.backward(early.forward_id)
+    session.zero_grad()
+    with pytest.raises(Conflict, match="E-FORWARD-USED"):  # zero_grad drops a pending graph
+        session.backward(early.forward_id)
+    assert session.backward(session.forward(batch_of()).forward_id).accumulated == 1
+
+
+def test_step_needs_gradients(session: Session) -> None:
+    with pytest.raises(Conflict, match=r"E-NO-GRAD: There is no gradient to step with.*forward and backward"):
+        session.step()
+    session.forward(batch_of())
+    with pytest.raises(Conflict, match="E-NO-GRAD"):
+        session.step()
+    accumulate(session, batch_of())
+    session.step()
+    with pytest.raises(Conflict, match="E-NO-GRAD"):  # once
+        session.step()
+    assert session.global_step == 1
+
+
+def test_step_clips_to_the_norm_that_it_is_given(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    accumulate(session, batch_of())
+    before = float(torch.nn.utils.get_total_norm(gradients_of(session)))
+    assert before > 1e-2
+    assert float(session.step(max_grad_norm=1e-2).grad_norm) == pytest.approx(before)
+    assert float(torch.nn.utils.get_total_norm(gradients_of(session))) == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_a_rate_of_its_own_is_for_one_step_and_keeps_the_groups_proportion(tmp_path: Path) -> None:
+    session = session_of(tmp_path, config_of(optimizer=Optimizer.SGD), dropout=0.0)
+    groups = session.engine.optimizer.param_groups
+    groups[1]["initial_lr"] *= 16  # as LoRA+ has it
+    session.engine.rate.step()
+    assert [group["lr"] for group in groups] == [1e-3, 16e-3]
+    accumulate(session, batch_of())
+    before = [[value.detach().clone() for value in group["params"]] for group in groups]
+    assert session.step(learning_rate=0.5, max_grad_norm=1e6).learning_rate == 0.5
+    for group, values, rate in zip(groups, before, (0.5, 8.0), strict=True):
+        for value, old in zip(group["params"], values, strict=True):  # the first step of SGD is rate times gradient
+            torch.testing.assert_close(value.detach(), old - rate * value.grad, atol=1e-6, rtol=1e-5)
+    assert [group["lr"] for group in groups] == [pytest.approx(8e-4), pytest.approx(16 * 8e-4)]  # the schedule again
+
+
+def test_gradients_that_are_not_finite_never_reach_the_weights(session: Session) -> None:
+    train_step(session, [batch_of()])
+    before = weights_of(session)
+    accumulate(session, batch_of())
+    assert session.parameters[0].grad is not None
+    session.parameters[0].grad[0, 0] = torch.nan
+    with pytest.raises(TrainyardError, match=r"E-GRAD-NONFINITE: The gradients of step 2 have the norm nan\.") as error:
+        session.step()
+    assert "learning_rate" in error.value.do
+    assert same(before, weights_of(session))
+    assert session.global_step == 1
+    session.zero_grad()
+    train_step(session, [batch_of()])
+    assert session.global_step == 2
+
+
+def test_a_plateau_is_fed_by_the_metric(tmp_path: Path) -> None:
+    config = config_of(schedule="reduce_on_plateau", warmup_ratio=0.0)
+    session = session_of(tmp_path, config, total_steps=20)
+    for _ in range(14):
+        accumulate(session, batch_of(count=1))
+        rate = session.step(metric=1.0).learning_rate
+        session.zero_grad()
+    assert rate == pytest.approx(1e-4)
+
+
+# Repeated calls
+
+
+def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
+    batch, found = batch_of(), []
+    for times in (1, 2):
+        session = session_of(tmp_path / str(times))
+        for _ in range(times):
+            forward = session.forward(batch, op_seq=0)
+        for _ in range(times):
+            backward = session.backward(forward.forward_id, op_seq=1)
+        for _ in range(times):
+            stepped = session.step(op_seq=2)
+        for _ in range(times):
+            session.zero_grad(op_seq=3)
+        for _ in range(times):
+            saved = session.save("here", op_seq=4)
+        for _ in range(times):
+            answers = session.generate([[5, 6]], Sampling(max_new_tokens=2), op_seq=5)
+        assert (backward.accumulated, stepped.global_step, saved["name"], len(answers)) == (1, 1, "here", 1)
+        found.append([*weights_of(session), session.forward(batch).loss])
+    assert same(*found)
+
+
+def test_a_repeated_number_of_another_verb_is_refused(session: Session) -> None:
+    session.forward(batch_of(), op_seq=7)
+    with pytest.raises(Conflict, match="E-OP-SEQ: op_seq 7 was a forward and comes again as a step"):
+        session.step(op_seq=7)
+
+
+def test_a_call_that_failed_is_carried_out_when_it_comes_again(session: Session) -> None:
+    with pytest.raises(Conflict, match="E-NO-GRAD"):
+        session.step(op_seq=1)
+    accumulate(session, batch_of())
+    assert session.step(op_seq=1).global_step == 1
+
+
+def test_a_number_whose_reply_is_forgotten_is_not_carried_out_again(session: Session) -> None:
+    for number in range(KEPT_REPLIES + 1):
+        session.zero_grad(op_seq=number)
+    with pytest.raises(Conflict, match=re.escape("E-OP-SEQ: op_seq 0 is too old: the last 1024 replies are kept.")):
+        session.zero_grad(op_seq=0)
+    session.zero_grad(op_seq=1)
+
+
+# Looking
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer.ADAMW, Optimizer.SCHEDULE_FREE_ADAMW])
+def test_looking_leaves_no_trace_in_training(optimizer: Optimizer, tmp_path: Path) -> None:
+    """Also between a forward and its backward, where a schedule-free optimizer swaps the weights under the graph."""
+    config = config_of(optimizer=optimizer, schedule="constant", warmup_ratio=0.0)
+    batch, (plain, looking) = batch_of(), (session_of(tmp_path, config) for _ in range(2))
+
+    def look() -> None:
+        before = torch.get_rng_state()
+        looking.generate([[5, 6, 7], [8]], Sampling(max_new_tokens=3, temperature=1.3, seed=5))
+        looking.logprobs([[5, 6, 7]])
+        assert torch.equal(before, torch.get_rng_state())
+
+    for session in (plain, looking):
+        torch.manual_seed(1)
+        for _ in range(2):
+            forward = session.forward(batch)
+            if session is looking:
+                look()
+            session.backward(forward.forward_id)
+            accumulate(session, batch)
+            if session is looking:
+                look()
+            session.step()
+            session.zero_grad()
+    assert same(weights_of(plain), weights_of(looking))
+    assert looking.engine.model.training
+
+
+def test_a_look_is_at_the_averaged_weights_of_a_schedule_free_optimizer(tmp_path: Path) -> None:
+    config = config_of(optimizer=Optimizer.SCHEDULE_FREE_ADAMW, schedule="constant", warmup_ratio=0.0)
+    session = session_of(tmp_path, config)
+    for _ in range(3):
+        train_step(session, [batch_of()])
+    found = session.logprobs([[5, 6, 7, 8]])
+    on_eval(session.engine.optimizer)
+    averaged = token_logprobs(session.engine.model.eval(), TOKENIZER, [[5, 6, 7, 8]])
+    on_train(session.engine.optimizer)
+    moving = token_logprobs(session.engine.model, TOKENIZER, [[5, 6, 7, 8]])
+    assert found == averaged
+    assert found != moving

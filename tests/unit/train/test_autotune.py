@@ -1,0 +1,169 @@
+"""Autotune on a real machine: what is free, and estimates held against the resident memory of real trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.unit.train.memory_child import build
+from trainyard.errors import LimitExceeded
+from trainyard.spec.axes import Device, Method
+from trainyard.spec.estimate.memory import CHUNKED_ABOVE, CONTEXT_BYTES, LOGITS_PER_CHUNK, memory_of
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+from trainyard.train import head
+from trainyard.train.autotune import autotune, container_bytes, free_bytes, peak_bytes
+
+TINY = ModelShape(hidden=64, layers=2, feed_forward=128, vocabulary=600, heads=4, key_value_heads=4, head_size=16)
+HUGE = ModelShape(
+    hidden=16384, layers=126, feed_forward=53248, vocabulary=128256, heads=128, key_value_heads=8, head_size=128
+)
+CHILD = Path(__file__).with_name("memory_child.py")
+SMALL = {
+    "method": "lora", "hidden": 256, "layers": 8, "feed_forward": 1024, "vocabulary": 8000, "rows": 8, "length": 256,
+    "rank": 16, "dropout": 0.0, "checkpointing": False, "head": "full",
+}  # fmt: skip
+
+
+def native(**config: Any) -> TrainerConfig:
+    return resolve_trainer(TrainerConfig.model_validate({"backend": "native", **config}), "starter")
+
+
+# What is free
+
+
+def test_what_is_free_on_this_machine() -> None:
+    free = free_bytes(Device.CPU)
+    assert 0 < free <= psutil.virtual_memory().total
+    assert 0 < peak_bytes(Device.CPU) < psutil.virtual_memory().total
+
+
+def test_a_container_leaves_what_is_below_its_limit(tmp_path: Path) -> None:
+    assert container_bytes(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_bytes(tmp_path) == 700
+    assert free_bytes(Device.CPU, tmp_path) == 700
+    (tmp_path / "memory.max").write_text("200\n")
+    assert container_bytes(tmp_path) == 0
+
+
+def test_a_small_model_trains_in_full_here() -> None:
+    found = autotune(TINY, native(hyperparameters={"max_length": 64}), Device.CPU)
+    assert (found.rung, found.knobs) == (Method.FULL, ())
+    assert found.free_bytes > found.needed_bytes
+
+
+def test_a_huge_model_does_not_fit_anywhere_here() -> None:
+    if psutil.virtual_memory().total > 200 * 2**30:
+        pytest.skip("this machine is large")
+    with pytest.raises(LimitExceeded, match="GiB are missing"):
+        autotune(HUGE, native(), Device.CPU)
+
+
+def test_the_estimate_knows_the_size_of_a_chunk() -> None:
+    assert LOGITS_PER_CHUNK == head.CHUNK_LOGITS
+    assert CHUNKED_ABOVE >= LOGITS_PER_CHUNK
+
+
+# Estimates against measurements
+
+
+def measured(settings: dict[str, Any]) -> dict[str, int]:
+    """What a child process held at its peak, and after its imports."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHILD), json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def estimated(settings: dict[str, Any]) -> int:
+    hidden, method = settings["hidden"], settings["method"]
+    shape = ModelShape(
+        hidden=hidden,
+        layers=settings["layers"],
+        feed_forward=settings["feed_forward"],
+        vocabulary=settings["vocabulary"],
+        heads=8,
+        key_value_heads=8,
+        head_size=hidden // 8,
+    )
+    config = native(
+        method=method,
+        lora={"rank": settings["rank"], "dropout": settings["dropout"]},
+        engine={"head": settings["head"], "batching": "padded"},
+        hyperparameters={
+            "batch_size": settings["rows"],
+            "max_length": settings["length"],
+            "gradient_checkpointing": settings["checkpointing"],
+        },
+    )
+    return memory_of(shape, config, Device.CPU).total
+
+
+def test_the_libraries_take_what_the_estimate_says() -> None:
+    found = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
+    assert found["imports"] <= found["peak"]
+    assert found["peak"] == pytest.approx(CONTEXT_BYTES[Device.CPU], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"method": "full"},
+        {"method": "freeze"},
+        {"method": "qlora"},
+        {"dropout": 0.05},
+        {"checkpointing": True},
+        {"method": "full", "checkpointing": True},
+        {"method": "full", "vocabulary": 32000, "layers": 2, "feed_forward": 512},
+        {"method": "full", "vocabulary": 32000, "layers": 2, "feed_forward": 512, "head": "chunked"},
+        {"hidden": 512, "feed_forward": 1408, "length": 512},
+    ],
+    ids=lambda other: " ".join(f"{name}={value}" for name, value in other.items()) or "lora",
+)
+def test_estimate_is_near_the_resident_memory_of_a_training(other: dict[str, Any]) -> None:
+    settings = {**SMALL, **other}
+    assert estimated(settings) == pytest.approx(measured(settings)["peak"], rel=0.2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_estimate_is_near_what_cuda_allocated() -> None:
+    settings = {**SMALL, "hidden": 1024, "layers": 16, "feed_forward": 2816, "vocabulary": 32000, "length": 512}
+    torch.cuda.reset_peak_memory_stats()
+    allocated = cuda_training(settings)
+    shape = ModelShape(
+        hidden=1024, layers=16, feed_forward=2816, vocabulary=32000, heads=8, key_value_heads=8, head_size=128
+    )
+    hyper = {"batch_size": settings["rows"], "max_length": settings["length"]}
+    config = native(lora={"rank": 16}, engine={"head": "full", "batching": "padded"}, hyperparameters=hyper)
+    found = memory_of(shape, config, Device.CUDA)
+    assert found.total - found.context - found.fragments == pytest.approx(allocated, rel=0.2)
+
+
+def cuda_training(settings: dict[str, Any]) -> int:
+    """Most bytes that tensors held in three steps of LoRA in bfloat16."""
+    torch.manual_seed(0)
+    model = build(settings).to("cuda", torch.bfloat16)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    for _ in range(3):
+        ids = torch.randint(0, settings["vocabulary"], (settings["rows"], settings["length"]), device="cuda")
+        batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+        (-head.label_logprobs(model, batch).logprobs_N.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return peak_bytes(Device.CUDA)

@@ -1,0 +1,170 @@
+"""The loop: as many steps as asked for, stopped between any two micro-batches, continued to the same bits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.train.session.engines import config_of, feed_of, same, session_of, weights_of
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import Precision, Stage
+from trainyard.spec.training import TrainerConfig
+from trainyard.train import loop
+from trainyard.train.batching import Cursor, Feed
+from trainyard.train.loop import Progress, StepRecord, done, train
+from trainyard.train.session import Session
+
+STEPS = 5
+MICRO_BATCHES = 13
+"""Ten rows, two a micro-batch, three of those a step: an epoch is a step of three and one of two."""
+
+
+def settings(stage: Stage = Stage.SFT, **hyper: Any) -> TrainerConfig:
+    given = {"batch_size": 2, "gradient_accumulation": 3, "warmup_ratio": 0.4, "engine": {"batching": "padded"}}
+    return config_of(stage, **{**given, **hyper})
+
+
+class Kept:
+    """Remembers records, and saves with where the run stands, as a checkpoint does."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+        self.saved: list[tuple[str, str]] = []
+
+    def on_step(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def save(self, session: Session, progress: Progress) -> None:
+        name = f"save-{len(self.saved)}"
+        session.save(name)
+        self.saved.append((name, json.dumps(progress.as_values())))
+
+
+def after(calls: int | None) -> Callable[[], bool]:
+    """Asks to stop when it is called for the time after `calls`."""
+    count = itertools.count()
+    return lambda: calls is not None and next(count) >= calls
+
+
+def run(
+    session: Session, feed: Feed, kept: Kept, progress: Progress, stop: int | None = None, *, save_steps: int = 100
+) -> bool:
+    return train(
+        session,
+        feed,
+        progress,
+        total_steps=STEPS,
+        save=kept.save,
+        save_steps=save_steps,
+        stop=after(stop),
+        hooks=[kept],
+    )
+
+
+def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> None:
+    config = settings()
+    session, feed, kept, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), Progress()
+    assert run(session, feed, kept, progress)
+    assert session.global_step == done(session) == STEPS
+    assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
+    assert progress.losses == [[record.step, record.loss, record.learning_rate] for record in kept.records]
+    assert progress.losses[-1][1] < progress.losses[0][1]
+    assert progress.cursor == Cursor(2, 1, 0)
+    assert progress.partial == {}
+    assert not kept.saved
+    rates = [record.learning_rate for record in kept.records]
+    # Of six steps in the schedule three warm up.
+    assert rates == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3, 2e-3 / 3])
+    tokens = sum(map(len, (example["input_ids"] for example in feed.examples)))
+    targets = sum(label != -100 for example in feed.examples for label in example["labels"])
+    for record in kept.records:
+        assert record.tokens < record.positions
+        assert record.grad_norm > 0
+        assert record.seconds > 0
+        assert not record.skipped
+    for epoch in (kept.records[:2], kept.records[2:4]):
+        assert sum(record.tokens for record in epoch) == tokens
+        assert sum(record.units for record in epoch) == targets
+
+
+def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
+    config = settings(engine={"batching": "packed"})
+    kept, feed = Kept(), feed_of(config, 10)
+    assert run(session_of(tmp_path, config), feed, kept, Progress())
+    assert all(record.tokens == record.positions for record in kept.records)
+    assert sum(record.tokens for record in kept.records[:2]) == sum(feed.plan.widths)
+
+
+def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
+    config = settings(Stage.DPO)
+    kept = Kept()
+    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, Progress())
+    assert [record.units for record in kept.records] == [6, 4, 6, 4, 6]  # pairs
+    assert all(0 <= record.metrics["reward_accuracy"] <= 1 for record in kept.records)
+
+
+@pytest.mark.parametrize("stop", range(MICRO_BATCHES))
+def test_stopped_between_any_two_micro_batches_it_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> None:
+    config = settings()
+    feed, whole, progress = feed_of(config, 10), session_of(tmp_path / "whole", config), Progress()
+    assert run(whole, feed, Kept(), progress)
+
+    first, kept = session_of(tmp_path / "parts", config), Kept()
+    assert not run(first, feed, kept, Progress(), stop)
+    ((name, where),) = kept.saved
+    second = session_of(tmp_path / "parts", config, seed=9)
+    second.load(name)
+    continued = Progress.from_values(json.loads(where))
+    assert run(second, feed_of(config, 10), kept, continued)
+    assert continued == progress
+    assert same(weights_of(second), weights_of(whole))
+    assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
+
+
+def test_the_last_step_is_not_asked_whether_it_should_stop(tmp_path: Path) -> None:
+    config = settings()
+    assert run(session_of(tmp_path, config), feed_of(config, 10), Kept(), Progress(), MICRO_BATCHES)
+
+
+def test_it_saves_every_so_many_steps_but_not_at_the_end(tmp_path: Path) -> None:
+    config = settings()
+    kept = Kept()
+    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, Progress(), save_steps=1)
+    steps = [len(json.loads(where)["losses"]) for _, where in kept.saved]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path: Path) -> None:
+    config = settings()
+    session, kept = session_of(tmp_path, config), Kept()
+    with torch.no_grad():
+        session.engine.model.lm_head.weight[7] = torch.inf
+    before = weights_of(session)
+    with pytest.raises(TrainyardError, match=r"E-LOSS-NONFINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
+        run(session, feed_of(config, 10), kept, Progress(), save_steps=1)
+    assert same(before, weights_of(session))
+    assert not kept.saved
+    assert not kept.records
+
+
+def test_a_skipped_step_is_told_counted_and_moves_no_schedule(tmp_path: Path) -> None:
+    config = settings(warmup_ratio=0.0)
+    session, kept, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), Progress()
+    session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": 2.0**40})  # overflows for some steps
+    assert run(session, feed_of(config, 10), kept, progress)
+    skipped = [record.skipped for record in kept.records]
+    assert skipped == sorted(skipped, reverse=True)  # the first ones
+    assert sum(skipped) == session.skipped > 0
+    assert session.global_step == STEPS - session.skipped == session.engine.rate.steps
+    assert done(session) == STEPS
+    assert {record.learning_rate for record in kept.records if record.skipped} == {1e-3}
+
+
+def test_the_loop_is_short() -> None:
+    assert len(Path(loop.__file__).read_text().splitlines()) <= 120

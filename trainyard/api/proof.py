@@ -1,0 +1,120 @@
+"""`trainyard prove-resume`, seen from the command line: the choice of cells, the child that proves them, the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import Method, Stage
+
+STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
+FEW: tuple[tuple[Stage, ...], tuple[Method, ...]] = ((Stage.SFT, Stage.DPO), (Method.LORA, Method.FULL))
+"""What is proved when nothing else is asked for: a look of half a minute."""
+POLL_S = 0.2
+
+
+class ProvedCell(BaseModel):
+    """One stage with one method, interrupted in one way."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    loss: str | None
+    method: str
+    mode: str
+    identical: bool
+    differs: tuple[str, ...]
+    sha256: dict[str, str]
+    """Of weights, optimizer, random (the generators) and losses, at the end of the interrupted run."""
+    seconds: float
+    error: str
+
+
+class Proof(BaseModel):
+    """All verdicts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cells: tuple[ProvedCell, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.cells and all(cell.identical for cell in self.cells) else 1
+
+
+def chosen(
+    stages: tuple[Stage, ...], methods: tuple[Method, ...], everything: bool
+) -> tuple[tuple[Stage, ...], tuple[Method, ...]]:
+    """Which stages and methods are proved. Raises `InvalidInput` (`E-PROVE-STAGE`) for a stage that is not native."""
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        raise InvalidInput(
+            f"The native engine has no stage {unknown[0]}.", do=f"Use {', '.join(STAGES)}.", code="E-PROVE-STAGE"
+        )
+    if everything:
+        return STAGES, tuple(Method)
+    return stages or (STAGES if methods else FEW[0]), methods or (tuple(Method) if stages else FEW[1])
+
+
+def prove(stages: tuple[Stage, ...], methods: tuple[Method, ...], jobs: int, say: Callable[[str], None]) -> Proof:
+    """Prove the cells in a child process, `jobs` at a time. Raises `TrainyardError` (`E-PROVE`) when the child dies."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trainyard-proof-") as name:
+        folder = Path(name)
+        spec = {"stages": [*map(str, stages)], "methods": [*map(str, methods)], "jobs": jobs}
+        (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        cells = []
+        for verdict in run_child(folder):
+            cells.append(ProvedCell.model_validate(verdict))
+            say(line(cells[-1]))
+    return Proof(cells=tuple(cells), seconds=round(time.monotonic() - started, 1))
+
+
+def run_child(folder: Path) -> Iterator[dict[str, Any]]:
+    """Start the program and hand on its verdicts as they come."""
+    command = [sys.executable, "-m", "trainyard.backends.native_proof", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    path = folder / "verdicts.jsonl"
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+    read = 0
+    try:
+        ended = False
+        while not ended:
+            ended = child.poll() is not None
+            complete = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+            yield from (json.loads(text) for text in complete[read:])
+            read = len(complete)
+            time.sleep(0 if ended else POLL_S)
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(timeout=30)
+    if child.returncode != 0:
+        lines = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise TrainyardError(
+            f"The proof ended with status {child.returncode}.",
+            why=lines[-1] if lines else "It left no message.",
+            do="Free memory and call it again.",
+            code="E-PROVE",
+        )
+
+
+def line(cell: ProvedCell) -> str:
+    """One verdict as a person reads it."""
+    name = f"{cell.stage}{f' ({cell.loss})' if cell.loss else ''}, {cell.method}, {cell.mode}"
+    if cell.identical:
+        return f"{name}: identical, weights {cell.sha256['weights'][:12]}"
+    return f"{name}: DIFFERS in {', '.join(cell.differs)}{f' ({cell.error})' if cell.error else ''}"

@@ -1,0 +1,88 @@
+"""Renderers for an operator: the table, tried on this machine, and the templates that a chain names, tried beforehand.
+
+The modules that need transformers (1 s) are imported when `verify` runs, so that `trainyard check` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.data.paths import data_roots
+from trainyard.data.renderers.choice import FILE_ENDING, choose, read
+from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.serve.chat_templates import check_chat_template
+from trainyard.settings import Settings
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.training import TrainerConfig
+
+
+class RendererRow(BaseModel):
+    """One template: what was found when it was tried."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    renderer: str
+    template: str
+    extension: bool
+    """Whether each prompt begins with the prompt before it and what the model said, in every kind of conversation."""
+    kinds: dict[str, str]
+    """Kind of conversation -> yes, the relation that fails, or - where the template does not take it."""
+    stops: tuple[str, ...]
+    sha256: str
+    problem: str
+
+
+class RendererTable(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: tuple[RendererRow, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return TrainyardError.exit_code if any(row.problem for row in self.rows) else 0
+
+
+def verify(names: Sequence[str]) -> RendererTable:
+    """Try every known template, or those that are named: of a renderer, one template, or a .jinja file."""
+    files = [Path(name) for name in names if name.endswith(FILE_ENDING)]
+    for path in files:
+        check_chat_template(read(path))
+    known = frozenset(name for name in names if not name.endswith(FILE_ENDING))
+    verifying: Any = load("trainyard.data.renderers.verify")
+    found = verifying.verify(known) if known or not files else []
+    found += [verifying.verify_file(path) for path in files]
+    rows = (
+        RendererRow(
+            renderer=one.renderer, template=one.template, extension=one.extension, kinds=one.kinds, stops=one.stops,
+            sha256=one.sha256, problem=one.problem,
+        )
+        for one in found
+    )  # fmt: skip
+    return RendererTable(rows=tuple(rows))
+
+
+def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """What is wrong with the chat templates that trainers name; a file is tried in a child process with limits."""
+    reasons = []
+    for node in chain.nodes:
+        wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
+        try:
+            chosen = choose(wanted, roots=data_roots(settings, chain.tenant))
+            if wanted.endswith(FILE_ENDING):
+                check_chat_template(chosen.text)
+        except Refused as refused:
+            reasons += [replace(reason, node=node.id) for reason in refused.reasons]
+        except TrainyardError as error:
+            because = f"{error.what} {error.why}".strip()
+            reasons.append(Reason(error.code, node.id, "config.engine.template", because, error.do))
+    return reasons
+
+
+def load(module: str) -> Any:
+    return importlib.import_module(module)

@@ -1,0 +1,45 @@
+"""The `native` backend, seen from the parent: our own engine in `trainyard/train`. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+from trainyard.backends import trl
+from trainyard.backends.base import Probe
+from trainyard.backends.job import TrainingJob
+from trainyard.errors import Reason
+from trainyard.spec.axes import Stage
+
+PROGRAM = "trainyard.backends.native_program:train"
+NEEDED = ("torch", "transformers", "peft", "safetensors")
+
+
+def probe() -> Probe:
+    """All its packages are dependencies of ours; a broken installation is told all the same."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        return Probe(
+            False, why=f"Not installed: {', '.join(missing)}.", fix="Run `make setup`, or install trainyard again."
+        )
+    return Probe(True, version=importlib.metadata.version("trainyard"))
+
+
+def reasons(job: TrainingJob) -> list[Reason]:
+    """What the engine does not carry out; what needs a package or a device is told by the program itself."""
+    if job.config.stage is not Stage.PPO:
+        return []
+    because = "The native engine has no ppo stage yet."
+    return [Reason("R-NATIVE", job.node or None, "config.stage", because, "stage: dpo or kto.")]
+
+
+def command(job: TrainingJob, folder: Path) -> list[str]:
+    """The launcher enters the contract first, so a stop during the slow imports is already understood."""
+    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+
+
+def environment(job: TrainingJob) -> dict[str, str]:
+    """The same surroundings as for the trl backend: fixed threads, no telemetry, one device."""
+    return trl.environment(job)

@@ -1,0 +1,344 @@
+"""`trainyard prove-resume`: does a training that was stopped, or killed, end in the same bits as one that was not?
+
+Every cell is a stage (each preference loss by itself) with a method, trained three times on a small random model:
+straight through, stopped inside an accumulation and continued, and ended by SIGKILL and continued from its last
+checkpoint. The SHA-256 of weights, optimizer, generators and losses must be equal. Dropout, an accumulation of three,
+shuffled rows and a warming-up schedule are on, so that each part of the state matters.
+
+One process imports everything with one thread and forks a process for each run; a killed one is really killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native_program import Run, assemble, fix_numbers, resume, save_checkpoint
+from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
+from trainyard.spec.axes import Device, Method, Port, Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.training import (
+    EngineSettings,
+    Hyperparameters,
+    LoraSettings,
+    PreferenceSettings,
+    TrainerConfig,
+    resolve_trainer,
+)
+from trainyard.train.loop import train
+from trainyard.train.optimizers import on_eval
+from trainyard.train.resume.state import flatten
+from trainyard.train.resume.writer import CheckpointWriter, newest
+
+STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
+METHODS = tuple(Method)
+MODES = ("stopped", "killed")
+STEPS, ACCUMULATION, SAVE_STEPS = 4, 3, 2
+STOP_AFTER, KILL_AFTER = 7, 10
+"""Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
+LIMIT_S = 300
+DIGESTS = ("weights", "optimizer", "random", "losses")
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One stage, with its loss where it has several, and one method."""
+
+    stage: Stage
+    loss: PreferenceLoss | None
+    method: Method
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}{f'-{self.loss}' if self.loss else ''}-{self.method}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one cell in one mode."""
+
+    stage: str
+    loss: str | None
+    method: str
+    mode: str
+    identical: bool
+    differs: list[str]
+    sha256: dict[str, str]
+    seconds: float
+    error: str = ""
+
+
+def cells(stages: tuple[Stage, ...] = STAGES, methods: tuple[Method, ...] = METHODS) -> list[Cell]:
+    """All combinations: seventy with every stage and method."""
+    losses = {stage: tuple(PreferenceLoss) if stage is Stage.DPO else (None,) for stage in stages}
+    return [Cell(stage, loss, method) for method in methods for stage in stages for loss in losses[stage]]
+
+
+# The small world that is trained in
+
+
+def build_world(folder: Path) -> None:
+    """A random model with a byte tokenizer, and rows for every port."""
+    torch.manual_seed(0)
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    plain = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    special = [f"<|{name}|>" for name in ("pad", "end", "user", "assistant", "system")]
+    plain.add_special_tokens(special)
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(tokenizer_object=plain, pad_token="<|pad|>", eos_token="<|end|>", chat_template=TEMPLATE)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, attention_dropout=0.1, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for port, rows in world_rows().items():
+        (folder / port.value).mkdir(parents=True)
+        write_rows(folder / port.value / ROWS_FILE, port, rows)
+
+
+def world_rows(count: int = 18) -> dict[Port, list[Row]]:
+    """Sums and their results; a wrong result is the rejected one."""
+    asked = [[Message("user", f"{n} + {n * 7 % 5}")] for n in range(count)]
+    right = [[Message("assistant", f"is {n + n * 7 % 5}{' indeed' * (n % 3)}")] for n in range(count)]
+    wrong = [[Message("assistant", f"is {n - 1}")] for n in range(count)]
+    together = list(zip(asked, right, wrong, strict=True))
+    return {
+        Port.SFT: [SftRow([*question, *answer]) for question, answer, _ in together],
+        Port.PREFERENCE: [PreferenceRow(*triple) for triple in together],
+        Port.LABELLED: [
+            LabelledRow(question, answer if n % 2 else other, bool(n % 2))
+            for n, (question, answer, other) in enumerate(together)
+        ],
+        Port.TEXT: [TextRow(f"{question[0].content} {answer[0].content}. " * 3) for question, answer, _ in together],
+    }
+
+
+def job_of(cell: Cell, world: Path) -> TrainingJob:
+    config = TrainerConfig(
+        stage=cell.stage,
+        method=cell.method,
+        hyperparameters=Hyperparameters(
+            max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
+            max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
+        ),
+        lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
+        preference=PreferenceSettings(loss=cell.loss or PreferenceLoss.SIGMOID),
+        engine=EngineSettings(freeze_blocks=1, oft_block_size=16, batching="padded"),
+        device=Device.CPU,
+    )  # fmt: skip
+    ports = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
+    return TrainingJob(
+        config=resolve_trainer(config, "model"),
+        data={port: str(world / port.value) for port in ports},
+        base=str(world / "model"),
+        base_sha256="0" * 64,
+        locks=str(world),
+    )
+
+
+# One run
+
+
+class Silent:
+    """Stands for the events of a supervised child: warnings are kept, everything else is dropped."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def emit(self, event: str, **fields: Any) -> None:
+        if event == "warning":
+            self.warnings.append(str(fields.get("text", "")))
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+def counted(after: int | None, act: Callable[[], bool]) -> Callable[[], bool]:
+    """A stop signal that acts when it was asked `after` times (once before every micro-batch)."""
+    calls = itertools.count()
+    return lambda: act() if after is not None and next(calls) == after else False
+
+
+def die() -> bool:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], dropped: str | None = None) -> None:
+    """Train a cell from where `folder` stands; leaves `digests.json` when it comes to its end.
+
+    `dropped` names a part of the state that is not taken back: a proof that cannot fail would prove nothing.
+    """
+    job = job_of(cell, world)
+    fix_numbers(job)
+    folder.mkdir(parents=True, exist_ok=True)
+    events: Any = Silent()
+    run = assemble(job, folder, events, "cpu")
+    found = newest(folder / "checkpoints", None)
+    if found.path is not None:
+        resume(run, found.path, events, dropped=frozenset({dropped} if dropped else ()))
+    with CheckpointWriter(folder / "checkpoints") as writer:
+        finished = train(
+            run.session, run.feed, run.progress, total_steps=run.total_steps,
+            save=lambda session, progress: settled(writer, session, progress),
+            save_steps=SAVE_STEPS, stop=stop,
+        )  # fmt: skip
+    if finished:
+        on_eval(run.session.engine.optimizer)
+        (folder / "digests.json").write_text(json.dumps(digests(run)), encoding="utf-8")
+
+
+def settled(writer: CheckpointWriter, session: Any, progress: Any) -> None:
+    """A checkpoint that is on the disk when this returns, so that a kill later finds it."""
+    save_checkpoint(writer, session, progress)
+    writer.wait()
+
+
+def digests(run: Run) -> dict[str, str]:
+    """SHA-256 of what a run ends with."""
+    parts = run.session.snapshot().parts
+    values = {**parts, "losses": run.progress.losses}
+    return {name: sha256_of(values[name]) for name in DIGESTS}
+
+
+def sha256_of(value: Any) -> str:
+    tensors: dict[str, torch.Tensor] = {}
+    hasher = hashlib.sha256(json.dumps(flatten(value, "value", tensors), sort_keys=True).encode())
+    for name in sorted(tensors):
+        hasher.update(
+            name.encode() + tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return hasher.hexdigest()
+
+
+# A cell, in processes of its own
+
+
+def in_a_fork(work: Callable[[], None], log: Path) -> int:
+    """Run `work` in a forked process; returns its exit code (negative: ended by that signal)."""
+    child = multiprocessing.get_context("fork").Process(target=logged, args=(work, log))
+    child.start()
+    child.join(LIMIT_S)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return int(child.exitcode or 0)
+
+
+def logged(work: Callable[[], None], log: Path) -> None:
+    """The forked side: its words go to a file, and it leaves without running the parent's clean-up."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    work()
+
+
+def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> Iterator[Verdict]:
+    """The verdicts of one cell."""
+    folder = root / cell.name
+    expected = run_mode(cell, world, folder / "straight", [None])
+    modes: dict[str, list[tuple[int, Callable[[], bool]] | None]] = {
+        "stopped": [(STOP_AFTER, lambda: True), None],
+        "killed": [(KILL_AFTER, die), None],
+    }
+    for mode in MODES:
+        started = time.monotonic()
+        found = run_mode(cell, world, folder / mode, modes[mode], dropped)
+        differs = [name for name in DIGESTS if expected.get(name) != found.get(name) or name not in expected]
+        error = expected.get("error", "") or found.get("error", "")
+        yield Verdict(
+            str(cell.stage), str(cell.loss) if cell.loss else None, str(cell.method), mode, not differs and not error,
+            differs, {name: found.get(name, "") for name in DIGESTS}, round(time.monotonic() - started, 2), error,
+        )  # fmt: skip
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_mode(
+    cell: Cell,
+    world: Path,
+    folder: Path,
+    attempts: list[tuple[int, Callable[[], bool]] | None],
+    dropped: str | None = None,
+) -> dict[str, str]:
+    """Start a cell as often as the mode asks; the digests that it ends with, or {error}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for interruption in attempts:
+        stop = counted(*interruption) if interruption else lambda: False
+        code = in_a_fork(lambda stop=stop: train_cell(cell, world, folder, stop, dropped), folder / "log")  # type: ignore[misc]
+        wanted = (-signal.SIGKILL,) if interruption and interruption[1] is die else (0,)
+        if code not in wanted:
+            lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+            return {"error": f"exit {code}: {lines[-1] if lines else 'no message'}"}
+    path = folder / "digests.json"
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"error": "no end"}
+    return found
+
+
+def prove_into(cell: Cell, world: Path, root: Path, dropped: str | None) -> None:
+    """Write the verdicts of one cell to `root/<cell>.json`."""
+    verdicts = [asdict(verdict) for verdict in prove(cell, world, root, dropped)]
+    (root / f"{cell.name}.json").write_text(json.dumps(verdicts), encoding="utf-8")
+
+
+def prove_all(asked: list[Cell], folder: Path, jobs: int, dropped: str | None) -> Iterator[dict[str, Any]]:
+    """Verdicts in the order of the cells, `jobs` of them at a time.
+
+    Processes, not threads: a process that is forked off a thread inherits locks that nobody will ever release.
+    """
+    context, world, root = multiprocessing.get_context("fork"), folder / "world", folder / "runs"
+    root.mkdir(parents=True)
+    waiting, running = list(asked), dict[str, Any]()
+    for cell in asked:
+        while cell.name not in running or running[cell.name].is_alive():
+            while waiting and sum(process.is_alive() for process in running.values()) < jobs:
+                following = waiting.pop(0)
+                running[following.name] = context.Process(target=prove_into, args=(following, world, root, dropped))
+                running[following.name].start()
+            time.sleep(0.01)
+        running[cell.name].join()
+        yield from json.loads((root / f"{cell.name}.json").read_text(encoding="utf-8"))
+
+
+def main(folder: Path) -> int:
+    """Carry out `folder/spec.json` {stages, methods, jobs, dropped}; one verdict a line to `folder/verdicts.jsonl`."""
+    spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    build_world(folder / "world")
+    asked = cells(tuple(map(Stage, spec["stages"])), tuple(map(Method, spec["methods"])))
+    with (folder / "verdicts.jsonl").open("w", encoding="utf-8") as lines:
+        for verdict in prove_all(asked, folder, spec["jobs"], spec.get("dropped")):
+            lines.write(json.dumps(verdict) + "\n")
+            lines.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,256 @@
+"""The text of a template and the borders in it: of messages, of what the assistant says, of its stop tokens.
+
+Borders are found by rendering: a conversation cut short, or asked for the next answer, begins like the whole one up to
+the border. A border never lies inside a control token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import orjson
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.renderers.choice import Known, by_digest, digest, recognise
+from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
+from trainyard.data.renderers.control import Control
+
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""What a template raises for a conversation that it does not take."""
+ASKED: Turn = {"role": "user", "content": "melon"}
+ANSWERED: Turn = {"role": "assistant", "content": "kiwi"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a rendered text, and the index of its message."""
+
+    start: int
+    end: int
+    message: int
+
+
+class TemplateText:
+    """What a template writes, with the control tokens of the users marked. Everything is probed when it is needed:
+    a template is a program of a stranger, and its caller sets the limits that it runs under."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, spec: RendererSpec | None = None, template: str | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template or tokenizer.get_chat_template()
+        self.spec = spec or recognise(self.template)
+        self.control = Control(tokenizer, self.template)
+        self.end_ids = set(tokenizer.all_special_ids)
+
+    def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
+        """The template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text."""
+        return self.written(self.taken(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask)
+
+    def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
+        rendered = self.tokenizer.apply_chat_template(
+            self.control.marked(turns),
+            tools=self.control.text(tools),
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=ask,
+        )
+        return str(rendered)
+
+    def taken(self, turns: list[Turn]) -> list[Turn]:
+        """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text."""
+        if any(turn.get("tool_calls") for turn in turns):
+            turns = [with_arguments(turn, as_text=self.wants_argument_text) for turn in turns]
+        return as_blocks(turns) if self.wants_blocks else turns
+
+    # What is known about the template
+
+    @property
+    def known(self) -> Known | None:
+        """What the table says about the template; None if it does not know it."""
+        return by_digest().get(digest(self.template))
+
+    @cached_property
+    def wants_blocks(self) -> bool:
+        """Whether a content has to be a list of blocks, as in templates of models that see pictures."""
+        return not self.shows([ASKED]) and self.shows(as_blocks([ASKED]))
+
+    @cached_property
+    def wants_argument_text(self) -> bool:
+        """Whether the arguments of a call have to be JSON text; most templates take an object and write the JSON."""
+        function = {"name": "weigh", "arguments": {"fruit": "kiwi"}}
+        called: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        forms = [[ASKED, with_arguments(called, as_text=as_text)] for as_text in (False, True)]
+        return not self.takes(forms[0]) and self.takes(forms[1])
+
+    def takes(self, turns: list[Turn]) -> bool:
+        try:
+            return bool(self.written(as_blocks(turns) if self.wants_blocks else turns, None, ask=False))
+        except REFUSALS:
+            return False
+
+    def shows(self, turns: list[Turn]) -> bool:
+        try:
+            return ASKED["content"] in self.written(turns, None, ask=True)
+        except REFUSALS:
+            return False
+
+    @cached_property
+    def stops(self) -> dict[str, int]:
+        """Stop tokens -> ids: the one that the template writes after a last answer, the row's, and the end of text."""
+        own = self.after_answer([ASKED, ANSWERED]) or self.separator
+        wanted = [own, *self.spec.stops, self.tokenizer.eos_token]
+        added = self.tokenizer.get_added_vocab()
+        return {token: added[token] for token in wanted if token and token in added}
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        return frozenset(self.stops.values())
+
+    @cached_property
+    def separator(self) -> str | None:
+        """The token that the template writes between an answer and the next question, if there is one."""
+        return self.after_answer([ASKED, ANSWERED, ASKED])
+
+    def after_answer(self, turns: list[Turn]) -> str | None:
+        """The stop token after the probe's answer: of the control tokens there, one of the row's, or the first."""
+        try:
+            text = self.text(turns)
+        except REFUSALS:
+            return None
+        _, shown, rest = text.rpartition(ANSWERED["content"])
+        run = re.match(rf"(?:\s*(?:{self.control.anyone.pattern}))+", rest) if shown else None
+        found = self.control.anyone.findall(run.group()) if run else []
+        return next((token for token in found if token in self.spec.stops), found[0] if found else None)
+
+    @cached_property
+    def lead(self) -> str:
+        """What the template writes between a generation prompt and the answer: a space, an empty block for thoughts."""
+        try:
+            prompt, whole = self.text([ASKED], ask=True), self.text([ASKED, ANSWERED])
+        except REFUSALS:
+            return ""
+        lead, shown, _ = whole[self.border(prompt, whole) :].partition(ANSWERED["content"])
+        return lead if shown else ""
+
+    # Borders
+
+    def border(self, one: str, other: str) -> int:
+        """Where two texts part, moved to the start of a control token of either that it would cut."""
+        place = common_prefix(one, other)
+        return min(self.outside_tokens(text, place) for text in (one, other))
+
+    def outside_tokens(self, text: str, place: int) -> int:
+        found = self.control.anyone.finditer(text, max(0, place - self.control.longest))
+        return next((match.start() for match in found if match.start() < place < match.end()), place)
+
+    def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> list[Span]:
+        """Where the assistant's turns stand in the rendered text, stop tokens included.
+
+        A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
+        not learned, because the model would not say them so.
+        """
+        spans: list[Span] = []
+        position = 0
+        for index, turn in enumerate(turns):
+            if turn["role"] != "assistant":
+                continue
+            upto = whole if index == len(turns) - 1 else self.text(turns[: index + 1], tools)
+            start = self.answer_start(turns[:index], tools, whole) if index else 0
+            end = self.turn_end(upto)
+            if start is not None and start >= position and end > start and whole.startswith(upto[:end]):
+                spans.append(Span(start, self.with_stop(whole, end), index))
+                position = spans[-1].end
+        return spans
+
+    def answer_start(self, history: list[Turn], tools: Tools | str | None, whole: str) -> int | None:
+        """Where the answer to `history` starts in the whole text; None if it cannot be told."""
+        prompt = self.text(history, tools, ask=True)
+        start = self.border(prompt, whole)
+        if start == len(prompt):
+            return start
+        # They part either in what the prompt writes for the answer (`<think>`), or earlier, in a turn that the whole
+        # text writes in another way. Then the answer starts after the header that follows the last turn.
+        opened = self.border(self.text(history, tools), prompt)
+        if start >= opened:
+            return start
+        content = str(history[-1].get("content") or "").strip()
+        said = whole.rfind(content) if content else -1
+        header = prompt[opened:]
+        found = whole.find(header, said + len(content)) if said >= 0 and header.strip() else -1
+        return found + len(header) if found >= 0 else None
+
+    def turn_end(self, upto: str) -> int:
+        """Where the last turn of a text ends: after the first of the stop tokens at its end."""
+        stop = "|".join(map(re.escape, self.stops)) or "(?!)"
+        tail = re.search(rf"(?:(?:{stop})\s*)+\Z", upto)
+        first = re.match(stop, tail.group()) if tail else None
+        return tail.start() + first.end() if tail and first else len(upto.rstrip())
+
+    def with_stop(self, whole: str, end: int) -> int:
+        """The end of a turn, moved past a stop token that only the next turn writes."""
+        if any(whole.endswith(stop, 0, end) for stop in self.stops):
+            return end
+        return next((end + len(stop) for stop in self.stops if whole.startswith(stop, end)), end)
+
+    def message_starts(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> list[int]:
+        """Where each message starts in the text, then where the last one ends; never falling.
+
+        What the template writes before the first message belongs to it.
+        """
+        starts, position = [0], 0
+        for count in range(1, len(turns) + 1):
+            content = str(turns[count - 1].get("content") or "").strip()
+            found = whole.find(content, position) if content else -1
+            end = max(position, found + len(content))
+            position = max(self.shared(turns[:count], tools, whole), self.after_stop(whole, end))
+            starts.append(position)
+        return starts
+
+    def shared(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> int:
+        """How far the text of a shorter conversation goes along with the whole."""
+        try:
+            return self.border(self.text(turns, tools), whole)
+        except REFUSALS:
+            return 0  # some templates take no conversation that ends here
+
+    def after_stop(self, whole: str, end: int) -> int:
+        stop = next((stop for stop in self.stops if whole.startswith(stop, end)), "")
+        rest = whole[end + len(stop) :]
+        return end + len(stop) + (len(rest) - len(rest.lstrip()) if stop else 0)
+
+
+def as_blocks(turns: list[Turn]) -> list[Turn]:
+    """The turns with their contents as lists of one text block."""
+    return [{**turn, "content": [{"type": "text", "text": turn.get("content") or ""}]} for turn in turns]
+
+
+def with_arguments(turn: Turn, *, as_text: bool) -> Turn:
+    """A turn with the arguments of its calls as JSON text, or as objects where they are JSON text of one."""
+    if not turn.get("tool_calls"):
+        return turn
+    return {**turn, "tool_calls": [in_form(call, as_text=as_text) for call in turn["tool_calls"]]}
+
+
+def in_form(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
+    function = call.get("function")
+    given = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(given, str) and not as_text:
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError:
+            return call  # no JSON: the template gets it as it is
+    elif isinstance(given, dict) and as_text:
+        given = orjson.dumps(given).decode()
+    return {**call, "function": {**function, "arguments": given}} if isinstance(function, dict) and given else call
+
+
+def common_prefix(one: str, other: str) -> int:
+    """Length of what two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -1,0 +1,144 @@
+"""From the setting `template` to a template: `auto`, a renderer's name, or a `.jinja` file. No transformers, no torch.
+
+A template is recognised by the SHA-256 of its text, never by a model's name: two models of one name may carry different
+templates, and a changed template is another template.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from trainyard.data.paths import resolve_inside
+from trainyard.data.renderers import RENDERERS
+from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec
+from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE, ROLE_COLON
+from trainyard.errors import InvalidInput, NotFound
+
+AUTO = "auto"
+FILE_ENDING = ".jinja"
+MAX_TEMPLATE_CHARS = 256 << 10
+"""Most characters of a template file; the longest that is known has 20,000."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A template that the table knows."""
+
+    spec: RendererSpec
+    name: str
+    """Of the template: `qwen3`, or a file that TRL ships without its ending."""
+
+    @property
+    def claim(self) -> frozenset[Flavour]:
+        """The kinds of conversation in which the row says that turns extend one another."""
+        return self.spec.templates[self.name]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen template."""
+
+    spec: RendererSpec
+    text: str
+    note: str = ""
+    """What a user should know about it; empty if it is what was asked for."""
+
+    @property
+    def sha256(self) -> str:
+        return digest(self.text)
+
+
+def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> Choice:
+    """The template for `wanted`: `auto` (the tokenizer's `own`), a renderer's name, or a `.jinja` file in `roots`.
+
+    Raises `NotFound` (`E-RENDERER-NAME`, `E-DATA-MISSING`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
+    (`E-RENDERER-TEMPLATE`). A file's text is only read here; `serve.chat_templates.check_chat_template` tries it.
+    """
+    if wanted == AUTO:
+        if own:
+            return Choice(recognise(own), own)
+        note = "The tokenizer has no chat template; the renderer role_colon is used and saved with the result."
+        return Choice(ROLE_COLON, PLAIN_TEMPLATE, note)
+    if wanted.endswith(FILE_ENDING):
+        text = read(resolve_inside(wanted, roots or (Path.cwd(),), field="config.engine.template"))
+        return Choice(recognise(text), text)
+    spec = named(wanted)
+    return Choice(spec, template_text(spec, next(iter(spec.templates))))
+
+
+def named(name: str) -> RendererSpec:
+    """A row of the table. Raises `NotFound` (`E-RENDERER-NAME`)."""
+    if name in RENDERERS:
+        return RENDERERS[name]
+    near = difflib.get_close_matches(name, RENDERERS, n=1)
+    raise NotFound(
+        f"There is no renderer {name!r}.",
+        why=f"Renderers are {', '.join(RENDERERS)}.",
+        do=f"Did you mean {near[0]!r}?" if near else "Write auto, one of these names, or a path that ends in .jinja.",
+        code="E-RENDERER-NAME",
+    )
+
+
+def read(path: Path) -> str:
+    """The text of a template file. Raises `InvalidInput` (`E-RENDERER-TEMPLATE`)."""
+    if not path.is_file() or path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
+        raise unreadable(path, "It is no file, or far too long.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise unreadable(path, f"It is not UTF-8: {error.reason} at byte {error.start}.") from error
+    if not text.strip() or len(text) > MAX_TEMPLATE_CHARS:
+        raise unreadable(path, f"It has {len(text):,} characters; 1 to {MAX_TEMPLATE_CHARS:,} are allowed.")
+    return text
+
+
+def unreadable(path: Path, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path.name} cannot be used as a chat template.", why=why, do="Give a Jinja text file.",
+        code="E-RENDERER-TEMPLATE",
+    )  # fmt: skip
+
+
+def recognise(text: str) -> RendererSpec:
+    """The row of a template's text; the default renderer if no row knows it."""
+    known = by_digest().get(digest(text))
+    return known.spec if known else DEFAULT
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def by_digest() -> dict[str, Known]:
+    """SHA-256 of a template's text -> what the table says about it."""
+    rows = [Known(spec, name) for spec in RENDERERS.values() for name in spec.templates]
+    return {digest(template_text(row.spec, row.name)): row for row in rows}
+
+
+def template_text(spec: RendererSpec, name: str) -> str:
+    """The text of one of a row's templates. Raises `NotFound` (`E-RENDERER-TEMPLATE`) if TRL does not ship it."""
+    if name in spec.own:
+        return spec.own[name]
+    path = shipped().get(name)
+    if path is None:
+        raise NotFound(
+            f"The renderer {spec.name} needs the chat template {name}, which the installed TRL does not have.",
+            do="Install the TRL release that constraints.txt names.",
+            code="E-RENDERER-TEMPLATE",
+        )
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def shipped() -> dict[str, Path]:
+    """Name -> file of every chat template in the installed TRL. Its package is found, not imported (5 s)."""
+    found = find_spec("trl")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    return {path.stem: path for folder in folders for path in sorted(Path(folder, "chat_templates").glob("*.jinja"))}

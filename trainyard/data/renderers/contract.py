@@ -1,0 +1,116 @@
+"""The words of this folder: what a renderer's row holds, and what rendering and parsing give.
+
+A turn is a message as OpenAI's API and chat templates write it: {"role", "content"} and, where there are such,
+"reasoning_content" and "tool_calls" (a list of {"type": "function", "function": {"name", "arguments"}}).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Turn = dict[str, Any]
+Tools = list[dict[str, Any]]
+"""Schemas of functions, as OpenAI's API takes them."""
+Grammar = Mapping[str, Mapping[str, Any]]
+"""The fields of a response template of transformers: how an answer's text becomes a message.
+source: transformers, docs/source/en/chat_response_parsing.md"""
+
+
+class Flavour(StrEnum):
+    """A kind of conversation in which the extension property is probed."""
+
+    PLAIN = "plain"
+    SYSTEM = "system"
+    THOUGHTS = "thoughts"
+    TOOLS = "tools"
+
+
+PLAIN = frozenset({Flavour.PLAIN, Flavour.SYSTEM})
+THINKING = PLAIN | {Flavour.THOUGHTS}
+CALLING = PLAIN | {Flavour.TOOLS}
+ALL = THINKING | CALLING
+NONE: frozenset[Flavour] = frozenset()
+
+
+class Termination(StrEnum):
+    """How a sampled turn ended."""
+
+    STOP = "stop"
+    """With one of the renderer's stop tokens; what follows it is not part of the turn."""
+    LENGTH = "length"
+    """Without a stop token: the answer was cut off."""
+    MALFORMED = "malformed"
+    """With a stop token, but its thoughts or calls cannot be read; the message holds the plain text."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the turn is a whole message that a conversation may continue from."""
+        return self is Termination.STOP
+
+
+@dataclass(frozen=True)
+class RendererSpec:
+    """One row of the table."""
+
+    name: str
+    templates: Mapping[str, frozenset[Flavour]]
+    """Known chat templates (names of files that TRL ships, or of `own`) and the kinds of conversation in which each
+    has the extension property. The first is the one that the renderer's name stands for. The claim is probed."""
+    grammar: Grammar
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Texts of templates that TRL does not ship."""
+    stops: tuple[str, ...] = ()
+    """Stop tokens beside those that the template itself writes after an answer."""
+    tokens: tuple[str, ...] = ()
+    """Tokens of the family that the pattern of `verify` does not find in the template's text."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as ids. The three lists have the same length."""
+
+    ids: list[int]
+    weights: list[float]
+    """1 on what the assistant says, up to and including its stop token; 0 elsewhere."""
+    message_index: list[int]
+    """Index of the message that a token belongs to; the number of messages for a generation prompt."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A sampled turn as a message."""
+
+    turn: Turn
+    termination: Termination
+
+
+CONTENT: Grammar = {"content": {"content": "text", "content_args": {"strip": False}}}
+"""An answer that is all text."""
+THOUGHTS: Grammar = {
+    "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}, **CONTENT
+}  # fmt: skip
+JSON_CALLS: Grammar = {
+    "tool_calls": {
+        "open": "<tool_call>", "close_pattern": r"</tool_call>\s*", "repeats": True, "content": "json",
+        "transform": {"type": "function", "function": "{content}"},
+    }
+}  # fmt: skip
+"""`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write calls."""
+XML_CALLS: Grammar = {
+    "tool_calls": {
+        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>", "close_pattern": r"</tool_call>\s*",
+        "repeats": True, "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+            "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+        },
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+}  # fmt: skip
+"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, as Qwen 3.5 and Nemotron."""
+
+DEFAULT = RendererSpec("default", {}, THOUGHTS)
+"""For a template that no row knows: everything about it is probed."""

@@ -1,0 +1,169 @@
+"""Whether turns extend one another, found out by rendering: a flag that is only written down will be wrong some day.
+
+The extension property: the ids of a prompt, followed by what the model says up to its stop token, begin the ids of the
+next prompt, in every conversation. Then turns of one conversation can be trained as one sequence and a server can keep
+its cache. Two relations make it up, and a template can break either: the answer as rendered begins with the generation
+prompt (`prompt`; a prefilled `<think>` breaks it), and a longer conversation begins with the shorter one (`history`;
+thoughts that are dropped from earlier turns break it).
+source: tinker-cookbook, renderers/base.py, has_extension_property
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.data.renderers.borders import REFUSALS, TemplateText
+from trainyard.data.renderers.contract import Flavour, Tools, Turn
+from trainyard.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Relations:
+    """What was found in one kind of conversation."""
+
+    prompt: bool
+    history: bool
+
+    @property
+    def extends(self) -> bool:
+        return self.prompt and self.history
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found about a template."""
+
+    relations: dict[Flavour, Relations]
+    """Kind of conversation -> what holds in it. A kind that the template does not take, or does not show, is absent."""
+
+    @property
+    def extends_in(self) -> frozenset[Flavour]:
+        return frozenset(flavour for flavour, found in self.relations.items() if found.extends)
+
+    @property
+    def extension(self) -> bool:
+        """Whether turns extend one another in every kind of conversation that the template takes."""
+        return bool(self.relations) and all(found.extends for found in self.relations.values())
+
+
+def user(text: str) -> Turn:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Any) -> Turn:
+    return {"role": "assistant", "content": text, **more}
+
+
+CALL = {
+    "id": "call00001", "type": "function",
+    "function": {"name": "weigh_fruit", "arguments": {"fruit": "quince"}},
+}  # fmt: skip
+QUESTIONS = [user("Is a melon a fruit?"), user("And a kiwi?"), user("And a stone?")]
+TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weigh_fruit", "description": "Weigh a fruit.",
+            "parameters": {"type": "object", "properties": {"fruit": {"type": "string", "description": "Which."}},
+                           "required": ["fruit"]},
+        },
+    }
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A conversation, and texts that have to be seen in it."""
+
+    turns: list[Turn]
+    shown: tuple[str, ...]
+    tools: Tools | None = None
+
+
+def samples(flavour: Flavour) -> list[Sample]:
+    """Conversations of a kind."""
+    thinks = flavour is Flavour.THOUGHTS
+    thought_too = ("thought number",) if thinks else ()
+    plain = Sample(talk(flavour), ("And a stone?", "Yes.", *thought_too))
+    called = Sample(tool_talk(thoughts=thinks), ("quince", "it weighs", *thought_too), TOOLS)
+    return {Flavour.TOOLS: [called], Flavour.THOUGHTS: [plain, called]}.get(flavour, [plain])
+
+
+def talk(flavour: Flavour) -> list[Turn]:
+    """Three questions with their answers."""
+    more = [thought(n) if flavour is Flavour.THOUGHTS else {} for n in range(3)]
+    turns = [turn for asked, extra in zip(QUESTIONS, more, strict=True) for turn in (asked, assistant("Yes.", **extra))]
+    return [{"role": "system", "content": "Be brief."}, *turns] if flavour is Flavour.SYSTEM else turns
+
+
+def tool_talk(*, thoughts: bool = False) -> list[Turn]:
+    """A question, a call, its result, an answer, and one more question with its answer."""
+    more = [thought(n) if thoughts else {} for n in range(3)]
+    said = {"role": "tool", "name": "weigh_fruit", "tool_call_id": "call00001", "content": "it weighs 80 gram"}
+    used = assistant("", tool_calls=[CALL], **more[0])
+    return [QUESTIONS[0], used, said, assistant("80 gram.", **more[1]), QUESTIONS[1], assistant("Yes.", **more[2])]
+
+
+def thought(number: int) -> dict[str, str]:
+    return {"reasoning_content": f"thought number {number}"}
+
+
+def probe(renderer: TemplateText) -> Probe:
+    """Measure, and hold what was found against the table. Raises `InvalidInput` (`E-RENDERER-FLAG`)."""
+    found, known = measure(renderer), renderer.known
+    if known is not None and known.claim != found.extends_in:
+        raise wrong_flag(known.name, known.claim, found.extends_in)
+    return found
+
+
+def measure(renderer: TemplateText) -> Probe:
+    """Render conversations of every kind and compare their ids."""
+    related = ((flavour, relate_flavour(renderer, flavour)) for flavour in Flavour)
+    return Probe({flavour: relations for flavour, relations in related if relations is not None})
+
+
+def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]) -> InvalidInput:
+    def words(flavours: frozenset[Flavour]) -> str:
+        return ", ".join(flavour.value for flavour in Flavour if flavour in flavours) or "none"
+
+    return InvalidInput(
+        f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(found)}.",
+        why="A wrong flag would train on, or cache, token sequences that the model never sees.",
+        do="Correct the row in trainyard/data/renderers to what was probed.",
+        code="E-RENDERER-FLAG",
+    )
+
+
+def relate_flavour(renderer: TemplateText, flavour: Flavour) -> Relations | None:
+    """What holds in one kind of conversation; None if the template does not take it or does not show what is in it."""
+    taken = [found for one in samples(flavour) if (found := relate(renderer, one)) is not None]
+    if not taken:
+        return None
+    return Relations(all(one.prompt for one in taken), all(one.history for one in taken))
+
+
+def relate(renderer: TemplateText, sample: Sample) -> Relations | None:
+    turns, tools = sample.turns, sample.tools
+    try:
+        said = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
+        prompts = [renderer.text(turns[:index], tools, ask=True) for index in said]
+        answered = [renderer.text(turns[: index + 1], tools) for index in said]
+    except REFUSALS:
+        return None
+    if not all(any(text in one for one in answered) for text in sample.shown):
+        return None
+    ids = renderer.control.ids
+    ended = [
+        ids(text[: renderer.with_stop(after, renderer.turn_end(text))])
+        for text, after in zip(answered, [*prompts[1:], answered[-1]], strict=True)
+    ]
+    asked = [ids(text) for text in prompts]
+    return Relations(
+        prompt=all(begins(turn, prompt) for turn, prompt in zip(ended, asked, strict=True)),
+        history=all(begins(later, turn) for later, turn in zip(asked[1:], ended[:-1], strict=True)),
+    )
+
+
+def begins(ids: list[int], first: list[int]) -> bool:
+    return ids[: len(first)] == first

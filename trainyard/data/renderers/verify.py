@@ -1,0 +1,127 @@
+"""What `trainyard renderers verify` prints: every template of the table, tried with a tokenizer that is built here.
+
+No model and no network: a byte-level BPE tokenizer is trained on a few sentences and given the special tokens that the
+template's text names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trainyard.data.renderers import RENDERERS
+from trainyard.data.renderers.borders import REFUSALS
+from trainyard.data.renderers.choice import digest, named, read, recognise, shipped, template_text
+from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec, Tools, Turn
+from trainyard.data.renderers.probing import Probe, measure, samples, wrong_flag
+from trainyard.data.renderers.rendering import Renderer
+
+TOKEN = re.compile(r"<\|[^<>|\s'\"{}]+\|?>|<[A-Za-z_/]+\|?>|<｜[^｜]+｜>|\[/?(?:INST|gMASK|[A-Z]+_[A-Z_]+)\]")
+"""What reads as a token in the text of a template."""
+SENTENCES = (
+    "A melon is a fruit. The quick brown fox jumps over the lazy dog while user, assistant and system talk.\n\n"
+    "Is a kiwi a fruit? Yes, it weighs 80 gram.  Thoughts are free: 0123456789.\n"
+)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One template of the table."""
+
+    renderer: str
+    template: str
+    sha256: str
+    stops: tuple[str, ...]
+    extension: bool
+    kinds: dict[str, str]
+    """Kind of conversation -> yes, or which relation fails, or - where the template does not take it."""
+    problem: str = ""
+
+
+@cache
+def trained_backend() -> str:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([SENTENCES * 4], trainer)
+    return str(backend.to_str())
+
+
+def toy_tokenizer(template: str, spec: RendererSpec = DEFAULT) -> PreTrainedTokenizerFast:
+    """A tokenizer in which the tokens that a template names are single ids: `<think>` and `<tool_call>` kinds are
+    added, the others special, as in the models that the templates come from."""
+    named = sorted({*TOKEN.findall(template), *spec.stops, *spec.tokens})
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(trained_backend()),
+        bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    is_plain = re.compile(r"</?(?!\w+_of_)[a-z_A-Z]+>").fullmatch
+    tokenizer.add_tokens([token for token in named if is_plain(token)])
+    tokenizer.add_special_tokens({"extra_special_tokens": [token for token in named if not is_plain(token)]})
+    return tokenizer
+
+
+def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
+    """Every template that the table knows and those that TRL ships beside them, or those of the given names.
+
+    Raises `NotFound` (`E-RENDERER-NAME`) for a name that is neither a renderer nor a template.
+    """
+    rows = [(spec, name, template_text(spec, name)) for spec in RENDERERS.values() for name in spec.templates]
+    known = {name for _, name, _ in rows}
+    rows += [(DEFAULT, name, path.read_text(encoding="utf-8")) for name, path in shipped().items() if name not in known]
+    for name in sorted(names - {name for spec, template, _ in rows for name in (spec.name, template)}):
+        named(name)
+    return [verified(*row) for row in rows if not names or row[0].name in names or row[1] in names]
+
+
+def verify_file(path: Path) -> Verified:
+    """A template file. It is run without limits: try it with `serve.chat_templates.check_chat_template` before."""
+    text = read(path)
+    return verified(recognise(text), path.name, text)
+
+
+def verified(spec: RendererSpec, name: str, template: str) -> Verified:
+    """One template: probed, its parity checked, an answer parsed back."""
+    renderer = Renderer(toy_tokenizer(template, spec), spec, template)
+    found = measure(renderer)
+    claim = spec.templates.get(name, found.extends_in)
+    problems = [] if claim == found.extends_in else [str(wrong_flag(name, claim, found.extends_in))]
+    conversations = [one for flavour in Flavour for one in samples(flavour)]
+    problems += [text for one in conversations if (text := parity_problem(renderer, one.turns, one.tools))]
+    return Verified(
+        renderer=spec.name,
+        template=name,
+        sha256=digest(template),
+        stops=tuple(renderer.stops),
+        extension=found.extension,
+        kinds={flavour.value: relation_word(found, flavour) for flavour in Flavour},
+        problem="; ".join(problems),
+    )
+
+
+def relation_word(found: Probe, flavour: Flavour) -> str:
+    one = found.relations.get(flavour)
+    if one is None:
+        return "-"
+    failing = [name for name, holds in (("prompt", one.prompt), ("history", one.history)) if not holds]
+    return "not " + "+".join(failing) if failing else "yes"
+
+
+def parity_problem(renderer: Renderer, turns: list[Turn], tools: Tools | None = None) -> str:
+    """How a rendering differs from `apply_chat_template`; empty if it does not, or if the template refuses both."""
+    apply: Any = renderer.tokenizer.apply_chat_template
+    try:
+        theirs = apply(renderer.taken(turns), tools=tools, chat_template=renderer.template, return_dict=False)
+    except REFUSALS:
+        return ""
+    ours = renderer.render(turns, tools).ids
+    return "" if ours == theirs else f"{len(ours)} ids where apply_chat_template gives {len(theirs)}"

@@ -1,0 +1,198 @@
+"""Rows on the settings of the native engine and of its parts: who reads a setting, and which device it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Quantization, Stage
+from trainyard.spec.compat.place import Hits, Place, Row, When, value_at
+from trainyard.spec.training import EngineSettings, LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
+
+PACKABLE_STAGES = (Stage.CPT, Stage.SFT)
+"""Stages whose loss is a sum over tokens, whichever row they are in."""
+COMPARING_STAGES = (Stage.KTO,)
+"""Stages whose loss compares the rows of a batch, so that a batch has to keep its rows."""
+CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
+"""Setting of the engine -> values whose kernels are written for CUDA."""
+WITHOUT_CUDA = (Device.CPU, Device.MPS)
+
+CPU_AND_CUDA = (Device.CPU, Device.CUDA)
+OPTIMIZER_DEVICES: dict[Optimizer, tuple[Device, ...]] = dict.fromkeys(
+    (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION, Optimizer.ADEMAMIX), CPU_AND_CUDA
+)
+"""Devices of the optimizers that do not run on all."""
+FORMAT_DEVICES: dict[Quantization, tuple[Device, ...]] = dict.fromkeys(
+    (format for format in Quantization if format not in (Quantization.FP8, Quantization.GGUF)), CPU_AND_CUDA
+)
+"""The same for the formats that a frozen base can be held in."""
+
+
+# Who reads a setting
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One setting, and who reads it: in words, and as a question to a trainer."""
+
+    setting: str
+    by: str
+    reads: Callable[[TrainerConfig], bool]
+
+
+def method(*wanted: Method) -> Callable[[TrainerConfig], bool]:
+    return lambda config: config.method in wanted
+
+
+def stage(*wanted: Stage) -> Callable[[TrainerConfig], bool]:
+    return lambda config: config.stage in wanted
+
+
+def without_stage(*other: Stage) -> Callable[[TrainerConfig], bool]:
+    return lambda config: config.stage not in other
+
+
+def has_budget(config: TrainerConfig) -> bool:
+    """Batches that are cut by rows have no budget of positions."""
+    return config.engine.batching != "padded" and config.stage not in COMPARING_STAGES
+
+
+ENGINE_READERS = (
+    Reader("engine.freeze_blocks", "method freeze", method(Method.FREEZE)),
+    Reader("engine.freeze_head", "method freeze", method(Method.FREEZE)),
+    Reader("engine.oft_block_size", "method oft", method(Method.OFT)),
+    Reader("engine.reward_centering", "stage reward", stage(Stage.REWARD)),
+    Reader("engine.token_budget", "batching in buckets or packs", has_budget),
+    Reader("engine.head", "a stage that predicts tokens", without_stage(Stage.REWARD)),
+    Reader("engine.too_long", "a stage other than cpt", without_stage(Stage.CPT)),
+)
+LORA_READERS = (
+    Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
+    *(
+        Reader(f"lora.{name}", "a low-rank method such as lora", method(*ADAPTER_METHODS - {Method.OFT}))
+        for name in ("rank", "alpha", "rslora")
+    ),
+)
+PREFERENCE_READERS = (
+    *(Reader(f"preference.{name}", "stage dpo", stage(Stage.DPO)) for name in ("loss", "label_smoothing")),
+    *(
+        Reader(f"preference.{name}", "stage kto", stage(Stage.KTO))
+        for name in ("desirable_weight", "undesirable_weight")
+    ),
+)
+
+
+def unread(config: TrainerConfig, _: Place) -> Hits:
+    """Each setting that is not at its default and that nothing in this trainer reads.
+
+    Where a whole group is not read, the group's own row says so instead.
+    """
+    readers: list[Reader] = []
+    readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
+    readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
+    readers += PREFERENCE_READERS if config.stage in (Stage.DPO, Stage.KTO) else ()
+    defaults = at_defaults(config)
+    return [
+        {"setting": reader.setting, "by": reader.by}
+        for reader in readers
+        if not reader.reads(config) and value_at(config, reader.setting) != value_at(defaults, reader.setting)
+    ]
+
+
+def at_defaults(config: TrainerConfig) -> TrainerConfig:
+    """The same trainer if nothing were written under engine, lora and preference but a profile.
+
+    An alpha that follows from the rank was not written either.
+    """
+    own = resolve_lora(LoraSettings(profile=config.lora.profile))
+    following = resolve_lora(LoraSettings(profile=config.lora.profile, rank=config.lora.rank))
+    lora = own.model_copy(update={"alpha": following.alpha})
+    return config.model_copy(update={"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings()})
+
+
+# What fits a stage and a device
+
+
+def on_native(condition: Callable[[TrainerConfig], Hits]) -> When:
+    """Other backends take no setting of the engine, which is a row of its own."""
+    return lambda config, _: config.backend is BackendName.NATIVE and condition(config)
+
+
+def unfit_batching(config: TrainerConfig) -> Hits:
+    asked, compares = config.engine.batching, config.stage in COMPARING_STAGES
+    if asked == "packed" and config.stage not in PACKABLE_STAGES:
+        why = "needs each row by itself, so rows cannot be packed into one"
+        return {"why": why, "allowed": "padded" if compares else "buckets"}
+    if asked == "buckets" and compares:
+        return {"why": "compares the rows of a batch, so batches cannot be cut by length", "allowed": "padded"}
+    return False
+
+
+def needs_cuda(config: TrainerConfig) -> Hits:
+    """Each setting of the engine that asks for a kernel of CUDA."""
+    given = {name: getattr(config.engine, name) for name in CUDA_ONLY}
+    return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
+
+
+def outside_devices(reach: dict[Any, tuple[Device, ...]], asked: Callable[[TrainerConfig], Any]) -> When:
+    """What is asked for, where the device that is asked for does not carry it out."""
+
+    def when(config: TrainerConfig, _: Place) -> Hits:
+        value = asked(config)
+        devices = reach.get(value, tuple(Device))
+        return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
+
+    return when
+
+
+ENGINE_ROWS = (
+    Row(
+        "R-ENGINE-UNUSED", "trainer", "config.engine",
+        lambda config, _: config.backend is not BackendName.NATIVE and config.engine != EngineSettings(),
+        "The settings under `engine` are those of the native engine; the {config.backend} backend would ignore them.",
+        "Remove `engine`, or use backend native.",
+    ),
+    Row(
+        "R-SETTING-UNUSED", "trainer", "config.{setting}", unread,
+        "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
+    ),
+    Row(
+        "R-BATCHING", "trainer", "config.engine.batching", on_native(unfit_batching),
+        "The loss of stage {config.stage} {why}.", "Use `batching: auto` or `{allowed}`.",
+    ),
+    Row(
+        "R-ENGINE-CUDA", "trainer", "config.engine.{name}",
+        on_native(lambda config: config.device in WITHOUT_CUDA and needs_cuda(config)),
+        "The kernels of `{name}: {value}` are written for CUDA, and the device is {config.device}.",
+        "Use `{name}: auto`, which takes and records what the device has.",
+    ),
+    Row(
+        "R-FP8-MSAMP", "trainer", "config.engine.fp8",
+        on_native(lambda config: config.engine.fp8 == "ms-amp"),
+        "MS-AMP is no longer maintained: it needs a torch and an NCCL of years ago.",
+        "Use `fp8: auto` or `torchao`.",
+    ),
+    Row(
+        "R-FP8-QLORA", "trainer", "config.engine.fp8",
+        on_native(lambda config: config.engine.fp8 == "torchao" and config.method is Method.QLORA),
+        "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
+        "Remove `fp8`, or use method lora.",
+    ),
+    Row(
+        "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",
+        outside_devices(OPTIMIZER_DEVICES, lambda config: config.hyperparameters.optimizer),
+        "The optimizer {value} is made by bitsandbytes, which does not run on {config.device}.",
+        "Use device {here}, or optimizer adamw.",
+    ),
+    Row(
+        "R-QUANT-DEVICE", "trainer", "config.quantization",
+        outside_devices(
+            FORMAT_DEVICES,
+            lambda config: (config.quantization or Quantization.NF4) if config.method is Method.QLORA else None,
+        ),
+        "A base in {value} cannot be computed with on {config.device}.",
+        "Use device {here}, or method lora.",
+    ),
+)  # fmt: skip
+"""What the native engine is asked for beside stage, method and device."""

@@ -1,0 +1,224 @@
+"""The first way of training that fits the free memory: the method as far up as it goes, then its knobs, in one order.
+
+    rungs   full → freeze (only if it is asked for) → lora (or the kind of adapter that is asked for) → qlora
+    knobs   as asked → gradient checkpointing → 8-bit optimizer states → smaller micro-batches → chunked output layer
+
+Each knob is added to the ones before it, and the first combination that fits wins. A knob costs time or rounding and
+changes nothing that is learned: the length of the rows, the rank and the rows of a step are never touched. Everything
+that differs from what was asked is in `Choice.changes`, and everything that did not fit in `Choice.rejected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Stage
+from trainyard.spec.estimate.memory import GIB, Memory, memory_of
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import LEARNING_RATES, LoraSettings, Strict, TrainerConfig, resolve_lora
+
+SAFETY = 1.1
+"""What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
+LOW_RANK = (Method.LORA, Method.DORA, Method.LORA_PLUS, Method.OFT)
+QUANTISED_DEVICES = (Device.CPU, Device.CUDA)
+EIGHT_BIT = {Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT}
+"""Device -> the 8-bit twin of adamw there; paged states can leave the GPU when it is full."""
+SMALLER = "micro-batches of"
+
+
+class Rejected(Strict):
+    """One combination that does not fit."""
+
+    method: Method
+    knobs: tuple[str, ...]
+    needed_bytes: int
+    """With the reserve."""
+    missing_bytes: int
+
+    def line(self) -> str:
+        told = ", ".join(self.knobs) or "as asked"
+        return f"{self.method} ({told}): {self.needed_bytes / GIB:.2f} GiB, {self.missing_bytes / GIB:.2f} too much"
+
+
+class Choice(Strict):
+    """What fits, what it takes, and what did not fit before it."""
+
+    config: TrainerConfig
+    rung: Method
+    knobs: tuple[str, ...]
+    changes: tuple[str, ...]
+    """`field: before → after` for everything in which `config` differs from what was asked."""
+    memory: Memory
+    device: Device
+    free_bytes: int
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def needed_bytes(self) -> int:
+        return needed(self.memory)
+
+    def lines(self) -> list[str]:
+        """The whole breakdown, for people."""
+        return [
+            f"{self.rung} on {self.device}: {self.memory.total / GIB:.2f} GiB and the reserve make "
+            f"{self.needed_bytes / GIB:.2f} of {self.free_bytes / GIB:.2f} GiB that are free",
+            f"in GiB: {self.memory.in_words()}",
+            *(f"changed: {change}" for change in self.changes),
+            *(f"does not fit: {one.line()}" for one in self.rejected),
+        ]
+
+
+def choose(
+    shape: ModelShape,
+    config: TrainerConfig,
+    free_bytes: int,
+    device: Device,
+    *,
+    rungs: Sequence[Method] | None = None,
+) -> Choice:
+    """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
+
+    `rungs` replaces the usual ones, in the order given. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
+    nothing fits, `InvalidInput` (`E-AUTOTUNE-DEVICE`) when the device is left open or there is no rung.
+    """
+    tried = tuple(rungs) if rungs is not None else usual_rungs(config, device)
+    if device is Device.AUTO or not tried:
+        raise InvalidInput(
+            "A way of training can be chosen for a certain device and at least one method.",
+            why=f"Device {device}, methods {', '.join(tried) or 'none'}.",
+            do="Name the device (cpu, cuda or mps), and methods to choose from.",
+            code="E-AUTOTUNE-DEVICE",
+        )
+    rejected: list[Rejected] = []
+    for rung in tried:
+        for knobs, candidate in variants(on_rung(config, rung), device):
+            memory = memory_of(shape, candidate, device)
+            missing = needed(memory) - free_bytes
+            if missing <= 0:
+                return Choice(
+                    config=candidate,
+                    rung=rung,
+                    knobs=knobs,
+                    changes=differences(config, candidate),
+                    memory=memory,
+                    device=device,
+                    free_bytes=free_bytes,
+                    rejected=tuple(rejected),
+                )
+            rejected.append(Rejected(method=rung, knobs=knobs, needed_bytes=needed(memory), missing_bytes=missing))
+    raise nothing_fits(rejected, config, free_bytes, device)
+
+
+def nothing_fits(rejected: Sequence[Rejected], config: TrainerConfig, free_bytes: int, device: Device) -> LimitExceeded:
+    least = min(rejected, key=lambda one: one.needed_bytes)
+    return LimitExceeded(
+        f"No way of training {config.base_model} on rows of {config.hyperparameters.max_length:,} tokens fits: "
+        f"{least.missing_bytes / GIB:.2f} GiB are missing.",
+        why=f"{free_bytes / GIB:.2f} GiB are free on {device}, and the least is {least.line()}.",
+        do="Shorten max_length, lower lora.rank, take a smaller base_model, or free memory.",
+        code="E-MEMORY-FIT",
+    )
+
+
+def needed(memory: Memory) -> int:
+    return int(SAFETY * memory.total)
+
+
+# Rungs
+
+
+def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
+    """full, freeze if that is the method, the low-rank method that is asked for or lora, and qlora where it runs."""
+    low_rank = config.method if config.method in LOW_RANK else Method.LORA
+    freeze = (Method.FREEZE,) if config.method is Method.FREEZE else ()
+    quantised = (Method.QLORA,) if device in QUANTISED_DEVICES else ()
+    return (Method.FULL, *freeze, low_rank, *quantised)
+
+
+def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
+    """The config with another method, and with what belongs to a method: its default learning rate, its settings.
+
+    A learning rate that is not the default of the method was chosen by a person and stays.
+    """
+    if rung is config.method:
+        return config
+    updates: dict[str, object] = {"method": rung}
+    if rung is not Method.QLORA:
+        updates["quantization"] = None
+    if rung not in ADAPTER_METHODS:
+        updates["lora"] = resolve_lora(LoraSettings())
+    rate = config.hyperparameters.learning_rate
+    before, after = (LEARNING_RATES[config.stage, method in ADAPTER_METHODS] for method in (config.method, rung))
+    if rate == before:
+        updates["hyperparameters"] = config.hyperparameters.model_copy(update={"learning_rate": after})
+    return config.model_copy(update=updates)
+
+
+# Knobs
+
+
+def variants(config: TrainerConfig, device: Device) -> Iterator[tuple[tuple[str, ...], TrainerConfig]]:
+    """The config as it is, and then with one knob after the other turned, each on top of the ones before."""
+    knobs: tuple[str, ...] = ()
+    yield knobs, config
+    for name, changed in turned(config, device):
+        knobs = (*(knob for knob in knobs if not same_kind(knob, name)), name)
+        yield knobs, changed
+
+
+def same_kind(knob: str, newer: str) -> bool:
+    """A smaller micro-batch replaces the one before it."""
+    return knob.startswith(SMALLER) and newer.startswith(SMALLER)
+
+
+def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, TrainerConfig]]:
+    if not config.hyperparameters.gradient_checkpointing:
+        config = with_hyper(config, gradient_checkpointing=True)
+        yield "gradient checkpointing", config
+    if config.hyperparameters.optimizer is Optimizer.ADAMW and device in EIGHT_BIT:
+        config = with_hyper(config, optimizer=EIGHT_BIT[device])
+        yield f"optimizer {EIGHT_BIT[device]}", config
+    while (smaller := smaller_batch(config)) is not None:
+        config = smaller
+        hyper = config.hyperparameters
+        yield f"{SMALLER} {hyper.batch_size}, {hyper.gradient_accumulation} a step", config
+    if config.backend is BackendName.NATIVE and config.engine.head in ("auto", "full"):
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"head": "chunked"})})
+        yield "chunked output layer", config
+
+
+def smaller_batch(config: TrainerConfig) -> TrainerConfig | None:
+    """The next smaller micro-batch that leaves the rows of a step as they are; None if there is none."""
+    hyper = config.hyperparameters
+    smallest = 2 if config.stage is Stage.KTO else 1
+    size = next((n for n in range(hyper.batch_size // 2, smallest - 1, -1) if hyper.batch_size % n == 0), None)
+    if size is None:
+        return None
+    times = hyper.batch_size // size
+    changed = with_hyper(config, batch_size=size, gradient_accumulation=hyper.gradient_accumulation * times)
+    if config.engine.token_budget is None:
+        return changed
+    budget = max(8, config.engine.token_budget // times)
+    return changed.model_copy(update={"engine": config.engine.model_copy(update={"token_budget": budget})})
+
+
+def with_hyper(config: TrainerConfig, **updates: object) -> TrainerConfig:
+    return config.model_copy(update={"hyperparameters": config.hyperparameters.model_copy(update=updates)})
+
+
+def differences(before: TrainerConfig, after: TrainerConfig) -> tuple[str, ...]:
+    """`field: before → after` for each setting that differs."""
+    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
+    return tuple(f"{name}: {old[name]} → {new[name]}" for name in old if old[name] != new[name])
+
+
+def flat(settings: dict[str, object]) -> dict[str, object]:
+    """Nested settings as `group.name` -> value."""
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{below}": setting for below, setting in flat(value).items()}
+        else:
+            found[name] = value
+    return found

@@ -1,0 +1,241 @@
+"""Bytes at the peak of a training step, by what they hold.
+
+P parameters, T trained parameters, d hidden, f feed-forward, V vocabulary; e bytes of a half-precision number: 2 on a
+GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA (arXiv 2305.14314) for the states and the
+constants of nf4; LitGPT's table for a 7 B model, which the activation slope on CUDA meets within 1 %.
+
+    weights      full and freeze 4 P; adapters e P + 4 T; qlora by the bits of its format, e P for what is not linear
+    gradients    4 T             optimizer   8 T for Adam, 2 T in 8 bit, 4 T with one state
+    activations  CUDA: 24 d + 6 f per token and block, 1.1 times with an adapter
+                 CPU:  40 d + 16 f, with an adapter 34 d + 16 f, and the gradients of one block
+                 with checkpointing e d for each block and one block whole (on a CPU two)
+                 LoRA dropout: e + 1 for each input of an adapted layer
+    logits       CUDA 10 V, CPU 12 V per position; a chunked head holds at most 2^25 of them
+    dequantised  one matrix, e d f
+    fragments    CUDA: 5 % of all that; CPU: what the C library's heap holds and does not give back
+    context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
+
+The figures for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
+"""
+
+from __future__ import annotations
+
+from trainyard.spec.axes import (
+    ADAPTER_METHODS,
+    BackendName,
+    Device,
+    Method,
+    Optimizer,
+    PreferenceLoss,
+    Quantization,
+    Stage,
+)
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import LoraSettings, Strict, TrainerConfig
+
+GIB = 2**30
+CONTEXT_BYTES = {Device.CUDA: int(0.8 * GIB), Device.MPS: int(0.45 * GIB), Device.CPU: int(0.45 * GIB)}
+TRL_BYTES = int(0.1 * GIB)
+"""What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
+STATE_BYTES = {
+    Optimizer.SGD: 4,
+    Optimizer.ADAMW_8BIT: 2,
+    Optimizer.PAGED_ADAMW_8BIT: 2,
+    Optimizer.ADAFACTOR: 0,
+    Optimizer.LION: 4,
+    Optimizer.MUON: 4,
+    Optimizer.GALORE: 2,
+    Optimizer.ADEMAMIX: 12,
+}
+"""Bytes of optimizer state per trained parameter; 8 where a row is missing (two fp32 moments)."""
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Bits per weight with double quantisation: 4, a byte for each 64 weights and a float32 for each 256 of those."""
+FORMAT_BITS = {
+    Quantization.NF4: NF4_BITS,
+    Quantization.FP4: NF4_BITS,
+    Quantization.INT8: 8.0,
+    Quantization.HQQ_INT4: 4 + 2 * 32 / 64,
+    Quantization.TORCHAO_INT8: 8.0,
+    Quantization.GPTQ: 4 + 20 / 128,
+    Quantization.AWQ: 4 + 20 / 128,
+}
+"""Bits per weight of the linear layers; one scale a row (int8) is left out."""
+PAIR_STAGES = (Stage.DPO, Stage.REWARD)
+"""Stages whose step holds two sequences a row. KTO's second sequence is scored without a graph."""
+WITHOUT_REFERENCE = (PreferenceLoss.ORPO, PreferenceLoss.SIMPO)
+LOGITS_PER_CHUNK = 1 << 25
+"""Most logits that a chunked head holds."""
+CHUNKED_ABOVE = 1 << 26
+"""Logits of a micro-batch above which the native engine's head is chunked by itself."""
+CUDA_FRAGMENTS = 0.05
+CPU_FRAGMENTS = {True: 1.0, False: 0.25}
+"""With an adapter or without -> fragments over activations. An adapter's many temporaries leave holes in the heap."""
+CPU_LOGIT_FRAGMENTS = 0.15
+
+
+class Memory(Strict):
+    """Bytes at the peak of a training step, by what they hold."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    dequantised: int
+    fragments: int
+    context: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.model_dump().values())
+
+    def in_words(self) -> str:
+        """`weights 12.55, gradients 0.15, …`, in GiB, without what takes nothing."""
+        return ", ".join(f"{name} {value / GIB:.2f}" for name, value in self.model_dump().items() if value)
+
+
+def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
+    """Bytes at the peak of one training step of full length."""
+    hyper, trained = config.hyperparameters, trainable(shape, config)
+    adapter, on_cuda = config.method in ADAPTER_METHODS, device is Device.CUDA
+    half = 2 if on_cuda else 4
+    tokens = positions(config, device)
+    weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
+    if not adapter and needs_reference(config):
+        weights += half * shape.parameters
+    activations, dropped = activation_bytes(shape, config, tokens, device), dropout_bytes(shape, config, tokens, device)
+    logits = logit_bytes(shape, config, tokens, device)
+    kept = {
+        "weights": weights,
+        "gradients": 4 * trained,
+        "optimizer": STATE_BYTES.get(hyper.optimizer, 8) * trained,
+        "activations": activations + dropped,
+        "logits": logits,
+        "dequantised": half * shape.hidden * shape.feed_forward if config.method is Method.QLORA else 0,
+    }
+    if on_cuda:
+        fragments = CUDA_FRAGMENTS * sum(kept.values())
+    else:
+        fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
+    context = CONTEXT_BYTES.get(device, CONTEXT_BYTES[Device.CPU])
+    if config.backend is BackendName.TRL and not on_cuda:
+        context += TRL_BYTES
+    return Memory(**kept, fragments=int(fragments), context=context)
+
+
+# What moves
+
+
+def trainable(shape: ModelShape, config: TrainerConfig) -> int:
+    """Parameters that move."""
+    if config.method is Method.FULL:
+        return shape.parameters
+    if config.method is Method.FREEZE:
+        blocks = min(config.engine.freeze_blocks, shape.layers)
+        return blocks * shape.block + shape.hidden + (shape.embedding if config.engine.freeze_head else 0)
+    lora = config.lora
+    layers = shape.layers if lora.layers is None else sum(index < shape.layers for index in lora.layers)
+    whole = sum(shape.embedding for name in lora.modules_to_save if name in ("embed_tokens", "lm_head"))
+    return layers * sum(adapter_size(*size, config) for size in targeted(shape, lora).values()) + whole
+
+
+def adapter_size(inputs: int, outputs: int, config: TrainerConfig) -> int:
+    """Parameters that an adapter adds to one linear layer."""
+    if config.method is Method.OFT:
+        # one skew-symmetric matrix for each block of inputs
+        return inputs * (config.engine.oft_block_size - 1) // 2
+    size = (config.lora.rank or 0) * (inputs + outputs)
+    return size + outputs if config.method is Method.DORA else size
+
+
+def targeted(shape: ModelShape, lora: LoraSettings) -> dict[str, tuple[int, int]]:
+    """The linear layers of a block that the adapter reaches."""
+    if lora.target_modules == "attention-only":
+        names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    elif isinstance(lora.target_modules, tuple):
+        names = lora.target_modules
+    else:
+        names = tuple(shape.projections)
+    return {name: size for name, size in shape.projections.items() if name in names}
+
+
+def needs_reference(config: TrainerConfig) -> bool:
+    """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
+    if config.stage is Stage.DPO:
+        return config.preference.loss not in WITHOUT_REFERENCE
+    return config.stage is Stage.KTO
+
+
+# What it takes
+
+
+def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
+    """Bytes of the model's own weights: float32 where they move, half precision or a format's bits where frozen."""
+    if config.method is Method.QLORA:
+        bits = FORMAT_BITS.get(config.quantization or Quantization.NF4, NF4_BITS)
+        return int(shape.linear * bits / 8) + half * (shape.parameters - shape.linear)
+    return (half if config.method in ADAPTER_METHODS else 4) * shape.parameters
+
+
+def positions(config: TrainerConfig, device: Device) -> int:
+    """Most positions that one micro-batch holds, padding included."""
+    hyper, engine = config.hyperparameters, config.engine
+    sequences = 2 if config.stage in PAIR_STAGES else 1
+    padded = hyper.batch_size * hyper.max_length * sequences
+    by_rows = engine.batching == "padded" or config.stage is Stage.KTO
+    if config.backend is not BackendName.NATIVE or by_rows:
+        return padded
+    budget = engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
+    whole_step = padded * hyper.gradient_accumulation
+    return min(whole_step, max(budget, hyper.max_length * sequences))
+
+
+def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
+    """What the backward pass keeps of the blocks that it goes through, without what dropout keeps."""
+    on_cuda = device is Device.CUDA
+    block = block_bytes(shape, config, on_cuda)
+    checkpointing = config.hyperparameters.gradient_checkpointing
+    if checkpointing:
+        kept = (2 if on_cuda else 4) * shape.hidden * reached(shape, config) + block
+    else:
+        kept = block * reached(shape, config)
+    if not on_cuda:
+        kept += block * (2 if checkpointing else 1)  # the gradients of one block; recomputing makes one more of it
+    return int(kept * tokens)
+
+
+def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> float:
+    """What one block keeps for each token."""
+    d, f, adapter = shape.hidden, shape.feed_forward, config.method in ADAPTER_METHODS
+    if on_cuda:
+        kept = (24 * d + 6 * f) * (1.1 if adapter else 1.0)
+    else:
+        kept = (34 if adapter else 40) * d + 16.0 * f
+    if config.engine.attention == "eager":
+        kept += shape.heads * config.hyperparameters.max_length * (6 if on_cuda else 4)
+    return kept
+
+
+def reached(shape: ModelShape, config: TrainerConfig) -> int:
+    """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
+    return min(config.engine.freeze_blocks, shape.layers) if config.method is Method.FREEZE else shape.layers
+
+
+def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
+    """The dropped input of every adapted layer in the format of the activations, and a mask of a byte a number."""
+    if config.method not in ADAPTER_METHODS or not config.lora.dropout:
+        return 0
+    inputs = sum(size[0] for size in targeted(shape, config.lora).values())
+    blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers
+    return blocks * inputs * ((2 if device is Device.CUDA else 4) + 1) * tokens
+
+
+def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
+    """What the output layer holds: its logits, the same in float32, and their gradient."""
+    if config.stage is Stage.REWARD:
+        return 0
+    logits, asked = shape.vocabulary * tokens, config.engine.head
+    chunked = asked in ("chunked", "liger") or (asked == "auto" and logits > CHUNKED_ABOVE)
+    if config.backend is BackendName.NATIVE and chunked:
+        logits = min(logits, LOGITS_PER_CHUNK)
+    return (10 if device is Device.CUDA else 12) * logits

@@ -1,0 +1,71 @@
+"""The sizes of a decoder that memory and time depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.spec.training import Strict
+
+
+class ModelShape(Strict):
+    """The sizes of a decoder that memory depends on, as a Hugging Face `config.json` gives them."""
+
+    hidden: int
+    layers: int
+    feed_forward: int
+    vocabulary: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    tied: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape | None:
+        """The shape in a model's `config.json`; None if it is not a decoder of the Llama family's layout."""
+        names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "num_attention_heads")
+        if not all(isinstance(config.get(name), int) for name in names):
+            return None
+        heads = config["num_attention_heads"]
+        return cls(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            feed_forward=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            heads=heads,
+            key_value_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers of one block."""
+        query, shared = self.heads * self.head_size, self.key_value_heads * self.head_size
+        return {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, shared),
+            "v_proj": (self.hidden, shared),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, self.feed_forward),
+            "up_proj": (self.hidden, self.feed_forward),
+            "down_proj": (self.feed_forward, self.hidden),
+        }
+
+    @property
+    def block(self) -> int:
+        """Parameters of one block, its two norms included."""
+        return sum(rows * columns for rows, columns in self.projections.values()) + 2 * self.hidden
+
+    @property
+    def linear(self) -> int:
+        return self.layers * (self.block - 2 * self.hidden)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the input embedding, and of the output layer where it is a matrix of its own."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding * (1 if self.tied else 2) + self.layers * self.block + self.hidden

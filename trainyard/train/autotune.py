@@ -1,0 +1,55 @@
+"""The way of training that fits this machine: `choose` of `trainyard.spec.estimate.cascade`, fed with measurements.
+
+The arithmetic is in `spec`, where a plan can use it without torch; here is what only a machine can say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from trainyard.spec.axes import Device
+from trainyard.spec.estimate.cascade import Choice, choose
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import TrainerConfig
+
+CGROUP = Path("/sys/fs/cgroup")
+"""Limits of the container that this process runs in (version 2), where there is one."""
+
+
+def autotune(shape: ModelShape, config: TrainerConfig, device: Device) -> Choice:
+    """The first method and knobs that fit what is free on the device now. Raises `LimitExceeded` (`E-MEMORY-FIT`)."""
+    return choose(shape, config, free_bytes(device), device)
+
+
+def free_bytes(device: Device, cgroup: Path = CGROUP) -> int:
+    """Bytes that a training could take now: of the current GPU on CUDA, of the machine or its container elsewhere.
+
+    On CUDA what this process holds already is not free; the other devices share the memory of the machine.
+    """
+    if device is Device.CUDA:
+        free, _ = torch.cuda.mem_get_info()
+        return int(free)
+    available = int(psutil.virtual_memory().available)
+    limit = container_bytes(cgroup)
+    return available if limit is None else min(available, limit)
+
+
+def container_bytes(cgroup: Path) -> int | None:
+    """Bytes below the container's limit; None without a limit."""
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if not limit.is_file() or not used.is_file() or (text := limit.read_text().strip()) == "max":
+        return None
+    return max(0, int(text) - int(used.read_text()))
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process holds now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes(device: Device) -> int:
+    """Most bytes that this process's tensors held on a GPU since it started; its resident memory now elsewhere."""
+    return torch.cuda.max_memory_allocated() if device is Device.CUDA else resident_bytes()

@@ -1,0 +1,245 @@
+"""Which rows make which optimizer step, and how a step is cut into micro-batches.
+
+The rows of a step are the same whatever the cut, and the loss is a mean over the whole step: so the cut decides speed
+and memory and never the gradient (but for rounding).
+
+    padded    batch_size rows at a time, each filled up to the longest of them
+    buckets   rows of similar length together, as many as fit a budget of positions
+    packed    rows end to end in one long row; attention stays inside each (by its position ids)
+
+Padding is the largest waste on chat rows: drawing steps from rows of similar length alone saves half of the positions.
+The order is a pure function of seed and epoch, so a resumed run needs to know nothing but where it stood.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import IGNORED, label_logprobs, looking
+from trainyard.train.stages.contract import Batch, StageSpec
+from trainyard.train.tokens import Encoded
+
+GROUP_STEPS = 50
+"""Steps' worth of rows that are sorted by length together: enough for even batches, small enough to mix."""
+
+Mode = Literal["padded", "buckets", "packed"]
+StepRows = list[list[int]]
+"""The rows of one optimizer step, by micro-batch."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How steps are drawn and cut."""
+
+    mode: Mode
+    why: str
+    rows_per_step: int
+    rows_per_batch: int
+    budget: int
+    """Most positions of a micro-batch (buckets, packed)."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a run stands: the micro-batch that comes next."""
+
+    epoch: int = 0
+    step: int = 0
+    micro: int = 0
+
+
+def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
+    """The cut that was asked for, or the one that suits the device.
+
+    Raises `InvalidInput` (`E-BATCHING`) when rows that are scored as wholes should be packed, and (`E-BATCH-SMALL`)
+    when a step has fewer rows than the loss compares.
+    """
+    hyper, asked = config.hyperparameters, config.engine.batching
+    packable = stage.sequences == 1 and stage.head == "causal"
+    if asked == "packed" and not packable:
+        raise InvalidInput(
+            f"Rows of stage {config.stage} cannot be packed: their loss needs each row by itself.",
+            do="Use batching: auto or buckets.",
+            code="E-BATCHING",
+        )
+    if hyper.batch_size < stage.smallest_batch:
+        raise InvalidInput(
+            f"Stage {config.stage} compares the rows of a batch, and batch_size is {hyper.batch_size}.",
+            do=f"Use a batch_size of at least {stage.smallest_batch}.",
+            code="E-BATCH-SMALL",
+        )
+    mode, why = asked, "asked for"
+    if mode == "auto":
+        mode = "packed" if device == "cuda" and packable else "buckets"
+        why = "packed rows on CUDA" if mode == "packed" else "rows of similar length waste no positions on this device"
+    if stage.smallest_batch > 1 and mode == "buckets":
+        mode, why = "padded", f"stage {config.stage} compares the rows of a batch"
+    budget = config.engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
+    rows = hyper.batch_size * hyper.gradient_accumulation
+    return Cut(mode, why, rows, hyper.batch_size, budget, hyper.seed)
+
+
+def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
+    """The cut, but for packed rows that this model would mix: `auto` then takes buckets and says so.
+
+    Raises `InvalidInput` (`E-PACKING`) when packing was asked for by name.
+    """
+    if cut.mode != "packed" or keeps_rows_apart(model):
+        return cut
+    why = f"{type(model).__name__} does not keep packed rows apart"
+    if config.engine.batching == "packed":
+        raise InvalidInput(
+            f"{why}.",
+            why="A token of one row would change what is predicted in another.",
+            do="Use batching: auto or buckets.",
+            code="E-PACKING",
+        )
+    return replace(cut, mode="buckets", why=why)
+
+
+def keeps_rows_apart(model: Any) -> bool:
+    """Whether the first of two packed rows leaves the second one alone.
+
+    Attention has to be told by the position ids, which not every family's is, and a recurrent layer cannot be told.
+    """
+    words = model.config.get_text_config().vocab_size
+    last = [token % words for token in range(5, 12)]
+    found = []
+    with looking(model):
+        for first in ([1, 2, 3, 4], [4, 1, 1, 2]):
+            rows = [{"input_ids": row, "labels": row} for row in ([token % words for token in first], last)]
+            batch = {name: value.to(model.device) for name, value in pack(rows, 0).items()}
+            found.append(label_logprobs(model, batch).logprobs_N[-len(last) + 1 :])
+    exact = model.dtype is torch.float32 and getattr(model.config, "quantization_config", None) is None
+    close = 1e-4 if exact else 2e-2
+    first_N, second_N = found
+    return torch.allclose(first_N, second_N, rtol=close, atol=close, equal_nan=True)
+
+
+class Plan:
+    """The steps of every epoch over rows of known widths."""
+
+    def __init__(self, widths: Sequence[int], cut: Cut, stage: StageSpec) -> None:
+        self.widths, self.cut, self.stage = widths, cut, stage
+        self._known: tuple[int, list[StepRows]] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        full, rest = divmod(len(self.widths), self.cut.rows_per_step)
+        return max(1, full + (rest >= self.stage.smallest_batch))
+
+    def steps(self, epoch: int) -> list[StepRows]:
+        """The steps of an epoch, each cut into micro-batches; every row occurs once."""
+        if self._known is None or self._known[0] != epoch:
+            self._known = (epoch, self._draw(epoch))
+        return self._known[1]
+
+    def at(self, cursor: Cursor) -> StepRows:
+        return self.steps(cursor.epoch)[cursor.step]
+
+    def after(self, cursor: Cursor) -> Cursor:
+        """Where the run stands when the micro-batch at `cursor` is done."""
+        if cursor.micro + 1 < len(self.at(cursor)):
+            return Cursor(cursor.epoch, cursor.step, cursor.micro + 1)
+        if cursor.step + 1 < len(self.steps(cursor.epoch)):
+            return Cursor(cursor.epoch, cursor.step + 1, 0)
+        return Cursor(cursor.epoch + 1, 0, 0)
+
+    def padding_ratio(self, epoch: int = 0) -> float:
+        """Share of an epoch's positions that hold no token."""
+        slots = sum(self._positions(micro) for step in self.steps(epoch) for micro in step)
+        return 1 - sum(self.widths) / slots if slots else 0.0
+
+    def _positions(self, rows: list[int]) -> int:
+        widths = [self.widths[row] for row in rows]
+        return sum(widths) if self.cut.mode == "packed" else len(widths) * max(widths)
+
+    def _draw(self, epoch: int) -> list[StepRows]:
+        generator = random.Random(f"{self.cut.seed}:{epoch}")
+        rows = list(range(len(self.widths)))
+        generator.shuffle(rows)
+        size = self.cut.rows_per_step
+        if self.cut.mode == "buckets":
+            group = size * GROUP_STEPS
+            parts = [sorted(rows[at : at + group], key=self.widths.__getitem__) for at in range(0, len(rows), group)]
+            chosen = [part[at : at + size] for part in parts for at in range(0, len(part), size)]
+            generator.shuffle(chosen)
+        else:
+            chosen = [rows[at : at + size] for at in range(0, len(rows), size)]
+        chosen = merge_small(chosen, self.stage.smallest_batch)
+        return [self._cut(step) for step in chosen]
+
+    def _cut(self, rows: list[int]) -> StepRows:
+        if self.cut.mode == "padded":
+            size = self.cut.rows_per_batch
+            return merge_small([rows[at : at + size] for at in range(0, len(rows), size)], self.stage.smallest_batch)
+        ordered = sorted(rows, key=lambda row: (-self.widths[row], row))
+        micros: StepRows = [[]]
+        for row in ordered:
+            if micros[-1] and self._positions([*micros[-1], row]) * self.stage.sequences > self.cut.budget:
+                micros.append([])
+            micros[-1].append(row)
+        return micros
+
+
+@dataclass
+class Feed:
+    """The batches of a run: examples, the plan of their steps, and scores of the reference where they are known."""
+
+    examples: Sequence[Encoded]
+    plan: Plan
+    stage: StageSpec
+    pad_id: int
+    reference: Sequence[Mapping[str, float]] | None = None
+    """Scores of the frozen reference, one mapping an example: computed once, used in every epoch."""
+
+    def step(self, cursor: Cursor) -> list[Batch]:
+        """All micro-batches of the step at `cursor`."""
+        return [self.batch(rows) for rows in self.plan.at(cursor)]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        batch = collator(self.plan.cut, self.stage)([self.examples[row] for row in rows], self.pad_id)
+        if self.reference is not None:
+            names = self.reference[rows[0]]
+            known = {name: torch.tensor([self.reference[row][name] for row in rows]) for name in names}
+            batch |= {f"reference/{name}": value for name, value in known.items()}
+        return batch
+
+    def in_order(self, rows_per_batch: int) -> Iterator[tuple[list[int], Batch]]:
+        """Every example once, in batches of similar length that depend on the examples alone."""
+        order = sorted(range(len(self.examples)), key=lambda row: (self.plan.widths[row], row))
+        for at in range(0, len(order), rows_per_batch):
+            rows = order[at : at + rows_per_batch]
+            yield rows, self.stage.collate([self.examples[row] for row in rows], self.pad_id)
+
+
+def merge_small(parts: list[list[int]], least: int) -> list[list[int]]:
+    """The same parts, with one that has fewer than `least` rows joined to the one before it."""
+    if len(parts) > 1 and len(parts[-1]) < least:
+        return [*parts[:-2], parts[-2] + parts[-1]]
+    return parts
+
+
+def pack(examples: Sequence[Encoded], _pad_id: int) -> Batch:
+    """Rows end to end as one row (1, T) with position ids that begin again at each; no mask is needed."""
+    ids = [token for example in examples for token in example["input_ids"]]
+    labels = [label for example in examples for label in [IGNORED, *example["labels"][1:]]]
+    positions = [at for example in examples for at in range(len(example["input_ids"]))]
+    return {
+        "input_ids": torch.tensor([ids]),
+        "labels": torch.tensor([labels]),
+        "position_ids": torch.tensor([positions]),
+    }
+
+
+def collator(cut: Cut, stage: StageSpec) -> Callable[[Sequence[Encoded], int], Batch]:
+    """How the examples of a micro-batch become tensors."""
+    return pack if cut.mode == "packed" else stage.collate

@@ -1,0 +1,176 @@
+"""From hidden states to the log-probabilities of chosen tokens: the output layer, where a small model spends its time.
+
+Only positions that have a label go through the output layer. A chat row is mostly prompt, so that is less work than the
+logits of every position, and the same numbers. What some families do to their logits afterwards (Gemma's cap, Granite's
+and Cohere's scale) is done here, too; `require_known_logits` refuses a model that does something else.
+
+Shapes: B rows, T positions, N labelled positions, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from trainyard.errors import Unavailable
+
+IGNORED = -100
+"""Label of a position that takes no part in the loss (the convention of torch and transformers)."""
+CHUNK_LOGITS = 1 << 25
+"""Most logits of a chunk: 128 MiB in float32."""
+
+
+class Head(StrEnum):
+    """How the output layer is computed. `chunked` recomputes each chunk in the backward pass and saves its memory."""
+
+    FULL = "full"
+    CHUNKED = "chunked"
+    LIGER = "liger"
+    """Liger's cross-entropy kernel (CUDA), which writes the gradient over the logits."""
+
+
+@dataclass(frozen=True)
+class LabelLogprobs:
+    """Log-probability of every labelled token, in the order of rows and positions."""
+
+    logprobs_N: torch.Tensor
+    rows_N: torch.Tensor
+    """Row of each, 0 <= row < B."""
+
+    def sums(self, rows: int) -> torch.Tensor:
+        """Sum per row: (rows,)."""
+        return torch.zeros(rows, device=self.logprobs_N.device).index_add(0, self.rows_N, self.logprobs_N)
+
+    def counts(self, rows: int) -> torch.Tensor:
+        """Labelled tokens per row: (rows,)."""
+        ones_N = torch.ones_like(self.logprobs_N)
+        return torch.zeros(rows, device=ones_N.device).index_add(0, self.rows_N, ones_N)
+
+
+def label_logprobs(model: Any, batch: dict[str, torch.Tensor], head: Head = Head.FULL) -> LabelLogprobs:
+    """Log-probabilities of the labels of `batch` (`input_ids`, `labels`, `attention_mask`, maybe `position_ids`).
+
+    A label at position t is predicted from position t - 1; the label of position 0 takes no part.
+    """
+    hidden_BTD, output = hidden_states(model, batch)
+    target_BT = batch["labels"][:, 1:]
+    rows_N, positions_N = (target_BT != IGNORED).nonzero(as_tuple=True)
+    hidden_ND = hidden_BTD[rows_N, positions_N]
+    target_N = target_BT[rows_N, positions_N]
+    return LabelLogprobs(token_logprobs(hidden_ND, target_N, output, head), rows_N)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A model's output layer and what the model does to its logits, in the terms of transformers' configs."""
+
+    layer: Any
+    factor: float = 1.0
+    cap: float | None = None
+    """Logits are `cap * tanh(logits / cap)` (Gemma 2, arXiv 2408.00118, section 2)."""
+
+    def __call__(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits in float32: (N, V)."""
+        logits_NV = self.layer(hidden_ND).float()
+        if self.factor != 1.0:
+            logits_NV = logits_NV * self.factor
+        return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
+
+
+def hidden_states(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Output]:
+    """Hidden states after the final norm (B, T, D), and the output. PEFT's layers sit inside the decoder."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+    return base.base_model(**given, use_cache=False).last_hidden_state, output_of(base)
+
+
+def output_of(base: Any) -> Output:
+    """The output of a transformers model, from its config."""
+    config = base.config.get_text_config()
+    scale = getattr(config, "logit_scale", None)  # Cohere
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+    factor = (1.0 if scale is None else scale) / (divisor or 1.0)
+    factor *= getattr(config, "lm_head_multiplier", 1.0)  # Falcon-H1
+    return Output(base.get_output_embeddings(), factor, getattr(config, "final_logit_softcapping", None))
+
+
+def require_known_logits(model: Any) -> None:
+    """Compare the logits of this file with the model's own on a few tokens.
+
+    Raises `Unavailable` (`E-LOGITS`) for a model that does something to its logits that is not known here: it would
+    train towards other numbers than it is served with.
+    """
+    ids_BT = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    with looking(model):
+        own_BTV = model(input_ids=ids_BT, use_cache=False).logits.float()
+        hidden_BTD, output = hidden_states(model, {"input_ids": ids_BT})
+        found_BTV = output(hidden_BTD)
+    close = 1e-4 if hidden_BTD.dtype is torch.float32 else 2e-2
+    if not torch.allclose(own_BTV, found_BTV, rtol=close, atol=close, equal_nan=True):
+        raise Unavailable(
+            f"{type(model).__name__} changes its logits in a way that the native engine does not know.",
+            why="Training would move other probabilities than those that the model is served with.",
+            do="Use backend: trl, or a base model of another family.",
+            code="E-LOGITS",
+        )
+
+
+@contextmanager
+def looking(model: torch.nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; every module's mode is put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def token_logprobs(
+    hidden_ND: torch.Tensor, target_N: torch.Tensor, output: Output, head: Head, *, chunk_logits: int = CHUNK_LOGITS
+) -> torch.Tensor:
+    """Log-probability of each target, in float32: (N,)."""
+    if head is Head.LIGER:
+        return -load("liger_kernel.transformers.functional").liger_cross_entropy(
+            output(hidden_ND), target_N, reduction="none"
+        )
+    if head is Head.FULL or not hidden_ND.requires_grad:
+        return chunk_logprobs(hidden_ND, target_N, output)
+    rows = max(1, chunk_logits // max(1, output.layer.weight.shape[0]))
+    parts = [
+        checkpoint(chunk_logprobs, hidden_CD, target_C, output, use_reentrant=False)
+        for hidden_CD, target_C in zip(hidden_ND.split(rows), target_N.split(rows), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def chunk_logprobs(hidden_CD: torch.Tensor, target_C: torch.Tensor, output: Output) -> torch.Tensor:
+    return -functional.cross_entropy(output(hidden_CD), target_C, reduction="none")
+
+
+def require_head(head: Head, device: str) -> None:
+    """Raise `Unavailable` (`E-HEAD-LIGER`) when Liger's kernel was asked for and is not possible here."""
+    installed = importlib.util.find_spec("liger_kernel") is not None
+    if head is Head.LIGER and not (device == "cuda" and installed):
+        raise Unavailable(
+            "Liger's kernels were asked for, and this machine cannot run them.",
+            why="liger-kernel is not installed." if device == "cuda" else f"They need a CUDA device, not a {device}.",
+            do="Use head: auto or chunked" + (", or run `pip install liger-kernel`." if device == "cuda" else "."),
+            code="E-HEAD-LIGER",
+        )
+
+
+def load(module: str) -> Any:
+    """Import an optional package when it is used."""
+    return importlib.import_module(module)

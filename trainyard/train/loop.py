@@ -1,0 +1,120 @@
+"""The training loop. It calls verbs, moves a cursor and tells what happened; everything else is somebody else's.
+
+A stop is looked for between micro-batches, so a run that is paused inside an accumulation loses at most one of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from trainyard.train.batching import Cursor, Feed
+from trainyard.train.session import Session, require_finite
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimizer step did."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    skipped: bool
+    units: int
+    """Labelled tokens, pairs or rows that the loss is a mean over."""
+    tokens: int
+    positions: int
+    """Places in the batches, padding included."""
+    seconds: float
+    metrics: dict[str, float]
+
+
+class Hook(Protocol):
+    """Somebody who looks at each step."""
+
+    def on_step(self, record: StepRecord) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a run stands; part of its checkpoints."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    losses: list[list[float]] = field(default_factory=list)
+    """[step, loss, learning rate] of every step."""
+    partial: dict[str, float] = field(default_factory=dict)
+    """Sums over the micro-batches of a step that is not complete."""
+
+    def as_values(self) -> dict[str, Any]:
+        return {"cursor": asdict(self.cursor), "losses": self.losses, "partial": self.partial}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Progress:
+        return cls(Cursor(**values["cursor"]), [list(point) for point in values["losses"]], dict(values["partial"]))
+
+
+def train(
+    session: Session,
+    feed: Feed,
+    progress: Progress,
+    *,
+    total_steps: int,
+    save: Callable[[Session, Progress], None],
+    save_steps: int,
+    stop: Callable[[], bool],
+    hooks: Sequence[Hook] = (),
+) -> bool:
+    """Train up to `total_steps` optimizer steps (skipped ones included); False when it was stopped before.
+
+    A stopped run has been saved. Raises `TrainyardError` (`E-LOSS-NONFINITE`) and whatever the verbs raise.
+    """
+    while done(session) < total_steps:
+        started = time.perf_counter()
+        batches = feed.step(progress.cursor)
+        units = sum(map(feed.stage.units, batches))
+        for batch in batches[progress.cursor.micro :]:
+            if stop():
+                save(session, progress)
+                return False
+            forward = session.forward(batch, normalizer=units)
+            session.backward(forward.forward_id, measure=False)
+            for name, value in {"loss": forward.loss, **forward.metrics}.items():
+                progress.partial[name] = progress.partial.get(name, 0.0) + float(value)
+            progress.cursor = feed.plan.after(progress.cursor)
+        record = finish_step(session, progress, batches, units, started)
+        for hook in hooks:
+            hook.on_step(record)
+        if done(session) % save_steps == 0 and done(session) < total_steps:
+            save(session, progress)
+    return True
+
+
+def done(session: Session) -> int:
+    """Steps that were taken or skipped."""
+    return session.global_step + session.skipped
+
+
+def finish_step(session: Session, progress: Progress, batches: list[Any], units: int, started: float) -> StepRecord:
+    """Move the weights and write down what happened."""
+    loss, metrics = progress.partial.pop("loss"), progress.partial
+    require_finite(loss, done(session) + 1)
+    stepped = session.step(metric=loss)
+    session.zero_grad()
+    progress.losses.append([done(session), loss, stepped.learning_rate])
+    progress.partial = {}
+    masks = [batch.get("attention_mask", batch["input_ids"] >= 0) for batch in batches]
+    return StepRecord(
+        step=done(session),
+        loss=loss,
+        learning_rate=stepped.learning_rate,
+        grad_norm=float(stepped.grad_norm),
+        skipped=stepped.skipped,
+        units=units,
+        tokens=sum(int(mask.count_nonzero()) for mask in masks),
+        positions=sum(mask.numel() for mask in masks),
+        seconds=time.perf_counter() - started,
+        metrics={name: value / units for name, value in metrics.items()},
+    )

@@ -1,0 +1,234 @@
+"""Adapters across stages: what a trainer does with the adapter of an earlier one, and what it is measured against.
+
+| earlier adapter   | trained                               | reference                   | saved                 |
+|---|---|---|---|
+| none              | a new adapter                         | the base, adapter off       | the new adapter       |
+| continue          | the earlier adapter                   | a frozen copy of it         | the earlier, moved    |
+| stack             | a new one beside the frozen earlier   | base with the earlier       | both, as one adapter  |
+| merge             | a new one on base + earlier           | base + earlier, adapter off | both, as one adapter  |
+| any, whole model  | all or some weights of base + earlier | a frozen copy               | the whole model       |
+
+The reference is what the policy is before its first step, so the first loss of a preference stage is the one of equal
+policies (sigmoid: ln 2). What is saved works on the base alone: two low-rank adapters are written as one of the summed
+rank, which is exact. Adapters that are not plain sums (DoRA, OFT) cannot be, and are refused before anything runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from trainyard.train.methods.adapters import (
+    EARLIER,
+    NEW,
+    REFERENCE,
+    inject,
+    load_adapter,
+    other_shape,
+    read_config,
+    require_same_kind,
+    require_sum,
+    save_adapter,
+    tuner,
+    written_in,
+)
+from trainyard.train.methods.contract import MethodSpec, Policy, PolicyRequest
+from trainyard.train.methods.loading import base_dtype, lineage, load_model, require_same_base
+from trainyard.train.methods.lora import rank_warning
+
+# Policies
+
+
+def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
+    """The policy of a method with an adapter."""
+    warnings: list[str] = []
+    if request.adapter is None:
+        model, active = with_new(spec.load(request, request.base), request, spec), None
+        warnings += rank_warning(request.config.lora)
+    else:
+        require_same_base(request.adapter, request.base_sha256)
+        model, active = WAYS[request.config.adapter](request, spec, with_reference, warnings)
+    reference = partial(adapter_reference, model, active) if with_reference else None
+    return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings)
+
+
+def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bool) -> Policy:
+    """The policy of a method that moves the model's own weights; an earlier adapter is merged into them."""
+    assert spec.choose is not None
+    facts: dict[str, Any] = {"kind": "whole", "earlier": None}
+    if request.adapter is None:
+        model = spec.load(request, request.base)
+    else:
+        require_same_base(request.adapter, request.base_sha256)
+        model, facts["earlier"] = merged_base(request, spec), "merge"
+    model.requires_grad_(False)
+    warnings = spec.choose(model, request)
+    reference = partial(standing_model, frozen_copy(model)) if with_reference else None
+    return Policy(model, reference, facts, lineage(request), warnings)
+
+
+def with_new(model: Any, request: PolicyRequest, spec: MethodSpec) -> PeftModel:
+    """The model with a new adapter, which at first changes nothing."""
+    assert spec.adapter_config is not None
+    config = spec.adapter_config(model, request)
+    torch.manual_seed(request.config.hyperparameters.seed)
+    return inject(model, config, NEW)
+
+
+Way = Callable[[PolicyRequest, MethodSpec, bool, list[str]], tuple[PeftModel, list[str] | None]]
+"""-> the model and the adapters that are on in its reference (None: none of them)."""
+
+
+def continued(
+    request: PolicyRequest, spec: MethodSpec, with_reference: bool, warnings: list[str]
+) -> tuple[PeftModel, list[str] | None]:
+    assert request.adapter is not None
+    assert spec.adapter_config is not None
+    model = spec.load(request, request.base)
+    wanted, config = spec.adapter_config(model, request), read_config(request.adapter, request.head, trainable=True)
+    require_same_kind(config, wanted)
+    warnings += other_shape(config, wanted)
+    model = load_adapter(model, request.adapter, config, NEW, request.device)
+    if with_reference:
+        frozen = read_config(request.adapter, request.head, trainable=False)
+        model = load_adapter(model, request.adapter, frozen, REFERENCE, request.device)
+        tuner(model).set_adapter(NEW)
+    return model, [REFERENCE]
+
+
+def stacked(
+    request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]
+) -> tuple[PeftModel, list[str] | None]:
+    assert request.adapter is not None
+    assert spec.adapter_config is not None
+    base = spec.load(request, request.base)
+    wanted, config = spec.adapter_config(base, request), read_config(request.adapter, request.head, trainable=False)
+    require_sum(config, wanted)
+    warnings += rank_warning(request.config.lora)
+    model = load_adapter(with_new(base, request, spec), request.adapter, config, EARLIER, request.device)
+    tuner(model).set_adapter([EARLIER, NEW])
+    tuner(model).set_requires_grad(EARLIER, requires_grad=False)
+    return model, [EARLIER]
+
+
+def merged(
+    request: PolicyRequest, spec: MethodSpec, _: bool, warnings: list[str]
+) -> tuple[PeftModel, list[str] | None]:
+    assert request.adapter is not None
+    assert spec.adapter_config is not None
+    base = merged_base(request, spec)
+    wanted = spec.adapter_config(base, request)
+    require_sum(read_config(request.adapter, request.head, trainable=False), wanted)
+    warnings += rank_warning(request.config.lora)
+    return with_new(base, request, spec), None
+
+
+WAYS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge": merged}
+
+
+def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
+    """Base plus earlier adapter as one model: summed in float32, then in the number format of the method."""
+    assert request.adapter is not None
+    options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
+    if request.attention is not None:
+        options["attn_implementation"] = request.attention
+    model = load_model(request.base, request.head, options)
+    config = read_config(request.adapter, request.head, trainable=False)
+    model = written_in(load_adapter(model, request.adapter, config, EARLIER, "cpu"))
+    if spec.quantised:
+        with TemporaryDirectory(prefix="trainyard-merged-") as folder:
+            model.save_pretrained(folder)
+            return spec.load(request, folder)
+    for parameter in model.parameters():  # not `model.to(dtype)`: it would round the angles of the rotary embedding
+        parameter.data = parameter.data.to(base_dtype(request))
+    return model.to(request.device)
+
+
+# References
+
+
+@contextmanager
+def adapter_reference(model: PeftModel, active: list[str] | None) -> Iterator[PeftModel]:
+    """The model with only the adapters of `active` on, in evaluation mode; afterwards it is as it was."""
+    layers = tuner(model)
+    before, modes = layers.active_adapters, [(module, module.training) for module in model.modules()]
+    moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    model.eval()
+    if active is None:
+        layers.disable_adapter_layers()
+    else:
+        layers.set_adapter(active, inference_mode=True)
+    try:
+        with torch.no_grad():
+            yield model
+    finally:
+        layers.enable_adapter_layers()
+        layers.set_adapter(before)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad != (name in moving):
+                parameter.requires_grad_(name in moving)
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def standing_model(model: Any) -> Iterator[Any]:
+    with torch.no_grad():
+        yield model
+
+
+def frozen_copy(model: Any) -> Any:
+    """A copy in evaluation mode that shares the weights that do not move."""
+    shared = {id(value): value for value in model.parameters() if not value.requires_grad}
+    return copy.deepcopy(model, shared).requires_grad_(False).eval()
+
+
+# What is kept
+
+
+def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
+    """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
+    config: Any = model.peft_config[NEW]
+    return {
+        "kind": "adapter",
+        "earlier": request.config.adapter if request.adapter is not None else None,
+        "profile": request.config.lora.profile,
+        "rank": config.r,
+        "saved_rank": saved_rank(model, request),
+        "alpha": getattr(config, "lora_alpha", None),
+        "dropout": getattr(config, "lora_dropout", getattr(config, "module_dropout", None)),
+        "target_modules": sorted({name.rpartition(".")[2] for name in model.targeted_module_names}),
+        "modules_to_save": sorted(config.modules_to_save or []),
+        "layers": config.layers_to_transform,
+        "dora": getattr(config, "use_dora", False),
+        "rslora": getattr(config, "use_rslora", False),
+    }
+
+
+def saved_rank(model: PeftModel, request: PolicyRequest) -> int:
+    """Rank of the adapter that `save` writes: of a stack or a merge, the sum of both."""
+    own: Any = model.peft_config[NEW]
+    earlier = summed(request)
+    return int(own.r if earlier is None else own.r + read_config(earlier, request.head, trainable=False).r)
+
+
+def summed(request: PolicyRequest) -> Path | None:
+    """The earlier adapter that is written together with the new one."""
+    return request.adapter if request.config.adapter in ("stack", "merge") else None
+
+
+def save_policy(policy: Policy, request: PolicyRequest, folder: Path) -> None:
+    """Write the adapter, as one that works on the base alone, or the whole model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(policy.model, PeftModel):
+        save_adapter(policy.model, request.base, summed(request), folder)
+    else:
+        policy.model.save_pretrained(folder)

@@ -1,0 +1,63 @@
+"""What a method is, what it is asked for and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftConfig
+
+from trainyard.spec.training import TrainerConfig
+
+Head = Literal["causal", "reward"]
+Groups = list[dict[str, Any]]
+"""Parameter groups: `params`, `names` (of the parameters, in their order), `lr`, `weight_decay`."""
+
+
+@dataclass(frozen=True)
+class PolicyRequest:
+    """Which model is to be trained, and where. The config is one that `resolve_trainer` returned."""
+
+    config: TrainerConfig
+    base: str
+    """Folder of the base model, or its name on the Hub."""
+    head: Head
+    device: str
+    base_sha256: str = ""
+    """Digest of the base's files; an adapter trained on other bytes is refused."""
+    adapter: Path | None = None
+    """Folder of the earlier adapter that `config.adapter` speaks of."""
+    attention: str | None = None
+    """Attention kernel as transformers names it; None leaves the choice to transformers."""
+
+
+@dataclass
+class Policy:
+    """The model in training and what is known of it."""
+
+    model: Any
+    """A `PeftModel` for the methods with an adapter, the transformers model itself for the others."""
+    reference: Callable[[], AbstractContextManager[Any]] | None
+    """Opens the frozen reference: a model in evaluation mode without gradients, until the context ends. None when it
+    was not asked for; setting None frees what it holds."""
+    facts: dict[str, Any]
+    lineage: list[dict[str, Any]]
+    """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One row of the table of methods: an adapter (`adapter_config`) or a choice of weights (`choose`)."""
+
+    load: Callable[[PolicyRequest, str], Any]
+    """(request, folder) -> the base on its device, in the number format that the method trains on."""
+    groups: Callable[[torch.nn.Module, TrainerConfig], Groups]
+    adapter_config: Callable[[Any, PolicyRequest], PeftConfig] | None = None
+    choose: Callable[[Any, PolicyRequest], list[str]] | None = None
+    """Mark the weights that move; returns warnings."""
+    quantised: bool = False

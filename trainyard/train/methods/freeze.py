@@ -1,0 +1,60 @@
+"""Freeze: the last blocks move with the final norm, everything before them stays.
+
+Cheaper than full training by the gradients and optimizer states of the rest, and nothing has to be kept beside a base.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainyard.errors import InvalidInput
+from trainyard.train.methods.contract import PolicyRequest
+
+NORM_WORDS = ("norm", "ln_")
+
+
+def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
+    """Let `engine.freeze_blocks` last blocks and the final norm move, and with `engine.freeze_head` the output layer.
+
+    A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-FREEZE-BLOCKS`).
+    """
+    engine = request.config.engine
+    decoder, blocks = find_blocks(model)
+    if engine.freeze_blocks > len(blocks):
+        raise InvalidInput(
+            f"engine.freeze_blocks is {engine.freeze_blocks}, and the model has {len(blocks)} blocks.",
+            do=f"Use at most {len(blocks)}, or method full.",
+            code="E-FREEZE-BLOCKS",
+        )
+    moving = list(blocks)[-engine.freeze_blocks :] + final_norms(decoder)
+    warnings = []
+    if request.head == "reward":
+        moving.append(model.score)
+    elif engine.freeze_head:
+        moving.append(model.get_output_embeddings())
+        if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+            warnings.append("The output layer shares its weights with the input embedding, so both move.")
+    for module in moving:
+        module.requires_grad_(True)
+    return warnings
+
+
+def find_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
+    """The decoder and its list of blocks, found by their number. Raises `InvalidInput` (`E-FREEZE-MODEL`)."""
+    wanted = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == wanted:
+                return module, child
+    raise InvalidInput(
+        f"No list of {wanted} blocks was found in {type(model).__name__}.",
+        why="Method freeze has to know which weights come last.",
+        do="Use method lora or full.",
+        code="E-FREEZE-MODEL",
+    )
+
+
+def final_norms(decoder: torch.nn.Module) -> list[torch.nn.Module]:
+    return [child for name, child in decoder.named_children() if any(word in name for word in NORM_WORDS)]

@@ -1,0 +1,102 @@
+"""Base models for training, and the record that a trained model or adapter carries.
+
+Weights come from safetensors and code from the installed packages, always: `trust_remote_code` is False everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from trainyard.errors import Reason, Refused
+from trainyard.spec.axes import ADAPTER_METHODS, Precision
+from trainyard.stores.artifacts import file_sha256
+from trainyard.train.methods.contract import Head, PolicyRequest
+
+TRAINING_FILE = "training.json"
+"""Record of a training, beside the weights that it made."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+KINDS: dict[Head, Any] = {"causal": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
+
+
+def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
+    """The base of `folder` on the request's device.
+
+    float32 where its weights move or the device is a CPU; on a GPU a base that stays frozen is kept in half precision.
+    `options` go to `from_pretrained`.
+    """
+    given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "dtype": base_dtype(request)}
+    if request.attention is not None:
+        given["attn_implementation"] = request.attention
+    model = load_model(folder, request.head, {**given, **options})
+    return model if "device_map" in options else model.to(request.device)
+
+
+def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
+    """A causal model, or one with a single score per row (`reward`), whose padding token is set."""
+    if head == "causal":
+        model = KINDS[head].from_pretrained(folder, **options)
+    else:
+        model = KINDS[head].from_pretrained(folder, num_labels=1, **options)
+        if model.config.pad_token_id is None:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            padding = tokenizer.pad_token_id
+            model.config.pad_token_id = tokenizer.eos_token_id if padding is None else padding
+    model.config.use_cache = False
+    return model
+
+
+def base_dtype(request: PolicyRequest) -> torch.dtype:
+    """Number format of the base's weights in memory."""
+    asked = request.config.hyperparameters.precision
+    moves = request.config.method not in ADAPTER_METHODS
+    if moves or request.device == "cpu" or asked is Precision.FP32:
+        return torch.float32
+    if asked is Precision.FP16:
+        return torch.float16
+    return torch.bfloat16 if request.device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def training_record(folder: str | Path) -> dict[str, Any]:
+    """What `training.json` beside some weights says; empty for weights that were trained elsewhere."""
+    path = Path(folder) / TRAINING_FILE
+    if not path.is_file():
+        return {}
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def require_same_base(adapter: Path, base_sha256: str, node: str | None = None) -> None:
+    """An adapter goes on only with the very weights that it was trained on. Raises `Refused` (`R-BASE-MISMATCH`)."""
+    recorded = training_record(adapter).get("base_sha256")
+    if recorded and base_sha256 and recorded != base_sha256:
+        because = f"The earlier adapter belongs to base {recorded[:12]}, this trainer has base {base_sha256[:12]}."
+        raise Refused([Reason("R-BASE-MISMATCH", node, "config.base_model", because, "the same base_model.")])
+
+
+def lineage(request: PolicyRequest) -> list[dict[str, Any]]:
+    """Everything that a policy comes from, oldest first.
+
+    A base that this product trained lists its own ancestors, and so does an earlier adapter, which shares them with
+    the base: each appears once.
+    """
+    found = ancestors(request.base, request.base_sha256)
+    if request.adapter is not None:
+        found += ancestors(request.adapter, file_sha256(request.adapter / ADAPTER_WEIGHTS))
+    return [entry for at, entry in enumerate(found) if entry not in found[:at]]
+
+
+def ancestors(folder: str | Path, sha256: str) -> list[dict[str, Any]]:
+    """What some weights come from and then those weights themselves."""
+    record = training_record(folder)
+    own = {
+        "stage": record.get("stage"),
+        "method": record.get("method"),
+        "sha256": sha256,
+        "parents": record.get("parents", []),
+    }
+    return [*record.get("lineage", []), own]

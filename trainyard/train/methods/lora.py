@@ -1,0 +1,152 @@
+"""Low-rank adapters: LoRA (arXiv 2106.09685), DoRA (2402.09353), LoRA+ (2402.12354) and rsLoRA (2312.03732).
+
+PEFT makes the layers. What is written here is their shape, from the resolved settings, and the rates of LoRA+.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import LoraConfig, TaskType
+from transformers.pytorch_utils import Conv1D
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Method
+from trainyard.spec.training import LoraSettings, TrainerConfig
+from trainyard.train.methods.contract import Groups, Head, PolicyRequest
+from trainyard.train.quantization import is_hqq
+
+TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
+USUAL_RANKS = (8, 64)
+"""Below, an adapter hardly learns; above, it costs more than it gives. Both are allowed and warned of."""
+EMBEDDING_RATE = 1e-6
+"""Learning rate of adapted embeddings in LoRA+, as in PEFT and the paper's code."""
+
+
+def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
+    """PEFT's form of the resolved settings under `lora`."""
+    return adapter_shape(request.config, TASKS[request.head], targets(model, request.config.lora))
+
+
+def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | list[str]) -> LoraConfig:
+    """The same for target modules that are known already."""
+    lora = config.lora
+    alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
+    return LoraConfig(
+        task_type=task,
+        r=lora.rank or 8,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout or 0.0,
+        target_modules=target_modules,
+        modules_to_save=list(lora.modules_to_save) or None,
+        layers_to_transform=list(lora.layers) if lora.layers is not None else None,
+        use_rslora=lora.rslora,
+        use_dora=config.method is Method.DORA,
+    )
+
+
+def targets(model: Any, lora: LoraSettings) -> str | list[str]:
+    """Modules that get an adapter, as PEFT takes them.
+
+    Raises `InvalidInput`: `E-TARGET-MODULES` for a name that no module has (PEFT itself is content when one of several
+    fits), `E-LORA-LAYERS` for a block that the model does not have.
+    """
+    require_layers(model, lora)
+    if lora.target_modules == "attention-only":
+        return attention_modules(model)
+    if isinstance(lora.target_modules, str):
+        # PEFT takes chosen blocks only with modules by name, and its word for all knows nothing of hqq's layers.
+        names = [name.rpartition(".")[2] for name, _ in adapted(model, lora.target_modules)]
+        by_word = lora.layers is None and not any(is_hqq(module) for module in model.modules())
+        return lora.target_modules if by_word else sorted(set(names))
+    names = [name for name, _ in model.named_modules()]
+    for wanted in lora.target_modules or ():
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
+            raise InvalidInput(
+                f"The adapter does not fit the model as it has no module {wanted!r}.",
+                why="The adapter would be smaller than what was asked for.",
+                do=f"Use lora.target_modules: all-linear, or name some of {', '.join(linear_names(model))}.",
+                code="E-TARGET-MODULES",
+            )
+    return list(lora.target_modules or ())
+
+
+def require_layers(model: Any, lora: LoraSettings) -> None:
+    blocks = model.config.get_text_config().num_hidden_layers
+    beyond = [layer for layer in lora.layers or () if layer >= blocks]
+    if beyond:
+        raise InvalidInput(
+            f"The model has blocks 0 to {blocks - 1}, and lora.layers names {beyond[0]}.",
+            do="Name blocks that the model has, or leave lora.layers out.",
+            code="E-LORA-LAYERS",
+        )
+
+
+def adapted(model: Any, wanted: str | list[str]) -> list[tuple[str, int]]:
+    """Name and inputs of every linear module that `targets` names."""
+    heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
+    linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]
+    if isinstance(wanted, str):
+        chosen = [(name, module) for name, module in linear if id(module) not in heads]
+    else:
+        chosen = [pair for pair in linear if any(f".{pair[0]}".endswith(f".{name}") for name in wanted)]
+    return [(name, module.nx if isinstance(module, Conv1D) else module.in_features) for name, module in chosen]
+
+
+def linear_names(model: Any) -> list[str]:
+    """Last parts of the names of all linear modules, in order of appearance."""
+    found = (name.rpartition(".")[2] for name, module in model.named_modules() if is_linear(module))
+    return list(dict.fromkeys(found))
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear | Conv1D) or is_hqq(module)
+
+
+def attention_modules(model: Any) -> list[str]:
+    """The linear modules inside attention, by their last name where no other module has it.
+
+    GPT-2 calls a projection of the MLP as it calls one of its attention: there the name of the parent goes with it.
+    """
+    linear = [name for name, module in model.named_modules() if is_linear(module)]
+    roots = [name for name, module in model.named_modules() if "attention" in type(module).__name__.lower()]
+    inside = [name for name in linear if any(name.startswith(f"{root}.") for root in roots)]
+    elsewhere = {name.rpartition(".")[2] for name in set(linear) - set(inside)}
+    parts = [name.split(".") for name in inside]
+    return sorted({part[-1] if part[-1] not in elsewhere else ".".join(part[-2:]) for part in parts})
+
+
+def rank_warning(lora: LoraSettings) -> list[str]:
+    """A rank that is seldom a good choice is used and said."""
+    least, most = USUAL_RANKS
+    if lora.rank is None or least <= lora.rank <= most:
+        return []
+    return [f"lora.rank is {lora.rank}; ranks from {least} to {most} are usual."]
+
+
+def lora_plus_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
+    """LoRA+: B learns `lora_plus_ratio` times as fast as A, adapted embeddings at a rate of their own."""
+    rate = config.hyperparameters.learning_rate
+    assert rate is not None, "the config is resolved"
+    rates = {"A": rate, "B": rate * config.lora.lora_plus_ratio, "embedding": EMBEDDING_RATE}
+    found: dict[tuple[str, bool], dict[str, torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found.setdefault((lora_plus_kind(name, parameter), parameter.ndim > 1), {})[name] = parameter
+    decay = config.hyperparameters.weight_decay
+    return [
+        {
+            "params": list(members.values()),
+            "names": list(members),
+            "lr": rates[kind],
+            "weight_decay": decay if is_matrix else 0.0,
+        }
+        for (kind, is_matrix), members in sorted(found.items(), key=lambda item: (item[0][0], not item[0][1]))
+    ]
+
+
+def lora_plus_kind(name: str, parameter: torch.nn.Parameter) -> str:
+    if "lora_embedding_" in name:
+        return "embedding"
+    return "B" if "lora_B" in name or parameter.ndim == 1 else "A"

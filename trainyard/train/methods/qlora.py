@@ -1,0 +1,30 @@
+"""QLoRA (arXiv 2305.14314): a low-rank adapter through a base that is held in 4 or 8 bits and never moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.spec.axes import Quantization
+from trainyard.train.methods.contract import PolicyRequest
+from trainyard.train.methods.loading import load_base
+from trainyard.train.quantization import convert, load_config, settle, stored_config
+
+
+def load_quantised(request: PolicyRequest, folder: str) -> Any:
+    """The base in the asked number format (default nf4 with double quantisation) on the request's device.
+
+    Norms are float32, as in the paper's code; embeddings and the output layer keep the format that they are loaded in.
+    """
+    format = request.config.quantization or Quantization.NF4
+    model = load_base(
+        request,
+        folder,
+        quantization_config=load_config(format, request.device, stored_config(folder)),
+        device_map={"": request.device},
+    )
+    convert(model, format, request.device)
+    settle(model)
+    for parameter in model.parameters():
+        if parameter.ndim == 1 and parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+    return model

@@ -1,0 +1,394 @@
+"""Ten optimizers behind one call: what each needs, where it runs, and how it is built from a run's settings.
+
+An optimizer here is a `torch.optim.Optimizer` or an `Assembly`, which has the part of its interface that training uses:
+`step`, `zero_grad`, `param_groups`, `state_dict`, `load_state_dict`. A state that was saved in the middle of a run and
+loaded again goes on to the same bits, whatever the number format of the weights. It holds only tensors and plain
+values, so that a checkpoint never needs a pickle.
+
+Adding one: a function `groups -> optimizer`, a row in `OPTIMIZERS`, and the tests that run over the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.spec.axes import Optimizer
+from trainyard.spec.training import TrainerConfig
+
+Group = dict[str, Any]
+"""`params`, `lr`, `weight_decay`, and `names`: the name of each parameter."""
+State = dict[str, Any]
+
+CPU, CUDA, MPS = "cpu", "cuda", "mps"
+EVERYWHERE = (CPU, CUDA, MPS)
+
+SGD_MOMENTUM = 0.9
+LION_BETAS = (0.9, 0.99)
+MUON_MOMENTUM = 0.95
+ADEMAMIX_BETAS, ADEMAMIX_ALPHA = (0.9, 0.999, 0.9999), 5.0
+"""The paper's (arXiv 2409.03137). Its warm-ups of alpha and beta3 are for runs of 100 000 steps and left out."""
+GALORE = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type": "std"}
+"""The paper's (arXiv 2403.03507), and the defaults of transformers."""
+
+BLOCK_MATRIX = re.compile(r"\.\d+\.")
+"""In the name of a parameter that sits in a numbered block; embeddings, the output layer and the last norm do not."""
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """One optimizer: what it needs and what it is for."""
+
+    package: str
+    """Module that has to be importable."""
+    install: str
+    """What `pip install` brings it."""
+    devices: tuple[str, ...]
+    trains: str
+    """Which weights it moves in its own way."""
+    why: str
+    """When to take it, with its source."""
+    make: Callable[[list[Group]], Any]
+    fallback: Mapping[str, str] = field(default_factory=dict)
+    """Device -> what differs there from what the name promises."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether an optimizer can be used on a device; `note` is the difference that a run has to record."""
+
+    ok: bool
+    why: str = ""
+    fix: str = ""
+    note: str = ""
+
+
+def load(path: str) -> Any:
+    """The object at `module:name`. Packages are imported when an optimizer asks for them, not before."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Assembly:
+    """Several optimizers that step as one, each with its own parameters."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = dict(parts)
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """The groups of all parts. Not kept: a part replaces its groups when it loads a state."""
+        return [group for part in self.parts.values() for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts.values():
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts.values():
+            part.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> State:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises `ValueError` for the state of another assembly, as torch does for other groups."""
+        if state.keys() != self.parts.keys():
+            raise ValueError(f"the state is of {sorted(state)}, this optimizer is made of {sorted(self.parts)}")
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+class ScheduleFree(Assembly):
+    """Schedule-free AdamW, which shows the averaged weights to a look and the weights it moves to a step.
+
+    The package turns one into the other in place, which rounds. The weights of training are kept beside during a look,
+    so that looking leaves no trace; this costs their memory once more for that time.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__({"schedule_free": optimizer})
+        self.inner = optimizer
+        self._moving: list[torch.Tensor] = []
+        optimizer.train()
+
+    def train(self) -> None:
+        self.inner.train()
+        if self._moving:
+            with torch.no_grad():
+                for parameter, moving in zip(parameters_of(self.param_groups), self._moving, strict=True):
+                    parameter.copy_(moving)
+        self._moving = []
+
+    def eval(self) -> None:
+        if self.param_groups[0]["train_mode"]:
+            self._moving = [parameter.detach().clone() for parameter in parameters_of(self.param_groups)]
+            self.inner.eval()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What was kept during a look belongs to the old state and is dropped."""
+        super().load_state_dict(state)
+        self._moving = []
+
+
+class Projected(Assembly):
+    """GaLore. Its projections are objects of the package; a state holds what they are made of."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__({"galore": optimizer})
+        self.inner = optimizer
+
+    def state_dict(self) -> State:
+        saved = self.inner.state_dict()
+        return {"galore": {**saved, "state": {key: flat(entry) for key, entry in saved["state"].items()}}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        projector = load("pytorch_optimizer.optimizer.utils.galore:GaLoreProjector")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                entry = self.inner.state.get(parameter, {})
+                if "projector" in entry:
+                    made = projector(**GALORE)
+                    made.ortho_matrix = entry["projector"]["ortho_matrix"]
+                    made.last_svd_step = entry["projector"]["last_svd_step"]
+                    entry["projector"] = made
+
+
+def flat(entry: Mapping[str, Any]) -> State:
+    """A parameter's GaLore state with plain values for the projector."""
+    if "projector" not in entry:
+        return dict(entry)
+    projector = entry["projector"]
+    return {
+        **entry,
+        "projector": {"ortho_matrix": projector.ortho_matrix, "last_svd_step": projector.last_svd_step},
+    }
+
+
+class Paged(Assembly):
+    """8-bit AdamW with states in memory that CUDA pages. Loading brings them back as ordinary memory of the device."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__({"paged": optimizer})
+        self.inner = optimizer
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for parameter in parameters_of(self.param_groups):
+            entry = self.inner.state.get(parameter, {})
+            for name in entry.keys() & {"state1", "state2"}:
+                buffer = self.inner.get_state_buffer(parameter, dtype=entry[name].dtype)
+                entry[name] = buffer.copy_(entry[name])
+
+
+class Factored(Assembly):
+    """Adafactor of transformers. Its float32 states of bf16 weights would be rounded to bf16 by torch's loading."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__({"adafactor": optimizer})
+        self.inner = optimizer
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        saved = state["adafactor"]
+        indices = (index for group in saved["param_groups"] for index in group["params"])
+        for index, parameter in zip(indices, parameters_of(self.param_groups), strict=True):
+            for name, value in saved["state"].get(index, {}).items():
+                if isinstance(value, torch.Tensor):
+                    self.inner.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+def parameters_of(groups: Iterable[Group]) -> Iterator[torch.nn.Parameter]:
+    return (parameter for group in groups for parameter in group["params"])
+
+
+def without_names(groups: Iterable[Group]) -> list[Group]:
+    return [{key: value for key, value in group.items() if key != "names"} for group in groups]
+
+
+def split_blocks(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
+    """The groups' matrices inside numbered blocks, and everything else; empty groups are left out, names too."""
+    matrices: list[Group] = []
+    others: list[Group] = []
+    for group in groups:
+        inside: list[Any] = []
+        outside: list[Any] = []
+        for name, parameter in zip(group["names"], group["params"], strict=True):
+            matrix = parameter.ndim == 2 and BLOCK_MATRIX.search(name) is not None
+            (inside if matrix else outside).append(parameter)
+        rest = {key: value for key, value in group.items() if key not in ("params", "names")}
+        matrices += [{**rest, "params": inside}] if inside else []
+        others += [{**rest, "params": outside}] if outside else []
+    return matrices, others
+
+
+def adamw(groups: list[Group]) -> Any:
+    return torch.optim.AdamW(without_names(groups), fused=True)
+
+
+def sgd(groups: list[Group]) -> Any:
+    return torch.optim.SGD(without_names(groups), momentum=SGD_MOMENTUM)
+
+
+def adamw_8bit(groups: list[Group]) -> Any:
+    return load("bitsandbytes.optim:AdamW8bit")(without_names(groups))
+
+
+def paged_adamw_8bit(groups: list[Group]) -> Any:
+    on_cpu = next(parameters_of(groups)).device.type == CPU
+    return Paged(adamw_8bit(groups) if on_cpu else load("bitsandbytes.optim:PagedAdamW8bit")(without_names(groups)))
+
+
+def adafactor(groups: list[Group]) -> Any:
+    """With the learning rate as given: relative steps would fight the schedule, and scaling by the weights' size would
+    never move the zeros that an adapter starts from."""
+    make = load("transformers.optimization:Adafactor")
+    return Factored(make(without_names(groups), scale_parameter=False, relative_step=False))
+
+
+def lion(groups: list[Group]) -> Any:
+    return load("bitsandbytes.optim:Lion")(without_names(groups), betas=LION_BETAS)
+
+
+def muon(groups: list[Group]) -> Any:
+    """Muon for the matrices of the blocks, with steps as large as AdamW's, and AdamW for the rest."""
+    matrices, others = split_blocks(groups)
+    parts: dict[str, Any] = {}
+    if matrices:
+        parts["muon"] = torch.optim.Muon(matrices, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw")
+    if others:
+        parts["adamw"] = torch.optim.AdamW(others, fused=True)
+    return Assembly(parts)
+
+
+def schedule_free_adamw(groups: list[Group]) -> Any:
+    return ScheduleFree(load("schedulefree:AdamWScheduleFree")(without_names(groups)))
+
+
+def galore(groups: list[Group]) -> Any:
+    matrices, others = split_blocks(groups)
+    projected = [{**group, **GALORE} for group in matrices]
+    return Projected(load("pytorch_optimizer:GaLore")(projected + others))
+
+
+def ademamix(groups: list[Group]) -> Any:
+    make = load("bitsandbytes.optim:AdEMAMix")
+    return make(without_names(groups), betas=ADEMAMIX_BETAS, alpha=ADEMAMIX_ALPHA)
+
+
+BITSANDBYTES, SCHEDULEFREE, PYTORCH_OPTIMIZER = "bitsandbytes>=0.50", "schedulefree==1.4.1", "pytorch_optimizer==4.1.0"
+
+OPTIMIZERS: dict[Optimizer, OptimizerRow] = {
+    Optimizer.ADAMW: OptimizerRow(
+        "torch", "torch", EVERYWHERE, "all weights",
+        "The default (arXiv 1711.05101), in torch's fused form.", adamw,
+    ),
+    Optimizer.SGD: OptimizerRow(
+        "torch", "torch", EVERYWHERE, "all weights",
+        "One state, momentum 0.9; needs a learning rate of its own, a hundred times AdamW's and more.", sgd,
+    ),
+    Optimizer.ADAMW_8BIT: OptimizerRow(
+        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights; states of 8 bit for tensors of 4096 elements and more",
+        "A quarter of AdamW's states (arXiv 2110.02861).", adamw_8bit,
+    ),
+    Optimizer.PAGED_ADAMW_8BIT: OptimizerRow(
+        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "as adamw_8bit",
+        "As adamw_8bit, with states that spill into the host's memory at a peak (arXiv 2305.14314).", paged_adamw_8bit,
+        {CPU: "Paged memory is CUDA's: on a CPU paged_adamw_8bit is adamw_8bit."},
+    ),
+    Optimizer.ADAFACTOR: OptimizerRow(
+        "transformers", "transformers", EVERYWHERE, "all weights; factored states for matrices",
+        "Hardly any state (arXiv 1804.04235); the learning rate is taken as given.", adafactor,
+    ),
+    Optimizer.LION: OptimizerRow(
+        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights",
+        "One state, steps of one size (arXiv 2302.06675): a third to a tenth of AdamW's learning rate.", lion,
+    ),
+    Optimizer.MUON: OptimizerRow(
+        "torch", "torch", EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
+        "Orthogonal steps for whole matrices (Jordan 2024), as large as AdamW's, so at its learning rate.", muon,
+    ),
+    Optimizer.SCHEDULE_FREE_ADAMW: OptimizerRow(
+        "schedulefree", SCHEDULEFREE, EVERYWHERE, "all weights",
+        "Averages the weights instead of lowering the rate (arXiv 2405.15682): constant schedules.",
+        schedule_free_adamw,
+    ),
+    Optimizer.GALORE: OptimizerRow(
+        "pytorch_optimizer", PYTORCH_OPTIMIZER, EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
+        "Full weights with the states of rank 128 (arXiv 2403.03507).", galore,
+    ),
+    Optimizer.ADEMAMIX: OptimizerRow(
+        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights",
+        "A second, slow average that remembers ten thousand steps (arXiv 2409.03137): long runs.", ademamix,
+    ),
+}  # fmt: skip
+
+
+def available(name: Optimizer, device: str = CPU) -> Availability:
+    """Whether the optimizer can be used on a device (`cpu`, `cuda`, `mps`); imports nothing."""
+    return availability(OPTIMIZERS[name], device)
+
+
+def availability(row: OptimizerRow, device: str) -> Availability:
+    if importlib.util.find_spec(row.package) is None:
+        return Availability(False, f"The package {row.package} is not installed.", f"pip install '{row.install}'")
+    if device not in row.devices:
+        fix = f"Train on {' or '.join(row.devices)}, or use optimizer adamw."
+        return Availability(False, f"{row.package} does not run on {device}.", fix)
+    return Availability(True, note=row.fallback.get(device, ""))
+
+
+def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
+    """The optimizer that `config.hyperparameters.optimizer` names, for groups of {params, lr, weight_decay, names}.
+
+    Another one is never taken in its place; what differs on this device is `available(name, device).note`, for the run
+    to record. Raises `Unavailable`: `E-OPTIMIZER-MISSING` when its package is not installed or does not load,
+    `E-OPTIMIZER-DEVICE` when it does not run where the parameters are; `InvalidInput` (`E-NOTHING-TRAINED`) when there
+    are none.
+    """
+    name = config.hyperparameters.optimizer
+    return build(name, OPTIMIZERS[name], groups)
+
+
+def build(name: Optimizer, row: OptimizerRow, groups: list[Group]) -> Any:
+    first = next(parameters_of(groups), None)
+    if first is None:
+        raise InvalidInput(
+            "No weight would move.",
+            why="The method left no trainable parameter in this model.",
+            do="Name modules or layers that the model has.",
+            code="E-NOTHING-TRAINED",
+        )
+    found = availability(row, first.device.type)
+    if not found.ok:
+        code = "E-OPTIMIZER-DEVICE" if importlib.util.find_spec(row.package) else "E-OPTIMIZER-MISSING"
+        raise Unavailable(f"Optimizer {name} cannot be used here.", why=found.why, do=found.fix, code=code)
+    try:
+        return row.make(groups)
+    except ImportError as error:
+        raise Unavailable(
+            f"Optimizer {name} cannot be used here.",
+            why=f"The package {row.package} does not load: {error}.",
+            do=f"pip install --force-reinstall '{row.install}'",
+            code="E-OPTIMIZER-MISSING",
+        ) from error
+
+
+def on_train(optimizer: Any) -> None:
+    """Before steps: a schedule-free optimizer puts back the weights that it moves. Nothing for the others."""
+    if isinstance(optimizer, ScheduleFree):
+        optimizer.train()
+
+
+def on_eval(optimizer: Any) -> None:
+    """Before a look at the weights, or their export: a schedule-free optimizer shows its average. Nothing otherwise."""
+    if isinstance(optimizer, ScheduleFree):
+        optimizer.eval()

@@ -1,0 +1,35 @@
+"""A bar on a terminal: how far, how fast, how well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "tokens_per_second": "{:,.0f} tokens/s"}
+"""Field -> how it is shown beside the bar."""
+
+
+class ProgressBar:
+    """Draws itself a few times a second from what it was last told; a step only leaves a note."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(file=terminal))
+        self.task: TaskID | None = None
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("training", total=record.get("total_steps"), text="")
+            self.bar.start()
+        self.bar.update(self.task, completed=record["step"], text=summary(record))
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """The few numbers that are worth a glance."""
+    return "  ".join(form.format(record[name]) for name, form in SHOWN.items() if record.get(name) is not None)

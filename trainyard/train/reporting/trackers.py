@@ -1,0 +1,225 @@
+"""TensorBoard, Weights & Biases, MLflow and Trackio: what they are given, and where it goes without a network.
+
+Nothing leaves the machine unless the user's own environment says so (`WANDB_API_KEY` or `WANDB_MODE`,
+`MLFLOW_TRACKING_URI`, `TRACKIO_SPACE_ID`): by default each writes below the run's folder. A run that continues is found
+again by its name. Add a tracker: a class with `log` and `close`, and a row in `TRACKERS`.
+
+Sources: https://docs.pytorch.org/docs/stable/tensorboard.html, https://docs.wandb.ai/models/ref/python,
+https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html, https://huggingface.co/docs/trackio.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from trainyard.errors import Unavailable
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tracker keeps a run, and what it is called there."""
+
+    folder: Path
+    project: str
+    run: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Shown beside the curves; nested mappings and plain values."""
+
+    @property
+    def name(self) -> str:
+        """The run as a word that is fit for a folder and an address."""
+        return re.sub(r"[^A-Za-z0-9_-]+", "-", self.run)
+
+
+class Tracker(Protocol):
+    """A run in somebody's charts."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files below `<folder>/tensorboard`; `tensorboard --logdir` shows them."""
+
+    def __init__(self, module: ModuleType, place: Place) -> None:
+        self.module, self.folder = module, str(place.folder / "tensorboard" / place.name)
+        self.config = place.config
+        self.writer: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self.writer is None:
+            # What an earlier process wrote of this step and later ones is overtaken by what comes now.
+            self.writer = self.module.SummaryWriter(self.folder, purge_step=step)
+            self.writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in flat(self.config).items()), step)
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Wandb:
+    """Online only with a key; else offline files that `wandb sync` uploads later.
+
+    It ignores a step that it has seen; a run that continues repeats steps with the same numbers, so nothing is lost.
+    """
+
+    def __init__(self, module: ModuleType, place: Place) -> None:
+        self.run = module.init(
+            project=place.project,
+            name=place.run,
+            id=place.name,
+            resume="allow",
+            dir=str(place.folder),
+            config=dict(place.config),
+            settings=module.Settings(silent=True, console="off"),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """A run in the tracking server of `MLFLOW_TRACKING_URI`, or in a local database, `<folder>/mlflow.db`."""
+
+    MOST_PARAMS, LONGEST_PARAM = 100, 500
+    """What every server takes in one request."""
+
+    def __init__(self, module: ModuleType, place: Place) -> None:
+        self.module = module
+        self.client = module.MlflowClient()
+        experiment = self.client.get_experiment_by_name(place.project)
+        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(place.project)
+        self.run = self.find(place.run)
+        if self.run is None:
+            self.run = self.client.create_run(self.experiment, run_name=place.run).info.run_id
+            entities = module.entities
+            params = [entities.Param(k, str(v)[: self.LONGEST_PARAM]) for k, v in flat(place.config).items()]
+            for start in range(0, len(params), self.MOST_PARAMS):
+                self.client.log_batch(self.run, params=params[start : start + self.MOST_PARAMS])
+        self.client.update_run(self.run, status="RUNNING")
+
+    def find(self, name: str) -> str | None:
+        """Id of the run that an earlier process began."""
+        quoted = name.replace("'", "")
+        found = self.client.search_runs([self.experiment], f"attributes.run_name = '{quoted}'", max_results=1)
+        return found[0].info.run_id if found else None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now_ms, metric = int(time.time() * 1000), self.module.entities.Metric
+        self.client.log_batch(self.run, metrics=[metric(name, value, now_ms, step) for name, value in values.items()])
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class Trackio:
+    """A local database below `<folder>/trackio`; `trackio show` draws it."""
+
+    def __init__(self, module: ModuleType, place: Place) -> None:
+        self.run = module.init(
+            project=place.project,
+            name=place.run,
+            config=dict(place.config),
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+@dataclass(frozen=True)
+class TrackerRow:
+    """How a tracker is found and begun."""
+
+    package: str
+    """What `pip install` brings it."""
+    module: str
+    begin: Callable[[ModuleType, Place], Tracker]
+    defaults: Callable[[Place], dict[str, str]]
+    """Environment variables that keep it on this machine; those of the user win."""
+
+
+def no_defaults(_place: Place) -> dict[str, str]:
+    return {}
+
+
+def wandb_defaults(_place: Place) -> dict[str, str]:
+    return {} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}
+
+
+def mlflow_defaults(place: Place) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_URI": f"sqlite:///{place.folder.absolute() / 'mlflow.db'}"}
+
+
+def trackio_defaults(place: Place) -> dict[str, str]:
+    return {"TRACKIO_DIR": str(place.folder.absolute() / "trackio")}
+
+
+TRACKERS: dict[str, TrackerRow] = {
+    "tensorboard": TrackerRow("tensorboard", "torch.utils.tensorboard", TensorBoard, no_defaults),
+    "wandb": TrackerRow("wandb", "wandb", Wandb, wandb_defaults),
+    "mlflow": TrackerRow("mlflow", "mlflow", MLflow, mlflow_defaults),
+    "trackio": TrackerRow("trackio", "trackio", Trackio, trackio_defaults),
+}
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(TRACKERS[name].package) is not None
+
+
+def open_tracker(name: str, place: Place) -> Tracker:
+    """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-TRACKER-MISSING`, `E-TRACKER-FAILED`."""
+    row = TRACKERS[name]
+    if not installed(name):
+        raise Unavailable(
+            f"The tracker {name} is not installed.",
+            why=f"There is no package {row.package} here.",
+            do=f"pip install {row.package}, or leave {name} out of engine.trackers.",
+            code="E-TRACKER-MISSING",
+        )
+    place.folder.mkdir(parents=True, exist_ok=True)
+    for variable, value in row.defaults(place).items():
+        os.environ.setdefault(variable, value)
+    try:
+        return row.begin(load(row.module), place)
+    except Exception as error:
+        raise Unavailable(
+            f"The tracker {name} could not begin the run {place.run!r}.",
+            why=f"{type(error).__name__}: {error}",
+            do=f"Correct its settings, or leave {name} out of engine.trackers.",
+            code="E-TRACKER-FAILED",
+        ) from error
+
+
+def load(module: str) -> ModuleType:
+    """Import a tracker only when it is asked for: some take seconds."""
+    return importlib.import_module(module)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,261 @@
+"""Checkpoints in a second place: the last tier, which survives the loss of the machine's disk.
+
+    <mirror>/step-0000000120/state.safetensors, state.json
+    <mirror>/step-0000000120/manifest.json      put last: a step without it does not exist
+
+Four things are asked of an object store (`ObjectStore`), none of which is a rename, so that any store fits. Add one
+with a class and a row in `STORES`; the folder of `file://` is also the double that tests use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.stores.artifacts import MANIFEST, fsync_path
+from trainyard.train.checkpoints import Found, damage_of, newest_valid, put_aside, whole_or_nothing
+from trainyard.train.resume.kept import Best, metric_of, superfluous
+
+STEP = re.compile(r"step-(\d{10})/(.+)")
+
+
+class ObjectStore(Protocol):
+    """What a mirror needs of a store. Names are relative, with slashes."""
+
+    def put(self, name: str, path: Path) -> None:
+        """Store a file; whoever reads the name sees the old bytes or the new ones."""
+
+    def get(self, name: str, path: Path) -> None:
+        """Write the object to a file."""
+
+    def names(self) -> list[str]:
+        """Of every object."""
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or everything below a name that ends with a slash; nothing there is fine."""
+
+
+class FolderStore:
+    """A folder, such as a network share or another disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, name: str, path: Path) -> None:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.copyfile(path, temporary)
+        fsync_path(temporary)
+        temporary.rename(target)
+        fsync_path(target.parent)
+
+    def get(self, name: str, path: Path) -> None:
+        shutil.copyfile(self.root / name, path)
+
+    def names(self) -> list[str]:
+        return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()]
+
+    def remove(self, name: str) -> None:
+        path = self.root / name
+        if not name.endswith("/"):
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            shutil.rmtree(path)
+
+
+def folder_store(address: str) -> ObjectStore:
+    parts = urlsplit(address)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+        raise InvalidInput(
+            f"{address!r} is no folder of this machine.",
+            do="Write three slashes and an absolute path: file:///backup/checkpoints.",
+            code="E-MIRROR-ADDRESS",
+        )
+    return FolderStore(Path(unquote(parts.path)))
+
+
+STORES: dict[str, Callable[[str], ObjectStore]] = {"file": folder_store}
+"""Scheme of an address -> what opens it."""
+
+
+def open_store(address: str) -> ObjectStore:
+    """Raises `InvalidInput` (`E-MIRROR-ADDRESS`) for an address that no row of `STORES` opens."""
+    scheme = urlsplit(address).scheme
+    if scheme not in STORES:
+        raise InvalidInput(
+            f"A mirror for checkpoints cannot be at {address!r}.",
+            why=f"There is a store for: {', '.join(f'{name}://' for name in STORES)}.",
+            do="Write engine.mirror as file:///backup/checkpoints, or leave it out.",
+            code="E-MIRROR-ADDRESS",
+        )
+    return STORES[scheme](address)
+
+
+class Mirror:
+    """Copies committed checkpoints to a store, one at a time and in a thread of its own.
+
+    A slow store holds nobody up: what waits is overtaken by what is newer, and that is told. A store that fails is
+    told too (`E-MIRROR-FAILED`); the checkpoint on the disk stands, and the next one is tried again.
+    """
+
+    def __init__(
+        self, address: str, *, keep: int, best: Best, at: Callable[[str], None], tell: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.address, self.store, self.keep, self.best = address, open_store(address), keep, best
+        self.busy: set[int] = set()
+        """Steps whose folders are still needed here."""
+        self._at, self._tell = at, tell
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mirror")
+        self._sending: dict[int, Future[None]] = {}
+
+    def send(self, folder: Path, step: int) -> None:
+        """Have a committed checkpoint copied."""
+        for earlier, future in list(self._sending.items()):
+            if future.cancel():
+                self.forget(earlier)
+                self._tell({"tier": "mirror", "step": earlier, "path": self.address, "overtaken_by": step})
+            elif future.done():
+                self._sending.pop(earlier).result()
+        self.busy.add(step)
+        self._sending[step] = self._executor.submit(self._copy, folder, step)
+
+    def wait(self) -> None:
+        """Return when everything that was sent is there (or told)."""
+        for step, future in list(self._sending.items()):
+            future.result()
+            self.forget(step)
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+    def forget(self, step: int) -> None:
+        self.busy.discard(step)
+        self._sending.pop(step, None)
+
+    def _copy(self, folder: Path, step: int) -> None:
+        started = time.perf_counter()
+        told: dict[str, Any] = {"tier": "mirror", "step": step, "path": self.address}
+        try:
+            told["bytes"] = upload(self.store, folder)
+            self._at("checkpoint.mirrored")
+            prune(self.store, step, self.keep, self.best)
+        except OSError as error:
+            told |= {"code": "E-MIRROR-FAILED", "error": str(error)}
+        finally:
+            self.busy.discard(step)
+        self._tell({**told, "seconds": round(time.perf_counter() - started, 3)})
+
+
+def upload(store: ObjectStore, folder: Path) -> int:
+    """Copy a committed checkpoint, and return its bytes. An older copy of the same step stops to exist first."""
+    store.remove(f"{folder.name}/{MANIFEST}")
+    names = [*file_names(folder), MANIFEST]
+    for name in names:
+        store.put(f"{folder.name}/{name}", folder / name)
+    return sum((folder / name).stat().st_size for name in names)
+
+
+def file_names(folder: Path) -> list[str]:
+    return sorted(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"])
+
+
+def mirrored_steps(store: ObjectStore) -> dict[int, bool]:
+    """Step -> whether its manifest is there, newest first."""
+    steps: dict[int, bool] = {}
+    for name in store.names():
+        if match := STEP.fullmatch(name):
+            steps[int(match[1])] = steps.get(int(match[1]), False) or match[2] == MANIFEST
+    return dict(sorted(steps.items(), reverse=True))
+
+
+def prune(store: ObjectStore, newest: int, keep: int, best: Best) -> None:
+    """Remove what is superfluous, and what an ended process left half-copied."""
+    steps = mirrored_steps(store)
+    metrics = {step: mirrored_metric(store, step) for step, whole in steps.items() if whole}
+    torn = [step for step, whole in steps.items() if not whole and step != newest]
+    for step in [*superfluous(metrics, keep, best), *torn]:
+        # The manifest first: a half-removed checkpoint does not exist.
+        store.remove(f"step-{step:010d}/{MANIFEST}")
+        store.remove(f"step-{step:010d}/")
+
+
+def mirrored_metric(store: ObjectStore, step: int) -> float | None:
+    with tempfile.TemporaryDirectory() as scratch:
+        store.get(f"step-{step:010d}/{MANIFEST}", Path(scratch) / MANIFEST)
+        return metric_of(Path(scratch))
+
+
+def newest(root: Path, mirror: str | None = None) -> Found:
+    """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
+
+    Damaged ones, from either place, are put aside under `root/quarantine` and told in `Found.quarantined`. Raises
+    `E-MIRROR-UNAVAILABLE` when the mirror cannot be read: an older checkpoint would quietly lose what it may hold.
+    """
+    found = newest_valid(root)
+    if mirror is None:
+        return found
+    store, told = open_store(mirror), list(found.quarantined)
+    try:
+        for step in (step for step, whole in mirrored_steps(store).items() if whole):
+            if found.path is not None and step <= found.step:
+                break
+            damage = fetch(store, step, root)
+            if damage is None:
+                return Found(root / f"step-{step:010d}", step, tuple(told), fetched_from=mirror)
+            told.append(f"The mirrored checkpoint of step {step} is damaged ({damage}) and was put aside.")
+    except OSError as error:
+        raise Unavailable(
+            f"The mirror {mirror} cannot be read: {error}.",
+            why="It may hold a newer checkpoint than this machine.",
+            do="Make it readable again, or leave engine.mirror out to continue with what is here.",
+            code="E-MIRROR-UNAVAILABLE",
+        ) from error
+    return replace(found, quarantined=tuple(told))
+
+
+def fetch(store: ObjectStore, step: int, root: Path) -> str | None:
+    """Bring a mirrored step to `root`; what is wrong with it, or None if it is whole and in its place."""
+    name = f"step-{step:010d}"
+    temporary = root / f".{name}.fetched.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    with whole_or_nothing(temporary):
+        folder = temporary / name
+        folder.mkdir()
+        damage = download(store, name, folder) or damage_of(folder)
+        if damage is None:
+            for path in folder.iterdir():
+                fsync_path(path)
+            folder.rename(root / name)
+        else:
+            put_aside(root, folder)
+    temporary.rmdir()
+    fsync_path(root)
+    return damage
+
+
+def download(store: ObjectStore, name: str, folder: Path) -> str | None:
+    """The manifest and the files that it names; what is wrong with the names, if anything is."""
+    store.get(f"{name}/{MANIFEST}", folder / MANIFEST)
+    present = set(store.names())
+    try:
+        names = file_names(folder)
+    except (ValueError, KeyError, TypeError):
+        return "its manifest cannot be read"
+    for file in names:
+        # Whoever can write to the mirror must not choose where we write.
+        if len(PurePosixPath(file).parts) != 1 or file in ("..", MANIFEST):
+            return f"its manifest names {file!r}"
+        if f"{name}/{file}" in present:
+            store.get(f"{name}/{file}", folder / file)
+    return None

@@ -1,0 +1,228 @@
+"""A session's whole state, named part by part, and its form on the disk.
+
+<name>/state.safetensors    tensors: weights, optimizer, gradients, generators
+<name>/state.json           the rest: counters, schedule, scaler, config digest, versions
+<name>/manifest.json        SHA-256 of both; written last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.spec.chain import digest
+from trainyard.stores.artifacts import fsync_path
+from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
+from trainyard.train.resume.state import (
+    Tensors,
+    flatten,
+    gradients,
+    random_state,
+    rebuild,
+    require_same_devices,
+    require_same_weights,
+    restore_gradients,
+    restore_random_state,
+    restore_weights,
+    weights,
+)
+
+if TYPE_CHECKING:
+    from trainyard.train.session import Session
+
+TENSOR_FILE, VALUE_FILE = "state.safetensors", "state.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+PARTS = ("weights", "optimizer", "rate", "scaler", "gradients", "random", "counters")
+"""What a state is made of; leaving out any one gives other bits."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The parts of a state by name; tensors may be the live ones."""
+
+    parts: dict[str, Any]
+    identity: dict[str, Any]
+    """What has to be the same for the state to make sense: config, versions, threads, deterministic flags."""
+
+    @classmethod
+    def of(cls, session: Session) -> Snapshot:
+        engine = session.engine
+        parts = {
+            "weights": weights(engine.model),
+            "optimizer": engine.optimizer.state_dict(),
+            "rate": engine.rate.state_dict(),
+            "scaler": {**session.scaler.state_dict(), "deferred_unscale": bool(session.accumulated)},
+            "gradients": gradients(engine.model) if session.accumulated or session.stale else {},
+            "random": random_state(),
+            "counters": {
+                "global_step": session.global_step,
+                "accumulated": session.accumulated,
+                "stale": session.stale,
+                "skipped": session.skipped,
+            },
+        }
+        return cls(parts, identity(engine.config.model_dump(mode="json"), engine.precision.value))
+
+    def require_fit(self, session: Session, *, everything: bool = True) -> None:
+        """Raise `Corrupt` for parts that do not belong to the session's model, schedule or devices."""
+        if "weights" in self.parts:
+            require_same_weights(session.engine.model, self.parts["weights"])
+        if everything and "rate" in self.parts:
+            session.engine.rate.require_same(self.parts["rate"])
+        if everything and "random" in self.parts:
+            require_same_devices(self.parts["random"])
+
+    def into(self, session: Session, *, everything: bool = True) -> None:
+        """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
+        engine, parts = session.engine, self.parts
+        if "weights" in parts:
+            restore_weights(engine.model, parts["weights"])
+        if not everything:
+            return
+        if "optimizer" in parts:
+            engine.optimizer.load_state_dict(parts["optimizer"])
+        if "rate" in parts:
+            engine.rate.load_state_dict(parts["rate"])
+        if "scaler" in parts and session.scaler.is_enabled():
+            session.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
+        if "gradients" in parts:
+            restore_gradients(engine.model, parts["gradients"])
+        if "counters" in parts:
+            for name, value in parts["counters"].items():
+                setattr(session, name, value)
+        if "random" in parts:
+            restore_random_state(parts["random"])
+
+    def flat(self) -> tuple[Tensors, dict[str, Any]]:
+        """(tensors by name, JSON values) of the whole state."""
+        tensors: Tensors = {}
+        values = flatten(self.parts, "state", tensors)
+        return tensors, {"parts": values, "identity": self.identity}
+
+    @classmethod
+    def from_flat(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> Snapshot:
+        return cls(rebuild(values["parts"], tensors), dict(values["identity"]))
+
+
+def identity(config: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """What a resumed run must share with the first one, and what is recorded beside it."""
+    return {
+        "config": digest(dict(config)),
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "python": platform.python_version(),
+    }
+
+
+def require_whole(snapshot: Snapshot, name: str) -> None:
+    """Refuse to go on from weights alone (`E-SAVE-KIND`)."""
+    if "optimizer" not in snapshot.parts:
+        raise InvalidInput(
+            f"The saved state {name!r} holds weights alone.",
+            why="Optimizer, schedule and generators would stay those of another moment.",
+            do="Load it with optimizer: false, or load a state that was saved with kind: full.",
+            code="E-SAVE-KIND",
+        )
+
+
+def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
+    """Refuse a state of another config or precision (`E-CHECKPOINT-CONFIG`) or of other library versions
+    (`E-CHECKPOINT-VERSION`); returns what else differs (threads, flags), which changes bits but not meaning."""
+    for name in ("config", "precision"):
+        if snapshot.identity[name] != here[name]:
+            raise Corrupt(
+                f"The checkpoint was made with another {name}.",
+                why=f"It has {str(snapshot.identity[name])[:12]}, this run has {str(here[name])[:12]}.",
+                do="Continue with the config that it was made with, or start the training anew.",
+                code="E-CHECKPOINT-CONFIG",
+            )
+    if snapshot.identity["versions"] != here["versions"]:
+        raise Corrupt(
+            "The checkpoint was made with other library versions.",
+            why=f"It has {snapshot.identity['versions']}, here are {here['versions']}.",
+            do="Install those versions to continue to the same bits, or start the training anew.",
+            code="E-CHECKPOINT-VERSION",
+        )
+    names = ("threads", "deterministic", "tf32", "cublas", "python")
+    return [
+        f"{name} {snapshot.identity[name]} -> {here[name]}" for name in names if snapshot.identity[name] != here[name]
+    ]
+
+
+def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[str, Any]:
+    """Write a named state whole, or nothing. See `Session.save`."""
+    if not NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is no name for a saved state.",
+            do="Use up to 128 letters, digits, dots, dashes and underscores.",
+            code="E-SAVE-NAME",
+        )
+    if kind not in ("full", "weights"):
+        raise InvalidInput(f"There is no kind {kind!r} of saved state.", do="Use full or weights.", code="E-SAVE-KIND")
+    if kind == "weights":
+        snapshot = Snapshot({"weights": snapshot.parts["weights"]}, snapshot.identity)
+    final = root / "saved" / name
+    if final.exists():
+        raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-SAVE-EXISTS")
+    temporary = final.with_name(f".{name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with whole_or_nothing(temporary):
+        write_state(temporary, *snapshot.flat())
+        seal(temporary)
+        temporary.rename(final)
+    fsync_path(final.parent)
+    return {"name": name, "path": str(final), "kind": kind, "sha256": digest_of(final)}
+
+
+def write_state(folder: Path, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+    save_file({name: value.cpu().contiguous().clone() for name, value in tensors.items()}, folder / TENSOR_FILE)
+    (folder / VALUE_FILE).write_text(json.dumps(values), encoding="utf-8")
+
+
+def load_snapshot(root: Path, name: str) -> tuple[Snapshot, dict[str, Any]]:
+    """Read a named state, its bytes verified first."""
+    folder = root / "saved" / name
+    if not NAME.fullmatch(name) or not folder.is_dir():
+        known = sorted(path.name for path in (root / "saved").glob("[!.]*"))
+        raise NotFound(
+            f"There is no saved state {name!r}.", why=f"There are: {', '.join(known) or 'none'}.", code="E-SAVE-MISSING"
+        )
+    if (damage := damage_of(folder)) is not None:
+        raise Corrupt(
+            f"The saved state {name!r} is damaged: {damage}.", do="Load an earlier one.", code="E-CHECKPOINT-CORRUPT"
+        )
+    snapshot = Snapshot.from_flat(*read_state(folder))
+    return snapshot, {"name": name, "path": str(folder), "sha256": digest_of(folder)}
+
+
+def read_state(folder: Path) -> tuple[Tensors, dict[str, Any]]:
+    try:
+        values: dict[str, Any] = json.loads((folder / VALUE_FILE).read_text(encoding="utf-8"))
+        return load_file(folder / TENSOR_FILE), values
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise Corrupt(
+            f"The state in {folder.name} cannot be read.", why=str(error), code="E-CHECKPOINT-CORRUPT"
+        ) from error
+
+
+def digest_of(folder: Path) -> str:
+    """Digest over the files of a saved state, as its manifest gives them."""
+    files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
+    return digest({name: entry["sha256"] for name, entry in files.items()})

@@ -1,0 +1,185 @@
+"""The memory of the host as a tier of checkpoints: what training waits for is one copy into it, and nothing else.
+
+A checkpoint goes GPU -> host memory -> disk -> object store. The copy into host memory is laid out exactly as the data
+of a safetensors file, so a background thread can write the file as one run of bytes, while training changes the
+tensors again. Format: https://huggingface.co/docs/safetensors (header length, JSON header, data).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from trainyard.errors import TrainyardError
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the types of torch."""
+WRITE_BYTES = 1 << 20
+"""Bytes hashed and written at a time: what was hashed is still in the processor's cache when it is written."""
+SPARE = 1.25
+"""A second buffer needs this multiple of its size in free memory; without it a save waits for the one before."""
+
+Shape = tuple[str, torch.dtype, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies in the data of the file."""
+
+    shapes: tuple[Shape, ...]
+    """Name, type and shape, in the order of the file."""
+    ends: tuple[int, ...]
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def spans(self) -> Iterator[tuple[Shape, int, int]]:
+        return zip(self.shapes, (0, *self.ends), self.ends, strict=False)
+
+
+def layout_of(shapes: tuple[Shape, ...]) -> Layout:
+    """The wide types first, so that every tensor begins at a multiple of its element's size."""
+    order = tuple(sorted(shapes, key=lambda shape: (-shape[1].itemsize, shape[0])))
+    ends = tuple(accumulate(torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in order))
+    described: dict[str, Any] = {
+        name: {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [start, end]}
+        for (name, dtype, shape), start, end in zip(order, (0, *ends), ends, strict=False)
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return Layout(order, ends, len(text).to_bytes(8, "little") + text)
+
+
+def dtype_name(name: str, dtype: torch.dtype) -> str:
+    """Raises `TypeError` for a type that safetensors has no name for: a mistake of the caller, not of a user."""
+    if dtype not in DTYPE_NAMES:
+        raise TypeError(f"{name} is {dtype}, which a safetensors file does not hold")
+    return DTYPE_NAMES[dtype]
+
+
+class HostBuffer:
+    """One block of host memory that the tensors of a save are copied into; kept and used again by later saves.
+
+    Fresh memory costs a page fault per 4 KiB, several times the copy itself: reuse is what makes staging cheap.
+    """
+
+    def __init__(self) -> None:
+        self.data_N = torch.empty(0, dtype=torch.uint8)
+        self.layout = layout_of(())
+        self._places: dict[str, torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def reserve(self, size: int, *, pinned: bool = False) -> None:
+        """Have at least `size` bytes, touched once, so that the first save does not pay for new memory."""
+        if self.data_N.numel() < size or (pinned and not self.data_N.is_pinned()):
+            self.data_N = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).zero_()
+            self.layout, self._places = layout_of(()), {}
+
+    @torch.no_grad()
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy every tensor; when it returns, the originals may change. From a GPU: on a side stream, pinned."""
+        self._lay_out(tensors)
+        on_cuda = {value.device for value in tensors.values() if value.is_cuda}
+        for device in on_cuda:
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for name, value in tensors.items():
+                    if value.device == device:
+                        self._places[name].copy_(value, non_blocking=True)
+        for name, value in tensors.items():
+            if not value.is_cuda:
+                self._places[name].copy_(value)
+        for device in on_cuda:
+            self._streams[device].synchronize()
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The copies, in the order of the file."""
+        return self._places
+
+    def write(self, path: Path) -> str:
+        """Write the safetensors file and return its SHA-256, computed on the way."""
+        hasher = hashlib.sha256(self.layout.header)
+        data = memoryview(self.data_N[: self.layout.size].numpy().data)
+        with path.open("wb", buffering=0) as stream:
+            write_fully(stream, memoryview(self.layout.header))
+            for start in range(0, len(data), WRITE_BYTES):
+                piece = data[start : start + WRITE_BYTES]
+                hasher.update(piece)
+                write_fully(stream, piece)
+        return hasher.hexdigest()
+
+    def _lay_out(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        shapes = tuple((name, value.dtype, tuple(value.shape)) for name, value in sorted(tensors.items()))
+        pinned = any(value.is_cuda for value in tensors.values())
+        if tuple(sorted(self.layout.shapes, key=lambda shape: shape[0])) == shapes and self._places:
+            return
+        layout = layout_of(shapes)
+        self.reserve(layout.size, pinned=pinned)
+        self.layout = layout
+        self._places = {
+            name: self.data_N[start:end].view(dtype).view(shape) for (name, dtype, shape), start, end in layout.spans()
+        }
+
+
+def write_fully(stream: Any, data: memoryview) -> None:
+    """Write all of it: the kernel may take less than it is given."""
+    while data:
+        data = data[stream.write(data) :]
+
+
+def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def fits_in_memory(size: int) -> bool:
+    """Whether one more buffer of `size` bytes leaves the machine some room."""
+    return bool(psutil.virtual_memory().available > SPARE * size)
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
+    """The validation gate. Raises `E-WEIGHTS-NONFINITE` naming the first tensor that holds NaN or infinity."""
+    for name, value in tensors.items():
+        if not is_finite(value):
+            raise TrainyardError(
+                f"The state of step {step} holds NaN or infinite numbers, first in {name}.",
+                why="The training diverged; the checkpoint was not written, the one before it is untouched.",
+                do="Lower hyperparameters.learning_rate, or use precision: fp32.",
+                code="E-WEIGHTS-NONFINITE",
+            )
+
+
+def is_finite(value: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass in the usual case: a finite sum has only finite terms."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return True
+    if value.element_size() == 1:  # 8-bit floats have no sum
+        value = value.float()
+    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())

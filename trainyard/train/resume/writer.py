@@ -1,0 +1,210 @@
+"""Checkpoints that training hardly waits for, and that exist whole and verified or not at all.
+
+`save` copies the tensors into host memory and returns; a background thread checks them, writes and hashes the file,
+syncs, renames, copies to the mirror and only then removes what is no longer needed. Training waits for that copy, and
+for an unfinished save if two are under way already.
+
+    step-0000000120/
+        state.safetensors   every tensor that decides the next number
+        state.json          {"format": 1, "step": 120, "values": {...}}
+        manifest.json       {"files": {name: {sha256, bytes}}, "step": 120, "metric": null}, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from trainyard.errors import Corrupt
+from trainyard.train.checkpoints import Files, checkpoints, commit, damage_of, nothing
+from trainyard.train.resume.kept import Best, metric_of, superfluous
+from trainyard.train.resume.mirror import Mirror, newest
+from trainyard.train.resume.tiers import HostBuffer, bytes_of, fits_in_memory, require_finite
+
+__all__ = ["CheckpointWriter", "Staged", "load_checkpoint", "newest"]
+
+TENSORS_FILE, STATE_FILE = "state.safetensors", "state.json"
+FORMAT = 1
+BUFFERS = 2
+"""One is written while the next is filled."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a save cost the training; the rest happens behind its back."""
+
+    step: int
+    bytes: int
+    blocked_s: float
+    """All the time that training waited, of which …"""
+    waited_s: float
+    """… for an earlier save that was not finished."""
+
+
+def no_report(_record: dict[str, Any]) -> None:
+    """Default receiver of reports."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run under `root`; keeps the newest `keep` and the `best` by its metric.
+
+    `mirror` is the address of an object store that gets a copy of each: a folder for this run alone, since whatever is
+    newest in it is what `newest` would continue from. `at` is told every point that is passed (`checkpoint.written`,
+    `.synced`, `.manifest`, `.replaced`, `.renamed`, `.mirrored`), `report` gets one record {tier, step, path, bytes,
+    seconds, …} per checkpoint and tier; both are called from background threads.
+
+    An error in the thread that writes (`E-DISK-FULL`, `E-WEIGHTS-NONFINITE`) is raised by the next `save`, `wait` or
+    `close`. Tensors whose names begin with one of `may_overflow` pass the gate as they are: gradients that a scaler
+    will skip.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep: int = 2,
+        mirror: str | None = None,
+        at: Callable[[str], None] = nothing,
+        report: Callable[[dict[str, Any]], None] = no_report,
+        best: Best = min,
+        may_overflow: tuple[str, ...] = (),
+    ) -> None:
+        self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
+        self.mirror = Mirror(mirror, keep=keep, best=best, at=at, tell=report) if mirror else None
+        self._at, self._report = at, report
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._free: list[HostBuffer] = []
+        self._pending: deque[tuple[Future[None], HostBuffer]] = deque()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def reserve(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the memory for saves of this size now, so that the first one does not pay for it."""
+        if not self._free and not self._pending:
+            self._free.append(HostBuffer())
+            self._free[0].reserve(bytes_of(tensors), pinned=any(value.is_cuda for value in tensors.values()))
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        values: Mapping[str, Any],
+        *,
+        metric: float | None = None,
+    ) -> Staged:
+        """Copy the state and have it written; when this returns, the tensors may change.
+
+        `values` is plain JSON (NaN and infinity included). A checkpoint of the same step is replaced.
+        """
+        started = time.perf_counter()
+        buffer = self._take_buffer(bytes_of(tensors))
+        waited_s = time.perf_counter() - started
+        buffer.stage(tensors)
+        text = json.dumps({"format": FORMAT, "step": step, "values": values}).encode()
+        self._pending.append((self._executor.submit(self._write, buffer, step, text, metric), buffer))
+        return Staged(step, buffer.layout.size, time.perf_counter() - started, waited_s)
+
+    def wait(self) -> None:
+        """Return when everything that was saved is on the disk (and in the mirror)."""
+        while self._pending:
+            self._collect()
+        if self.mirror is not None:
+            self.mirror.wait()
+            self._prune()
+
+    def close(self) -> None:
+        """`wait`, and end the threads. Nothing can be saved afterwards."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
+            if self.mirror is not None:
+                self.mirror.close()
+            self._free.clear()
+
+    def _take_buffer(self, size: int) -> HostBuffer:
+        while self._pending and self._pending[0][0].done():
+            self._collect()
+        if not self._free and len(self._pending) < BUFFERS and (not self._pending or fits_in_memory(size)):
+            return HostBuffer()
+        if not self._free:
+            self._collect()
+        return self._free.pop()
+
+    def _collect(self) -> None:
+        future, buffer = self._pending.popleft()
+        self._free.append(buffer)
+        future.result()
+
+    def _write(self, buffer: HostBuffer, step: int, text: bytes, metric: float | None) -> None:
+        """Host memory -> disk -> mirror, then prune both. Runs in the background thread."""
+        started = time.perf_counter()
+        gated = {name: value for name, value in buffer.tensors().items() if not name.startswith(self.may_overflow)}
+        require_finite(gated, step)
+
+        def write(folder: Path) -> Files:
+            digest = buffer.write(folder / TENSORS_FILE)
+            (folder / STATE_FILE).write_bytes(text)
+            return {
+                STATE_FILE: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)},
+                TENSORS_FILE: {"sha256": digest, "bytes": (folder / TENSORS_FILE).stat().st_size},
+            }
+
+        facts = {"step": step, "metric": metric}
+        path = commit(self.root, step, write, at=self._at, keep=None, facts=facts)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        seconds = round(time.perf_counter() - started, 3)
+        self._report({"tier": "disk", "path": str(path), "bytes": size, "seconds": seconds, **facts})
+        if self.mirror is not None:
+            self.mirror.send(path, step)
+        self._prune()
+
+    def _prune(self) -> None:
+        """What is being mirrored stays until the next checkpoint is there."""
+        busy = self.mirror.busy if self.mirror is not None else set()
+        found = {step: path for path, step in checkpoints(self.root)}
+        for step in superfluous({step: metric_of(path) for step, path in found.items()}, self.keep, self.best):
+            if step not in busy:
+                shutil.rmtree(found[step])
+
+
+def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors (on the CPU) and values of a checkpoint, its SHA-256 verified before anything is read.
+
+    `verify=False` is for a path that `newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
+    `E-CHECKPOINT-FORMAT` for one that another version or another backend wrote.
+    """
+    damage = damage_of(path) if verify else None
+    if damage is not None:
+        raise Corrupt(
+            f"The checkpoint {path.name} is damaged: {damage}.",
+            why="A file was changed, cut or removed after it was written.",
+            do="Start the run again: it continues from the newest checkpoint that is whole.",
+            code="E-CHECKPOINT-CORRUPT",
+        )
+    state = json.loads((path / STATE_FILE).read_text(encoding="utf-8")) if (path / STATE_FILE).is_file() else {}
+    if state.get("format") != FORMAT or not (path / TENSORS_FILE).is_file():
+        raise Corrupt(
+            f"The checkpoint {path.name} has format {state.get('format')}; this version reads format {FORMAT}.",
+            why="Another version of the program or another backend wrote it.",
+            do="Continue with the version that wrote it, or move it away to start from zero.",
+            code="E-CHECKPOINT-FORMAT",
+        )
+    # Read, not mapped: the file may be pruned, or the disk fail, while the run still uses what came from it.
+    return load_file(path / TENSORS_FILE, backend="pread"), state["values"]

@@ -1,0 +1,171 @@
+"""Sampling and scoring with the model that is being trained: no gradients, no dropout, a generator of its own.
+
+Log-probabilities of sampled tokens come twice: under the distribution that was sampled from (temperature, top-p), which
+is what an importance ratio needs, and at temperature 1.
+
+Shapes: B prompts, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.nn.functional import log_softmax
+
+from trainyard.errors import InvalidInput
+
+
+class StopReason(StrEnum):
+    """Why a continuation ended."""
+
+    END = "end"
+    """An end token, which is part of the continuation."""
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] | None = None
+    """Default: the model's own end tokens."""
+
+    def __post_init__(self) -> None:
+        fine = self.max_new_tokens >= 1 and self.temperature >= 0 and 0 < self.top_p <= 1
+        if not fine:
+            raise InvalidInput(
+                f"These sampling settings have no meaning: {self}.",
+                do="Use max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1.",
+                code="E-SAMPLING",
+            )
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One continuation."""
+
+    ids: list[int]
+    text: str
+    logprobs: list[float]
+    """Of each token, under the distribution that it was sampled from; 0 for greedy."""
+    logprobs_at_one: list[float]
+    """Of each token, at temperature 1 without top-p."""
+    stop_reason: StopReason
+
+
+def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+    """Continue every prompt; the same prompts, settings and seed give the same tokens.
+
+    Raises `InvalidInput` (`E-PROMPT-EMPTY`).
+    """
+    require_tokens(prompts)
+    stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
+    generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
+    ids_BT, mask_BT = left_padded(prompts, pad_of(tokenizer), model.device)
+    cache: Any = None
+    fed_BT = ids_BT
+    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
+    for _ in range(sampling.max_new_tokens):
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)[:, -fed_BT.shape[1] :]
+        reply = model(
+            input_ids=fed_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
+        )
+        cache = reply.past_key_values
+        token_B, own_B, plain_B = choose(reply.logits[:, -1].float(), sampling, generator)
+        found.append((token_B, own_B, plain_B))
+        ended_B = ended_B | torch.isin(token_B, torch.tensor(sorted(stop_ids), device=token_B.device))
+        if bool(ended_B.all()):
+            break
+        fed_BT = token_B[:, None]
+        mask_BT = torch.cat([mask_BT, torch.ones_like(fed_BT)], dim=1)
+    return [continuation(tokenizer, row, found, stop_ids) for row in range(len(prompts))]
+
+
+def choose(
+    logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A token for each row, its log-probability where it was drawn, and at temperature 1."""
+    plain_BV = log_softmax(logits_BV, dim=-1)
+    if sampling.temperature == 0:
+        token_B = logits_BV.argmax(dim=-1)
+        return token_B, torch.zeros_like(plain_BV[:, 0]), pick(plain_BV, token_B)
+    own_BV = log_softmax(nucleus(logits_BV / sampling.temperature, sampling.top_p), dim=-1)
+    token_B = torch.multinomial(own_BV.exp(), 1, generator=generator)[:, 0]
+    return token_B, pick(own_BV, token_B), pick(plain_BV, token_B)
+
+
+def nucleus(logits_BV: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Logits with all but the smallest set of likeliest tokens of mass `top_p` excluded (Holtzman et al. 2020)."""
+    if top_p >= 1:
+        return logits_BV
+    ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True)
+    before_BV = ordered_BV.softmax(dim=-1).cumsum(dim=-1) - ordered_BV.softmax(dim=-1)
+    excluded_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(1, order_BV, before_BV >= top_p)
+    return logits_BV.masked_fill(excluded_BV, float("-inf"))
+
+
+def pick(values_BV: torch.Tensor, token_B: torch.Tensor) -> torch.Tensor:
+    return values_BV.gather(1, token_B[:, None])[:, 0]
+
+
+def continuation(
+    tokenizer: Any, row: int, found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], stop_ids: set[int]
+) -> Generated:
+    """One row of what was sampled, up to and including its end token."""
+    ids = [int(token_B[row]) for token_B, _, _ in found]
+    end = next((at for at, token in enumerate(ids) if token in stop_ids), None)
+    length = len(ids) if end is None else end + 1
+    return Generated(
+        ids=ids[:length],
+        text=tokenizer.decode(ids[:length], skip_special_tokens=True),
+        logprobs=[float(own_B[row]) for _, own_B, _ in found[:length]],
+        logprobs_at_one=[float(plain_B[row]) for _, _, plain_B in found[:length]],
+        stop_reason=StopReason.LENGTH if end is None else StopReason.END,
+    )
+
+
+def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
+    """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-PROMPT-EMPTY`)."""
+    require_tokens(rows)
+    width = max(map(len, rows))
+    ids_BT = torch.full((len(rows), width), pad_of(tokenizer), device=model.device)
+    mask_BT = torch.zeros_like(ids_BT)
+    for index, row in enumerate(rows):
+        ids_BT[index, : len(row)] = torch.tensor(list(row), device=model.device)
+        mask_BT[index, : len(row)] = 1
+    logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
+    found_BT = log_softmax(logits_BTV, dim=-1).gather(2, ids_BT[:, 1:, None])[..., 0]
+    return [[None, *found_BT[index, : len(row) - 1].tolist()] for index, row in enumerate(rows)]
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask (B, T), every row ending at the same position."""
+    width = max(map(len, rows))
+    ids_BT = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows], device=device)
+    mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids_BT, mask_BT
+
+
+def require_tokens(rows: Sequence[Sequence[int]]) -> None:
+    if not rows or not all(rows):
+        raise InvalidInput("A prompt has no tokens.", do="Give every prompt at least one token.", code="E-PROMPT-EMPTY")
+
+
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The model's end tokens, from its generation settings or its tokenizer."""
+    named = getattr(model, "generation_config", None)
+    found = named.eos_token_id if named is not None and named.eos_token_id is not None else tokenizer.eos_token_id
+    return list(found) if isinstance(found, list) else [found] if found is not None else []
+
+
+def pad_of(tokenizer: Any) -> int:
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)

@@ -1,0 +1,54 @@
+"""What a stage is: six functions and where its data comes from.
+
+A stage says how rows become tokens, how tokens become a batch, what is read off the model (`score`, for the policy and
+for the reference alike) and what is minimised (`loss`, a pure function). It knows nothing of methods, optimizers or
+backends.
+
+Shapes: B rows, T positions, N labelled positions; P pairs (rows 0..P-1 of a batch are chosen, P..2P-1 rejected).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.spec.axes import Port
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import Head
+from trainyard.train.tokens import Encoded, Ledger
+
+Batch = dict[str, torch.Tensor]
+"""`input_ids`, `attention_mask`, `labels` (B, T) and what the stage's loss needs beside them."""
+Scores = dict[str, torch.Tensor]
+"""What a model says of a batch, by name; differentiable for the policy, detached for the reference."""
+Metrics = dict[str, torch.Tensor]
+"""Sums over the batch's units, detached; the session divides them like the loss."""
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One objective."""
+
+    ports: tuple[Port, ...]
+    """Data that it reads, the preferred port first."""
+    head: Literal["causal", "reward"]
+    encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[list[Encoded], Ledger]]
+    width: Callable[[Encoded], int]
+    """Positions that an example takes in a batch (of its longer sequence)."""
+    sequences: int
+    """Rows of a batch that an example fills: 1, or 2 for a pair."""
+    collate: Callable[[Sequence[Encoded], int], Batch]
+    """(examples, padding id) -> batch on the CPU."""
+    units: Callable[[Batch], int]
+    """What the mean is taken over: labelled tokens, pairs or rows."""
+    score: Callable[[Any, Batch, Head], Scores]
+    loss: Callable[[Batch, Scores, Scores | None, TrainerConfig], tuple[torch.Tensor, Metrics]]
+    """(batch, policy, reference, config) -> (sum over the units, metrics)."""
+    needs_reference: Callable[[TrainerConfig], bool]
+    smallest_batch: int = 1
+    reference_per_example: bool = False
+    """Whether the reference's scores belong to one example each, so that they can be computed once."""

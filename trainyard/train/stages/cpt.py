@@ -1,0 +1,80 @@
+"""CPT, continued pretraining: predict every token of running text.
+
+Documents are tokenised, each ended by the end-of-text token, laid end to end and cut into blocks of `max_length`: no
+padding, and every token occurs once. A block may hold parts of several documents, and attention crosses their borders
+as it does in pretraining: the end-of-text token is what tells the model. The first token of a block has no
+predecessor in it and is masked, one in `max_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.rows import DocumentRow, TextRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import IGNORED
+from trainyard.train.stages import sft
+from trainyard.train.stages.contract import StageSpec
+from trainyard.train.stages.packing import StreamPacker
+from trainyard.train.tokens import Encoded, Ledger, training_rows
+
+
+def encode(
+    rows: Iterable[TextRow | DocumentRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
+) -> tuple[list[Encoded], Ledger]:
+    """Blocks as {input_ids, labels}. No document is too long: a long one fills several blocks."""
+    ledger, examples = Ledger(), []
+    texts = (TextRow(row.text) if isinstance(row, DocumentRow) else row for row in rows)
+    packer = StreamPacker(config.hyperparameters.max_length)
+    for block in packer.pack(documents(training_rows(texts, ledger), tokenizer, ledger)):
+        if len(block) == 1:  # nothing can be learned from a single token
+            ledger.dropped += 1
+            continue
+        ledger.masked += 1
+        ledger.trained += len(block) - 1
+        examples.append({"input_ids": block, "labels": [IGNORED, *block[1:]]})
+    assert ledger.balanced, ledger
+    return examples, ledger
+
+
+def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: Ledger) -> Iterator[list[int]]:
+    """The tokens of each document that has any, with one end-of-text token.
+
+    Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-NO-EOS`) for a tokenizer without an
+    end-of-text token: documents would run into one another.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InvalidInput(
+            "The tokenizer has no end-of-text token.",
+            why="Without one the model cannot tell where a document ends.",
+            do="Set eos_token in the base model's tokenizer_config.json.",
+            code="E-NO-EOS",
+        )
+    for row in rows:
+        if not row.text:
+            ledger.rows["dropped_empty"] += 1
+            continue
+        ids = list(tokenizer(row.text, split_special_tokens=True, verbose=False)["input_ids"])
+        ids += [] if ids and ids[-1] == end else [end]
+        ledger.read += len(ids)
+        ledger.rows["trained"] += 1
+        yield ids
+
+
+CPT = StageSpec(
+    ports=(Port.TEXT, Port.DOCUMENTS),
+    head="causal",
+    encode=encode,
+    width=sft.width,
+    sequences=1,
+    collate=sft.collate,
+    units=sft.units,
+    score=sft.score,
+    loss=sft.loss,
+    needs_reference=lambda _config: False,
+)

@@ -1,0 +1,177 @@
+"""KTO: single answers with a thumb up or down (Ethayarajh et al. 2024, arXiv 2402.01306, equation 7).
+
+    desirable     weight (1 - sigmoid(beta (log-ratio - KL)))
+    undesirable   weight (1 - sigmoid(beta (KL - log-ratio)))
+
+KL is how far the policy has moved from the reference in general: the mean log-ratio of answers to prompts they do not
+belong to, at least 0, without a gradient. The answers of a batch move on by one prompt to make those rows, so a batch
+needs two rows or more. The estimate belongs to the micro-batch: unlike the other losses, this one depends on the cut.
+
+Shapes: B rows, T positions of the longest row, U positions of the longest mismatched row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.rows import LabelledRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import Head, label_logprobs
+from trainyard.train.stages import sft
+from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
+from trainyard.train.stages.lengths import Share, within_length
+from trainyard.train.stages.pairs import answered
+from trainyard.train.templates import Renderer
+from trainyard.train.tokens import Encoded, Ledger, encode_answers, training_rows
+
+MISMATCHED = "kl_"
+"""Prefix of a batch's tensors that hold the rows for KL."""
+SMALLEST_BATCH = 2
+
+
+def encode(
+    rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
+) -> tuple[list[Encoded], Ledger]:
+    """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}.
+
+    Raises `InvalidInput` (`E-KTO-ONE-SIDED`) when all rows have the same label: nothing would hold the policy back.
+    """
+    given = list(rows)
+    examples, ledger = within_length(lambda limit: encode_labelled(given, tokenizer, limit), width, share, config)
+    desirable = sum(example["desirable"][0] for example in examples)
+    if examples and desirable in (0, len(examples)):
+        kind = "desirable" if desirable else "undesirable"
+        raise InvalidInput(
+            f"All {len(examples)} rows are {kind}; stage kto learns from the difference.",
+            why="With one label only, the policy moves without bound towards or away from every answer.",
+            do="Add rows with the other label, or use stage sft for rows that are all good.",
+            code="E-KTO-ONE-SIDED",
+        )
+    limit = config.hyperparameters.max_length
+    return [{**example, "limit": [limit]} for example in examples], ledger
+
+
+def encode_labelled(
+    rows: list[LabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[list[Encoded], Ledger]:
+    """Rows whose prompt and completion together have at most `max_length` tokens."""
+    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    for row in training_rows(rows, ledger):
+        encoded = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
+        if encoded is None:
+            continue
+        prompt, (completion,) = encoded
+        kept = account_completion(prompt, completion, max_length, ledger)
+        if kept is not None:
+            examples.append({**kept, "desirable": [int(row.label)]})
+    assert ledger.balanced, ledger
+    return examples, ledger
+
+
+def account_completion(prompt: list[int], completion: list[int], max_length: int, ledger: Ledger) -> Encoded | None:
+    """Cut a completion, enter it in the ledger, and return it unless nothing of it is left."""
+    read, kept = len(prompt) + len(completion), completion[: max(0, max_length - len(prompt))]
+    ledger.read += read
+    if not kept:
+        ledger.dropped += read
+        ledger.rows["dropped_truncated" if completion else "dropped_no_target"] += 1
+        return None
+    ledger.trained += len(kept)
+    ledger.masked += len(prompt)
+    ledger.truncated += len(completion) - len(kept)
+    ledger.rows["trained"] += 1
+    ledger.rows["truncated"] += len(kept) < len(completion)
+    return {"prompt_ids": prompt, "completion_ids": kept}
+
+
+def width(example: Encoded) -> int:
+    return len(example["prompt_ids"]) + len(example["completion_ids"])
+
+
+def share(example: Encoded) -> Share:
+    return Share(len(example["completion_ids"]), len(example["prompt_ids"]))
+
+
+def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
+    """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
+    if len(examples) < SMALLEST_BATCH:
+        raise InvalidInput(
+            "Stage kto compares the rows of a batch, and this batch has one.",
+            why="The mismatched rows of its reference point pair each prompt with another row's completion.",
+            do=f"Use a batch_size of at least {SMALLEST_BATCH}.",
+            code="E-BATCH-SMALL",
+        )
+    rows = [answered(example["prompt_ids"], example["completion_ids"]) for example in examples]
+    others = [examples[-1], *examples[:-1]]
+    mismatched = [
+        cut(answered(example["prompt_ids"], other["completion_ids"]), example["limit"][0])
+        for example, other in zip(examples, others, strict=True)
+    ]
+    return {
+        **sft.collate(rows, pad_id),
+        **{MISMATCHED + name: value for name, value in sft.collate(mismatched, pad_id).items()},
+        "desirable_B": torch.tensor([bool(example["desirable"][0]) for example in examples]),
+    }
+
+
+def cut(row: Encoded, limit: int) -> Encoded:
+    """A mismatched row may be longer than both of the rows it comes from."""
+    return {name: value[:limit] for name, value in row.items()}
+
+
+def units(batch: Batch) -> int:
+    """Rows."""
+    return batch["input_ids"].shape[0]
+
+
+def score(model: Any, batch: Batch, head: Head) -> Scores:
+    """`logprobs_B` of the rows' completions, and `kl_B` of the mismatched ones, without a graph."""
+    rows = units(batch)
+    with torch.no_grad():
+        mismatched = {name.removeprefix(MISMATCHED): batch[name] for name in batch if name.startswith(MISMATCHED)}
+        kl_B = label_logprobs(model, mismatched, head).sums(rows)
+    return {"logprobs_B": label_logprobs(model, batch, head).sums(rows), "kl_B": kl_B}
+
+
+def loss(batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig) -> tuple[torch.Tensor, Metrics]:
+    """The rows' losses, summed."""
+    assert reference is not None
+    settings, desirable_B = config.preference, batch["desirable_B"]
+    log_ratio_B = policy["logprobs_B"] - reference["logprobs_B"]
+    kl = (policy["kl_B"] - reference["kl_B"]).detach().mean().clamp(min=0)
+    gain_B = torch.where(desirable_B, log_ratio_B - kl, kl - log_ratio_B)
+    weight_B = torch.where(desirable_B, settings.desirable_weight, settings.undesirable_weight)
+    loss_B = weight_B * (1 - torch.sigmoid(settings.beta * gain_B))
+    return loss_B.sum(), metrics(settings.beta * log_ratio_B.detach(), gain_B.detach(), kl, desirable_B)
+
+
+def metrics(reward_B: torch.Tensor, gain_B: torch.Tensor, kl: torch.Tensor, desirable_B: torch.Tensor) -> Metrics:
+    """`reward_desirable` over `desirable` is the mean reward of the desirable rows; of the others likewise."""
+    return {
+        "reward_accuracy": (gain_B > 0).float().sum(),
+        "reward_desirable": reward_B[desirable_B].sum(),
+        "reward_undesirable": reward_B[~desirable_B].sum(),
+        "desirable": desirable_B.float().sum(),
+        "kl": kl * len(reward_B),
+    }
+
+
+KTO = StageSpec(
+    ports=(Port.LABELLED,),
+    head="causal",
+    encode=encode,
+    width=width,
+    sequences=2,
+    collate=collate,
+    units=units,
+    score=score,
+    loss=loss,
+    needs_reference=lambda _config: True,
+    smallest_batch=SMALLEST_BATCH,
+)

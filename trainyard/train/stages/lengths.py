@@ -1,0 +1,55 @@
+"""What happens to rows above `max_length`: cut, drop or refuse, and the ledger says which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.tokens import Encoded, Ledger
+
+NO_LIMIT = sys.maxsize
+
+
+class Share(NamedTuple):
+    """How an example stands in the ledger."""
+
+    trained: int
+    masked: int
+
+
+def within_length(
+    encode: Callable[[int], tuple[list[Encoded], Ledger]],
+    width: Callable[[Encoded], int],
+    share: Callable[[Encoded], Share],
+    config: TrainerConfig,
+) -> tuple[list[Encoded], Ledger]:
+    """Encode with a limit of tokens per row, as `engine.too_long` says.
+
+    `encode(limit)` cuts every row to `limit` tokens; `width` is an example's number of tokens and `share` what it holds
+    in the ledger. Raises `InvalidInput` (`E-ROW-TOO-LONG`) with the number of long rows and the longest.
+    """
+    limit, policy = config.hyperparameters.max_length, config.engine.too_long
+    if policy == "cut":
+        return encode(limit)
+    examples, ledger = encode(NO_LIMIT)
+    long = [example for example in examples if width(example) > limit]
+    if policy == "refuse" and long:
+        raise InvalidInput(
+            f"{len(long)} of {ledger.rows['read']} rows are longer than max_length ({limit} tokens); "
+            f"the longest has {max(map(width, long))}.",
+            why="engine.too_long is refuse.",
+            do="Raise max_length, split the rows, or set engine.too_long to cut or drop.",
+            code="E-ROW-TOO-LONG",
+        )
+    for example in long:
+        trained, masked = share(example)
+        ledger.trained -= trained
+        ledger.masked -= masked
+        ledger.dropped += trained + masked
+    ledger.rows["trained"] -= len(long)
+    ledger.rows["dropped_too_long"] += len(long)
+    assert ledger.balanced, ledger
+    return [example for example in examples if width(example) <= limit], ledger

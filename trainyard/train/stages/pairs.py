@@ -1,0 +1,55 @@
+"""Pairs of answers to one prompt, as the stages that compare two answers read them.
+
+Shapes: P pairs, B = 2P rows (rows 0..P-1 are chosen, P..2P-1 rejected), T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.data.rows import PreferenceRow
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import IGNORED
+from trainyard.train.stages import sft
+from trainyard.train.stages.contract import Batch
+from trainyard.train.stages.lengths import Share, within_length
+from trainyard.train.tokens import Encoded, Ledger, encode_preference
+
+
+def encode(
+    rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
+) -> tuple[list[Encoded], Ledger]:
+    """Pairs as {prompt_ids, chosen_ids, rejected_ids}; one-sided pairs and pairs of equal answers are dropped."""
+    given = list(rows)
+    return within_length(lambda limit: encode_preference(given, tokenizer, limit), width, share, config)
+
+
+def width(example: Encoded) -> int:
+    """Tokens of the prompt with the longer answer."""
+    return len(example["prompt_ids"]) + max(len(example["chosen_ids"]), len(example["rejected_ids"]))
+
+
+def share(example: Encoded) -> Share:
+    return Share(len(example["chosen_ids"]) + len(example["rejected_ids"]), 2 * len(example["prompt_ids"]))
+
+
+def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
+    """The chosen rows, then the rejected ones; only answers have labels."""
+    sides = [
+        answered(example["prompt_ids"], example[side])
+        for side in ("chosen_ids", "rejected_ids")
+        for example in examples
+    ]
+    return sft.collate(sides, pad_id)
+
+
+def answered(prompt: list[int], answer: list[int]) -> Encoded:
+    """A prompt with its answer as a row whose answer is labelled."""
+    return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
+
+
+def units(batch: Batch) -> int:
+    """Pairs."""
+    return batch["input_ids"].shape[0] // 2
