@@ -30,8 +30,8 @@ from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
 
 TRAINING_FILE = "training.json"
 RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
-DECISIONS_FILE = "decisions.json"
-"""What was measured at the first start (precision); a restart takes it from here."""
+DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
+"""What was measured at the first start (precision, free memory); a restart takes it from here."""
 KEPT_FACTS = (
     "stage",
     "method",
@@ -231,7 +231,8 @@ def collect(job: TrainingJob, work: Path, folder: Path, restarted_from: Any, att
     move(made, target)
     for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
         shutil.rmtree(work / name, ignore_errors=True)
-    (work / DECISIONS_FILE).unlink(missing_ok=True)
+    for name in (DECISIONS_FILE, FITTED_FILE):
+        (work / name).unlink(missing_ok=True)
     facts = {name: training[name] for name in KEPT_FACTS}
     facts |= {"backend": job.config.backend.value, "attempts": attempts, "restarted_from": restarted_from}
     if job.config.control:

@@ -19,9 +19,9 @@ import orjson
 import peft
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 
-from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
+from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native_data import Prepared, prepare
 from trainyard.backends.trl_loading import load_tokenizer, pick_device, template_sha256
@@ -32,8 +32,12 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes import Device, Precision
+from trainyard.spec.estimate import ModelShape
+from trainyard.spec.estimate.cascade import choose as choose_knobs
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.autotune import free_bytes
 from trainyard.train.batching import Cut, Feed, Plan, choose_cut, sound_cut
 from trainyard.train.checkpoints import Found, require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
@@ -92,6 +96,7 @@ def train(folder: Path, events: Events) -> None:
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     device = pick_device(job.config.device)
     fix_numbers(job)
+    job = fitted(job, folder, events, device)
     with device_lock(
         Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
     ):
@@ -114,6 +119,28 @@ def fix_numbers(job: TrainingJob) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     set_seed(job.config.hyperparameters.seed)
     transformers.logging.set_verbosity_error()
+
+
+def fitted(job: TrainingJob, folder: Path, events: Events, device: str) -> TrainingJob:
+    """The job with the knobs that make it fit, where `engine.autotune` asks for that; a restart takes the same ones.
+
+    Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when nothing of the asked method fits.
+    """
+    if not job.config.engine.autotune:
+        return job
+    path = folder / FITTED_FILE
+    if not path.exists():
+        shape = ModelShape.from_config(AutoConfig.from_pretrained(job.base, trust_remote_code=False).to_dict())
+        if shape is None:
+            events.emit("warning", text="The memory was not fitted: this model's layout is not one that is estimated.")
+            return job
+        choice = choose_knobs(shape, job.config, free_bytes(Device(device)), Device(device), rungs=(job.config.method,))
+        write_json_durably(path, {"config": choice.config.model_dump(mode="json"), "lines": choice.lines()})
+    known = orjson.loads(path.read_bytes())
+    for line in known["lines"]:
+        print(f"autotune: {line}", flush=True)
+        events.emit("autotune", text=line)
+    return job.model_copy(update={"config": TrainerConfig.model_validate(known["config"])})
 
 
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> None:

@@ -108,6 +108,9 @@ class EngineSettings(Strict):
     token_budget: int | None = Field(
         None, ge=8, le=16_777_216, description="Most positions of a micro-batch; default batch_size x max_length / 2."
     )
+    autotune: bool = Field(
+        False, description="Fit what memory is free by the knobs that leave length, rank and rows of a step alone."
+    )
     attention: Literal["auto", "fa3", "fa2", "sdpa", "eager"] = "auto"
     head: Literal["auto", "full", "chunked", "liger"] = Field(
         "auto", description="How the output layer and the cross-entropy are computed."

@@ -173,3 +173,12 @@ def test_the_lineage_of_three_stages_is_listed_oldest_first(jobs: Jobs, tmp_path
         (None, None), ("cpt", "full"), ("sft", "lora"),
     ]  # fmt: skip
     assert dpo.record["first_loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_autotune_prints_what_it_takes_and_changes_nothing_that_fits(jobs: Jobs, tmp_path: Path) -> None:
+    plain = train_here(jobs(**NATIVE), tmp_path / "plain")
+    tuned = train_here(jobs(**NATIVE, engine={"autotune": True}), tmp_path / "tuned")
+    told = [event["text"] for event in tuned.of("autotune")]
+    assert told[0].startswith("lora on cpu:")
+    assert not [text for text in told if text.startswith("changed")]
+    assert tuned.record["losses"] == plain.record["losses"]
