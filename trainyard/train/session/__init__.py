@@ -182,7 +182,7 @@ class Session:
 
         Raises `InvalidInput` (`E-SAVE-NAME`, `E-SAVE-KIND`) and `Conflict` (`E-SAVE-EXISTS`): nothing is overwritten.
         """
-        return self._once(op_seq, "save", lambda: save_snapshot(self.folder, name, self.snapshot(), kind))
+        return self._once(op_seq, "save", lambda: self._save(name, kind))
 
     def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> dict[str, Any]:
         """Take a saved state back; without `optimizer` only the weights. A pending graph and gradients are dropped.
@@ -356,6 +356,14 @@ class Session:
                 do="Use forward with outputs: logits, which are its rewards.",
                 code="E-NO-LOGITS",
             )
+
+    def _save(self, name: str, kind: str) -> dict[str, Any]:
+        if kind == "weights":  # those that are served: schedule-free AdamW's average, not the point that it trains at
+            on_eval(self.engine.optimizer)
+        try:
+            return save_snapshot(self.folder, name, self.snapshot(), kind)
+        finally:
+            on_train(self.engine.optimizer)
 
     def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
         snapshot, facts = load_snapshot(self.folder, name)
