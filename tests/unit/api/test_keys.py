@@ -125,4 +125,5 @@ def test_deploying_is_an_act_and_never_found_in_the_store(here: Settings) -> Non
 def test_every_node_type_names_the_rooms_that_make_its_result() -> None:
     from_types = {kind: keys.versions(kind) for kind in keys.ROOMS}
     assert all(len(found["code"]) == 64 for found in from_types.values())
-    assert set(from_types["trainer"]) == {"trainyard", "code", "torch", "transformers", "peft", "trl"}
+    packages = {"torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"}
+    assert set(from_types["trainer"]) == {"trainyard", "code", *packages}
