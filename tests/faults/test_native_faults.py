@@ -1,0 +1,75 @@
+"""A native training that is killed at a random step, or at any point of a checkpoint's writing, ends in the same bits.
+
+`SEEDS=50 make faults` spreads more kills; the seeds are in the names of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.small_jobs import Jobs, Ran, train_as_child, write_data
+from trainyard.errors import TrainyardError
+
+SEEDS = int(os.environ.get("SEEDS", "3"))
+STEPS = 14
+POINTS = ("checkpoint.written", "checkpoint.synced", "checkpoint.manifest", "checkpoint.renamed", "result.written")
+CONFIG: dict[str, Any] = {
+    "backend": "native",
+    "lora": {"dropout": 0.1},
+    "hyperparameters": {"save_steps": 3, "epochs": 2, "gradient_accumulation": 1},
+}
+later = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(scope="module")
+def whole(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return train_as_child(jobs(**CONFIG), tmp_path_factory.mktemp("whole"))
+
+
+def killed_at(fault: str, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Kill the first start at `fault`, then start again without touching anything."""
+    job = jobs(**CONFIG)
+    monkeypatch.setenv("TRAINYARD_FAULT", fault)
+    with pytest.raises(TrainyardError, match="E-KILLED: The program was ended from outside by SIGKILL"):
+        train_as_child(job, folder)
+    monkeypatch.delenv("TRAINYARD_FAULT")
+    return train_as_child(job, folder)
+
+
+def assert_same(ran: Ran, whole: Ran) -> None:
+    name = "adapter_model.safetensors"
+    mine, theirs = load_file(ran.folder / name), load_file(whole.folder / name)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    assert ran.record["losses"] == whole.record["losses"]
+    assert len(whole.record["losses"]) == STEPS
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=later) for seed in range(1, SEEDS))], ids=lambda seed: f"seed {seed}"
+)
+def test_killed_at_a_random_step(
+    seed: int, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = random.Random(seed).randint(1, STEPS - 1)
+    assert_same(killed_at(f"step.{step}", jobs, tmp_path, monkeypatch), whole)
+
+
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=later) for point in POINTS[1:])])
+def test_killed_at_each_point_of_a_checkpoint(
+    point: str, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = 1 if point == "result.written" else random.Random(point).randint(1, 3)
+    assert_same(killed_at(f"{point}#{passes}", jobs, tmp_path, monkeypatch), whole)
