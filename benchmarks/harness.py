@@ -137,8 +137,9 @@ def busy() -> bool:
 
 
 def finish(name: str, rows: Sequence[Row], samples: Mapping[str, Sequence[Sample]]) -> int:
-    """Print the table, write `results/<name>.json`, return the exit code."""
-    verdict = INCONCLUSIVE if busy() else OK if all(row.ok for row in rows) else MISSED
+    """Print the table, write `results/<name>.json`, return the exit code. Without samples nothing was timed, and a busy
+    machine makes no difference."""
+    verdict = INCONCLUSIVE if samples and busy() else OK if all(row.ok for row in rows) else MISSED
     word = {OK: "ok", MISSED: "missed", INCONCLUSIVE: "inconclusive"}[verdict]
     print(f"{name}: {word} (load at start {_load_at_start:.2f}, {os.cpu_count()} cores)")
     print(f"  {'metric':<52} {'ours':>12} {'peer':>12} {'value':>9} {'bar':>10}  ok")
