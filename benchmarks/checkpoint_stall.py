@@ -1,15 +1,16 @@
 """What does a checkpoint every 20 steps cost a training?
 
-Two hundred steps of SFT over chat rows (8 a step; a random Llama of 5.3 M parameters, all of which move: 63 MB of
-weights and AdamW's moments) for each way of saving, in five rounds of forty steps. Every round has the same batches.
-A save is timed from the call to its return, with everything that training waits for; and the rounds as a whole, which
-also shows what the writing behind its back takes away.
+SFT over chat rows, 16 a step (about 2,000 tokens), all weights of a random Llama of 5.3 M parameters: a state of 63 MB.
 
-    none        no checkpoints
-    ours        the engine's writer: a copy in memory, then a thread that checks, hashes, writes and syncs
-    torch.save  the same state, written before training goes on
+How long training waits for one save, each after a step of training, the ways in turn:
+
+    ours        the engine's writer: a copy in memory; a thread then checks, hashes, writes and syncs
+    memcpy      the same tensors copied into memory that is there already: what no saving can do without
+    torch.save  the same state written before training goes on, neither hashed nor synced
     dcp         torch.distributed.checkpoint.async_save of the same state
-    memcpy      one copy of as many bytes into memory that is there already: what no saving can do without
+
+How long 200 steps take with a checkpoint every 20 and without any, in five rounds of 40 steps over the same rows. That
+includes what the writing takes away behind training's back.
 
     python -m benchmarks.checkpoint_stall
 """
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,62 +39,58 @@ from trainyard.backends.native_program import Run, save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.loop import Progress, done, train
-from trainyard.train.resume.tiers import bytes_of
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.session import Session
 
-BATCH, STEPS, ROUNDS, EVERY = 8, 40, 5, 20
-Save = Callable[[Session, Progress], None]
+BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = 16, 40, 5, 20, 11
 MILLISECONDS = 1000.0
+Save = Callable[[Session, Progress], None]
 
 
 class Ways:
-    """The ways of saving, with the seconds that each call of each took."""
+    """The ways of saving, and how long each call of each held training up."""
 
     def __init__(self, folder: Path, writer: CheckpointWriter) -> None:
         self.folder, self.writer = folder, writer
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
-        self._pending: Any = None
-        self._source, self._target = torch.empty(0), torch.empty(0)
-
-    def timed(self, name: str, work: Callable[[], object]) -> None:
-        started = time.perf_counter()
-        work()
-        self.seconds[name].append(time.perf_counter() - started)
+        self.places: dict[str, torch.Tensor] = {}
+        self.unfinished: Any = None
 
     def ours(self, session: Session, progress: Progress) -> None:
-        self.timed("ours", lambda: save_checkpoint(self.writer, session, progress))
+        with self.clock("ours"):
+            save_checkpoint(self.writer, session, progress)
+
+    def memcpy(self, session: Session, _progress: Progress) -> None:
+        tensors, _ = session.snapshot().flat()
+        self.places = self.places or {name: torch.zeros_like(value) for name, value in tensors.items()}
+        with self.clock("memcpy"):
+            for name, value in tensors.items():
+                self.places[name].copy_(value)
 
     def torch_save(self, session: Session, _progress: Progress) -> None:
-        """Each call is preceded by the plain copy, for which this is as good a moment as any."""
-        self.copy(bytes_of(session.snapshot().flat()[0]))
-        path = self.folder / "torch.pt"
-        self.timed("torch.save", lambda: torch.save(session.snapshot().parts, path))
-
-    def copy(self, size: int) -> None:
-        if self._source.numel() != size:
-            self._source, self._target = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
-        self._source.add_(1)
-        self.timed("memcpy", lambda: self._target.copy_(self._source))
+        with self.clock("torch.save"):
+            torch.save(session.snapshot().parts, self.folder / "torch.pt")
 
     def dcp(self, session: Session, _progress: Progress) -> None:
-        if self._pending is not None:
-            self._pending.result()
         place = self.folder / "dcp"
         shutil.rmtree(place, ignore_errors=True)
+        with self.clock("dcp"):
+            self.unfinished = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(place), no_dist=True)
 
-        def save() -> None:
-            self._pending = dcp.async_save(session.snapshot().flat()[0], checkpoint_id=str(place), no_dist=True)
-
-        self.timed("dcp.async_save", save)
+    @contextmanager
+    def clock(self, way: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[way].append(time.perf_counter() - started)
 
     def settle(self) -> None:
+        """Whatever is still being written comes to its end."""
         self.writer.wait()
-        if self._pending is not None:
-            self._pending.result()
+        if self.unfinished is not None:
+            self.unfinished.result()
 
-    def median_ms(self, name: str) -> float:
-        return MILLISECONDS * statistics.median(self.seconds[name])
+    def median_ms(self, way: str) -> float:
+        return MILLISECONDS * statistics.median(self.seconds[way])
 
 
 def rows() -> list[SftRow]:
@@ -101,48 +99,69 @@ def rows() -> list[SftRow]:
     return [chat_row(chance, chat_length(chance)) for _ in range(BATCH * STEPS)]
 
 
-def further(run: Run, save: Save) -> Callable[[], float]:
-    """Train the steps of a round, with a save after its 10th and its 30th."""
+def further(run: Run, steps: int, save: Save, save_steps: int) -> None:
+    """Train so many steps more."""
+    train(
+        run.session, run.feed, run.progress, total_steps=done(run.session) + steps, save=save,
+        save_steps=save_steps, stop=lambda: False,
+    )  # fmt: skip
 
-    def at_ten(session: Session, progress: Progress) -> None:
+
+def a_round(run: Run, save: Save) -> Callable[[], float]:
+    """Forty steps with a save after the 10th and the 30th."""
+
+    def every_other(session: Session, progress: Progress) -> None:
         if done(session) % EVERY:
             save(session, progress)
 
     def variant() -> float:
-        train(
-            run.session, run.feed, run.progress, total_steps=done(run.session) + STEPS, save=at_ten,
-            save_steps=EVERY // 2, stop=lambda: False,
-        )  # fmt: skip
+        further(run, STEPS, every_other, EVERY // 2)
         return STEPS
 
     return variant
 
 
-def main() -> int:
-    quiet()
+def single_save(run: Run, save: Save, ways: Ways) -> Callable[[], float]:
+    """A step, which changes every tensor of the state; a save; and its end, out of the way of the next."""
+
+    def variant() -> float:
+        further(run, 1, save_nothing, STEPS)
+        save(run.session, run.progress)
+        ways.settle()
+        return 1
+
+    return variant
+
+
+def measure(folder: Path) -> int:
     hyper = {"max_steps": 10_000, "batch_size": BATCH, "learning_rate": 2e-5, "max_length": LONGEST}
     config = {"stage": "sft", "method": "full", "hyperparameters": hyper}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run = assembled(folder / "run", build_model(folder / "model"), Port.SFT, rows(), config)
-        with CheckpointWriter(folder / "checkpoints") as writer:
-            ways = Ways(folder, writer)
-            saves = {"none": save_nothing, "ours": ways.ours, "torch.save": ways.torch_save, "dcp": ways.dcp}
-            samples = alternate({way: further(run, save) for way, save in saves.items()}, rounds=ROUNDS)
-            ways.settle()
-        load_checkpoint(newest(folder / "checkpoints", None).path or folder)  # every byte compared
-    wall = {way: median(taken, "wall_s") for way, taken in samples.items()}
-    cpu = {way: median(taken, "cpu_s") for way, taken in samples.items()}
-    blocked, every = ways.median_ms("ours"), f"every {EVERY} steps"
+    run = assembled(folder / "run", build_model(folder / "model"), Port.SFT, rows(), config)
+    with CheckpointWriter(folder / "checkpoints") as writer:
+        ways = Ways(folder, writer)
+        each = {"ours": ways.ours, "memcpy": ways.memcpy, "torch.save": ways.torch_save, "dcp": ways.dcp}
+        saves = alternate({way: single_save(run, save, ways) for way, save in each.items()}, rounds=SINGLE_SAVES)
+        further(run, -done(run.session) % STEPS, save_nothing, STEPS)  # to the end of the epoch
+        saving, without = a_round(run, ways.ours), a_round(run, save_nothing)
+        rounds = alternate({"saving": saving, "never": without}, rounds=ROUNDS, warm_up=False)
+    load_checkpoint(newest(folder / "checkpoints", None).path or folder)  # compares every byte with its hash
+    wall, cpu = ({way: median(taken, figure) for way, taken in rounds.items()} for figure in ("wall_s", "cpu_s"))
+    blocked, overhead = "ms that training waits for a save", f"for 40 steps, saved every {EVERY}"
+    ours = ways.median_ms("ours")
     table = [
-        Row.ratio_at_most("blocked ms a checkpoint", blocked, ways.median_ms("memcpy"), "memcpy", 1.3),
-        Row.ratio_at_most("blocked ms a checkpoint", blocked, ways.median_ms("torch.save"), "torch.save", 1),
-        Row.ratio_at_most("blocked ms a checkpoint", blocked, ways.median_ms("dcp.async_save"), "dcp.async_save", 1),
-        Row.ratio_at_most(f"seconds of training, saved {every}", wall["ours"], wall["none"], "never", 1.03),
-        Row.ratio_at_most(f"CPU seconds, saved {every}", cpu["ours"], cpu["none"], "never", 1.03),
-        Row.ratio_at_most(f"CPU seconds, saved {every}", cpu["ours"], cpu["dcp"], "dcp.async_save", 1.03),
+        Row.ratio_at_most(blocked, ours, ways.median_ms("memcpy"), "memcpy", 1.3),
+        Row.ratio_at_most(blocked, ours, ways.median_ms("torch.save"), "torch.save", 1),
+        Row.ratio_at_most(blocked, ours, ways.median_ms("dcp"), "dcp.async_save", 1),
+        Row.ratio_at_most(f"seconds {overhead}", wall["saving"], wall["never"], "never", 1.03),
+        Row.ratio_at_most(f"CPU seconds {overhead}", cpu["saving"], cpu["never"], "never", 1.03),
     ]
-    return finish("checkpoint_stall", table, samples)
+    return finish("checkpoint_stall", table, {**saves, **rounds})
+
+
+def main() -> int:
+    quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Does our engine train to the same losses as TRL's trainers, step by step?
 
 Fifty steps in fp32 from the same random weights, on the same batches in the same order, all weights moving, with AdamW,
-a linear schedule and a clip at 1. What is compared is the loss of every step: the largest difference counts. A second row
-of each stage says how far its losses lie apart, since losses that do not move agree easily.
+a linear schedule and a clip at 1. What is compared is the loss of every step: the largest difference counts. A second
+row of each stage says how far its losses lie apart, since losses that do not move agree easily.
 
     python -m benchmarks.loss_parity
 """
