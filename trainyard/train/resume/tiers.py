@@ -41,6 +41,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 """What safetensors calls the types of torch."""
 WRITE_BYTES = 1 << 20
 """Bytes hashed and written at a time: what was hashed is still in the processor's cache when it is written."""
+CACHE_LINE = 64
 SPARE = 1.25
 """A second buffer needs this multiple of its size in free memory; without it a save waits for the one before."""
 
@@ -65,9 +66,10 @@ class Layout:
 
 
 def layout_of(shapes: tuple[Shape, ...]) -> Layout:
-    """The wide types first, so that every tensor begins at a multiple of its element's size."""
-    order = tuple(sorted(shapes, key=lambda shape: (-shape[1].itemsize, shape[0])))
-    ends = tuple(accumulate(torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in order))
+    """Tensors of whole cache lines first: they all begin at one, and a copy to another place takes a fifth longer.
+    Of the rest the wide types first, so that every tensor begins at a multiple of its element's size."""
+    order = tuple(sorted(shapes, key=lambda shape: (size_of(shape) % CACHE_LINE != 0, -shape[1].itemsize, shape[0])))
+    ends = tuple(accumulate(map(size_of, order)))
     described: dict[str, Any] = {
         name: {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [start, end]}
         for (name, dtype, shape), start, end in zip(order, (0, *ends), ends, strict=False)
@@ -75,6 +77,11 @@ def layout_of(shapes: tuple[Shape, ...]) -> Layout:
     text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return Layout(order, ends, len(text).to_bytes(8, "little") + text)
+
+
+def size_of(shape: Shape) -> int:
+    """Bytes."""
+    return torch.Size(shape[2]).numel() * shape[1].itemsize
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
