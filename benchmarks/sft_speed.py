@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,13 @@ def tokens(run: Run) -> float:
 def bare_loop(run: Run) -> Callable[[], float]:
     """The same steps as a person would write them, without an engine: same rows, batches, loss, clip and optimizer."""
     model, hyper = run.policy.model, run.job.config.hyperparameters
+    peak = hyper.learning_rate or 0.0
     batches = [[run.feed.examples[row] for row in rows] for step in steps_of(run) for rows in step]
 
     def variant() -> float:
         torch.use_deterministic_algorithms(False)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(parameters, lr=hyper.learning_rate, weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(parameters, lr=peak, weight_decay=0.0, fused=True)
         rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches))
         model.train()
         for examples in batches:
@@ -114,7 +115,7 @@ def variants(folder: Path) -> dict[str, Callable[[], float]]:
     same = assembled(folder / "same", base, Port.SFT, rows[:FEW_ROWS], few)
     in_order = in_training_order(same)
 
-    def trl(name: str, examples: list[Any], **arguments: Any) -> Any:
+    def trl(name: str, examples: Sequence[Any], **arguments: Any) -> Any:
         own = {"num_train_epochs": 1, "max_length": LONGEST, **arguments}
         return build_trl("sft", SFTConfig, base, folder / name, examples, **own)
 

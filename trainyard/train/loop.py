@@ -49,7 +49,7 @@ class Progress:
     """Sums over the micro-batches of a step that is not complete."""
 
     def as_values(self) -> dict[str, Any]:
-        return {"cursor": asdict(self.cursor), "losses": self.losses, "partial": self.partial}
+        return {"cursor": asdict(self.cursor), "losses": list(self.losses), "partial": dict(self.partial)}
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Progress:

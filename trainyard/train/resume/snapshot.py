@@ -74,7 +74,7 @@ class Snapshot:
                 "skipped": session.skipped,
             },
         }
-        return cls(parts, identity(engine.config.model_dump(mode="json"), engine.precision.value))
+        return cls(parts, identity(session.config_sha256, engine.precision.value))
 
     def require_fit(self, session: Session, *, everything: bool = True) -> None:
         """Raise `Corrupt` for parts that do not belong to the session's model, schedule or devices."""
@@ -117,10 +117,10 @@ class Snapshot:
         return cls(rebuild(values["parts"], tensors), dict(values["identity"]))
 
 
-def identity(config: Mapping[str, Any], precision: str) -> dict[str, Any]:
+def identity(config_sha256: str, precision: str) -> dict[str, Any]:
     """What a resumed run must share with the first one, and what is recorded beside it."""
     return {
-        "config": digest(dict(config)),
+        "config": config_sha256,
         "precision": precision,
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -64,9 +64,10 @@ def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def random_state() -> dict[str, Any]:
     """The state of every generator that training may draw from."""
+    version, words, following = random.getstate()
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
-        "python": random.getstate(),
+        "python": [version, torch.tensor(words), following],
         "numpy": [
             kind,
             torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64)),
@@ -92,7 +93,8 @@ def require_same_devices(state: Mapping[str, Any]) -> None:
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Put every generator back. The devices are those of `require_same_devices`."""
-    random.setstate(state["python"])
+    version, words, following = state["python"]
+    random.setstate((version, tuple(words.tolist()), following))
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"].to(torch.uint8).cpu())

@@ -110,14 +110,15 @@ class CheckpointWriter:
     ) -> Staged:
         """Copy the state and have it written; when this returns, the tensors may change.
 
-        `values` is plain JSON (NaN and infinity included). A checkpoint of the same step is replaced.
+        `values` is plain JSON (NaN and infinity included); it must not change afterwards, for the background
+        thread reads it. A checkpoint of the same step is replaced.
         """
         started = time.perf_counter()
         buffer = self._take_buffer(bytes_of(tensors))
         waited_s = time.perf_counter() - started
         buffer.stage(tensors)
-        text = json.dumps({"format": FORMAT, "step": step, "values": values}).encode()
-        self._pending.append((self._executor.submit(self._write, buffer, step, text, metric), buffer))
+        written = self._executor.submit(self._write, buffer, step, values, metric)
+        self._pending.append((written, buffer))
         return Staged(step, buffer.layout.size, time.perf_counter() - started, waited_s)
 
     def wait(self) -> None:
@@ -152,9 +153,10 @@ class CheckpointWriter:
         self._free.append(buffer)
         future.result()
 
-    def _write(self, buffer: HostBuffer, step: int, text: bytes, metric: float | None) -> None:
+    def _write(self, buffer: HostBuffer, step: int, values: Mapping[str, Any], metric: float | None) -> None:
         """Host memory -> disk -> mirror, then prune both. Runs in the background thread."""
         started = time.perf_counter()
+        text = json.dumps({"format": FORMAT, "step": step, "values": values}).encode()
         gated = {name: value for name, value in buffer.tensors().items() if not name.startswith(self.may_overflow)}
         require_finite(gated, step)
 

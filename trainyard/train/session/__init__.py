@@ -29,6 +29,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes import Precision
+from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import file_sha256
 from trainyard.train.head import Head, require_known_logits
@@ -100,6 +101,7 @@ class Session:
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.folder = engine, folder
+        self.config_sha256 = digest(engine.config)
         half = engine.precision is Precision.FP16
         self.scaler = torch.amp.GradScaler(engine.device, init_scale=FIRST_SCALE, enabled=half)
         self.parameters = [value for value in engine.model.parameters() if value.requires_grad]
