@@ -38,10 +38,10 @@ check: setup ## Style, types, import arrows and budgets
 	$(PYTEST) -q tests/architecture
 
 test: setup ## The default tests (at most ten minutes, offline)
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not slow and not faults and not gpu and not network'
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not slow and not faults and not gpu and not network and not backends'
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
 
 demo: setup ## Documents in, a served adapter out, through a real Prefect server and worker

@@ -35,7 +35,7 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.harness import Row, alternate, finish, median
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
-from trainyard.backends.native_program import Run, save_checkpoint
+from trainyard.backends.native.program import Run, save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.loop import Progress, done, train

@@ -41,7 +41,7 @@ from benchmarks.trainers import (
     text_of,
     theirs,
 )
-from trainyard.backends.native_program import Run
+from trainyard.backends.native.program import Run
 from trainyard.compute.gpus import cpu_bf16
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes import Port

@@ -28,7 +28,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native_program import Run, Watch, assemble, fix_numbers
+from trainyard.backends.native.program import Run, Watch, assemble, fix_numbers
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.spec.axes import Port

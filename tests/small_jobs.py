@@ -12,9 +12,10 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from trainyard.backends import native_program, trl_program
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.native import program as native_program
+from trainyard.backends.trl import program as trl_program
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE, Events
 from trainyard.compute.supervise import ignore
 from trainyard.compute.tail import Event

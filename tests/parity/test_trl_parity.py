@@ -11,10 +11,10 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.small_jobs import Jobs, conversation, write_data
-from trainyard.backends.trl_data import prepare
-from trainyard.backends.trl_loading import load_base, with_adapter
-from trainyard.backends.trl_program import build_trainer
-from trainyard.backends.trl_trainer import OurSFTTrainer
+from trainyard.backends.trl.data import prepare
+from trainyard.backends.trl.loading import load_base, with_adapter
+from trainyard.backends.trl.program import build_trainer
+from trainyard.backends.trl.trainer import OurSFTTrainer
 from trainyard.compute.child import Events
 from trainyard.spec.axes import Precision
 from trainyard.train.tokens import IGNORED, encode_sft

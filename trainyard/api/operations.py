@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainyard.api import demo, doctor, planning, proof, renderers, services, stack
+from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
+from trainyard.api.verbs import demo, doctor, proof, renderers
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.serve import embedded
 from trainyard.settings import Settings

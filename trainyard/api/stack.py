@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
 HEARTBEAT_S = 30
-"""Seconds between the beats of a flow run; the automation in `api/runs.py` allows three times that."""
+"""Seconds between the beats of a flow run; the automation in `api/runs` allows three times that."""
 
 
 def checkout() -> Path:
@@ -272,7 +272,7 @@ def other_pool(settings: Settings) -> list[str]:
 def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
-    files = [root / "prefect.yaml", Path(trainyard.__file__).parent / "api" / "runs.py"]
+    files = [root / "prefect.yaml", Path(trainyard.__file__).parent / "api" / "runs" / "server.py"]
     for folder in ("deployments", "flows", "trainyard/spec"):
         files += sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml"))
     hasher = hashlib.sha256(f"{root}|{url}|{settings.work_pool}|{version('prefect')}|{settings.prefect_home}".encode())

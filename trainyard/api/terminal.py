@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-from trainyard.api import demo
+from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
 
 LINE_EVERY_S = 10.0

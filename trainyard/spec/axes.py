@@ -45,6 +45,18 @@ class BackendName(StrEnum):
     SCRIPT = "script"
 
 
+class Strategy(StrEnum):
+    """How several processes share a training; `single` is one process."""
+
+    SINGLE = "single"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    FSDP_HYBRID = "fsdp_hybrid"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
 class PreferenceLoss(StrEnum):
     """Loss of the dpo stage, all with the same pairs."""
 

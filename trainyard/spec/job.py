@@ -13,6 +13,7 @@ from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, T
 from trainyard.spec.training import (
     EngineSettings,
     Hyperparameters,
+    LaunchSettings,
     LoraSettings,
     PreferenceSettings,
     Strict,
@@ -44,6 +45,7 @@ class JobSpec(Strict):
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    launch: LaunchSettings = Field(default_factory=LaunchSettings)
     device: Device = Device.AUTO
     budget_s: int | None = Field(None, ge=1, le=2_592_000)
 

@@ -17,6 +17,7 @@ from trainyard.spec.axes import (
     Quantization,
     Schedule,
     Stage,
+    Strategy,
 )
 from trainyard.spec.migrate import trainer_words
 
@@ -129,6 +130,23 @@ class EngineSettings(Strict):
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
 
 
+class LaunchSettings(Strict):
+    """How the processes of a training are started, and what happens when one does not fit."""
+
+    strategy: Strategy = Strategy.SINGLE
+    processes: int = Field(1, ge=1, le=1024, description="Processes that train together, one for each device.")
+    shard_size: int | None = Field(
+        None, ge=2, le=1024, description="Processes that share one copy of the weights (fsdp_hybrid); default: half."
+    )
+    launcher: Literal["auto", "torchrun", "accelerate", "deepspeed"] = "auto"
+    on_oom: Literal["halve", "fail"] = Field(
+        "halve", description="halve: once more with half the micro-batch and twice the accumulation; else only advice."
+    )
+    script: str | None = Field(
+        None, min_length=1, max_length=256, description="Template of the script backend, by its name."
+    )
+
+
 class TrainerConfig(Strict):
     """One training execution: a node of a chain, or the body of a job."""
 
@@ -141,6 +159,7 @@ class TrainerConfig(Strict):
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    launch: LaunchSettings = Field(default_factory=LaunchSettings)
     device: Device = Device.AUTO
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."

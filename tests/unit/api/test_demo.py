@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api import demo
 from trainyard.api.records import RunResult, RunState
+from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
 from trainyard.spec.templates import TEMPLATES
 

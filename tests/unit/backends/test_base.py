@@ -103,7 +103,7 @@ def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytes
     assert command(job, tmp_path)[1:] == [
         "-m",
         "trainyard.compute.launch",
-        "trainyard.backends.trl_program:train",
+        "trainyard.backends.trl.program:train",
         str(tmp_path),
     ]
     variables = environment(job)

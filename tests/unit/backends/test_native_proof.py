@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.backends.native_proof import DIGESTS, Cell, build_world, cells, train_cell
+from trainyard.backends.native.proof import DIGESTS, Cell, build_world, cells, train_cell
 from trainyard.spec.axes import Method, PreferenceLoss, Stage
 
 SFT = Cell(Stage.SFT, None, Method.LORA)
@@ -20,7 +20,7 @@ def proved(folder: Path, stages: list[str], methods: list[str], jobs: int = 2) -
     """Run the program of the proof, as the command does."""
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps({"stages": stages, "methods": methods, "jobs": jobs}))
-    command = [sys.executable, "-m", "trainyard.backends.native_proof", str(folder)]
+    command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
 from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
-from trainyard.backends.trl_trainer import LengthGroupedOrder, completion_loss
+from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, Refused, TrainyardError
 from trainyard.spec.axes import Optimizer, Port, Schedule

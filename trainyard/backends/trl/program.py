@@ -25,9 +25,9 @@ from transformers import PrinterCallback, set_seed
 
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl_arguments import common_arguments, dpo_config, sft_config, trains_pairs
-from trainyard.backends.trl_data import Prepared, prepare, sequence
-from trainyard.backends.trl_loading import (
+from trainyard.backends.trl.arguments import common_arguments, dpo_config, sft_config, trains_pairs
+from trainyard.backends.trl.data import Prepared, prepare, sequence
+from trainyard.backends.trl.loading import (
     load_base,
     lora_facts,
     pick_device,
@@ -35,7 +35,7 @@ from trainyard.backends.trl_loading import (
     trainable,
     with_adapter,
 )
-from trainyard.backends.trl_trainer import (
+from trainyard.backends.trl.trainer import (
     CommittedCheckpoints,
     Curve,
     OurDPOTrainer,

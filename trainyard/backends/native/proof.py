@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native_program import Run, assemble, fix_numbers, resume, save_checkpoint
+from trainyard.backends.native.program import Run, assemble, fix_numbers, resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.spec.axes import Device, Method, Port, Precision, PreferenceLoss, Schedule, Stage
 from trainyard.spec.training import (

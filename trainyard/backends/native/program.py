@@ -23,8 +23,8 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native_data import Prepared, prepare
-from trainyard.backends.trl_loading import load_tokenizer, pick_device, template_sha256
+from trainyard.backends.native.data import Prepared, prepare
+from trainyard.backends.trl.loading import load_tokenizer, pick_device, template_sha256
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_lock

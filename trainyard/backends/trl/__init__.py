@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.spec.axes import ADAPTER_METHODS, Method, Optimizer, PreferenceLoss, Schedule, Stage
 
-PROGRAM = "trainyard.backends.trl_program:train"
+PROGRAM = "trainyard.backends.trl.program:train"
 NEEDED = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 STAGES = (Stage.SFT, Stage.DPO)
 METHODS = (Method.LORA, Method.DORA, Method.FULL)
@@ -101,21 +101,4 @@ def command(job: TrainingJob, folder: Path) -> list[str]:
     return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
 
 
-def environment(job: TrainingJob) -> dict[str, str]:
-    """Threads fixed before torch is imported; no telemetry; no network where the base is a local folder."""
-    threads = str(job.threads)
-    variables = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "passive",  # spinning threads starve the server and the worker on a small machine
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
-    if Path(job.base).is_dir():
-        variables["HF_HUB_OFFLINE"] = "1"
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        variables["CUDA_VISIBLE_DEVICES"] = "0"  # this backend trains on one device
-    return variables
+__all__ = ["command", "environment", "probe", "reasons"]

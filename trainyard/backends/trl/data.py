@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl_arguments import Length, run_length, trains_pairs
-from trainyard.backends.trl_loading import load_tokenizer
+from trainyard.backends.trl.arguments import Length, run_length, trains_pairs
+from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, PreferenceRow, SftRow, read_rows
 from trainyard.errors import InvalidInput

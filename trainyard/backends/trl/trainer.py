@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainyard.backends.trl_arguments import Length
+from trainyard.backends.trl.arguments import Length
 from trainyard.compute.child import Events, faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit

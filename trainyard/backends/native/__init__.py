@@ -7,13 +7,13 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from trainyard.backends import trl
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.spec.axes import Stage
 
-PROGRAM = "trainyard.backends.native_program:train"
+PROGRAM = "trainyard.backends.native.program:train"
 NEEDED = ("torch", "transformers", "peft", "safetensors")
 
 
@@ -40,6 +40,4 @@ def command(job: TrainingJob, folder: Path) -> list[str]:
     return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
 
 
-def environment(job: TrainingJob) -> dict[str, str]:
-    """The same surroundings as for the trl backend: fixed threads, no telemetry, one device."""
-    return trl.environment(job)
+__all__ = ["command", "environment", "probe", "reasons"]

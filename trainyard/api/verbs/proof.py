@@ -82,7 +82,7 @@ def prove(stages: tuple[Stage, ...], methods: tuple[Method, ...], jobs: int, say
 
 def run_child(folder: Path) -> Iterator[dict[str, Any]]:
     """Start the program and hand on its verdicts as they come."""
-    command = [sys.executable, "-m", "trainyard.backends.native_proof", str(folder)]
+    command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     path = folder / "verdicts.jsonl"
     with (folder / "log").open("wb") as log:

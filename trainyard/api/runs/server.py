@@ -1,0 +1,102 @@
+"""The one Prefect client, and what a server has to hold for us: work pool, device limit, automation."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import httpx
+from prefect.automations import Automation
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+from trainyard.errors import Unavailable
+from trainyard.settings import Settings
+
+BEATS_WITHIN_S = 90
+"""Three beats of 30 s missed: the run's process is gone (measured: Crashed 89 s after SIGKILL of worker and flow)."""
+ZOMBIES = "trainyard: mark dead runs as crashed"
+
+
+def bootstrap(settings: Settings) -> None:
+    """Create the work pool, the device's limit and the automation if they are not there. Repeating changes nothing."""
+    with client() as prefect:
+        ensure_pool(prefect, settings.work_pool)
+        ensure_limit(prefect, limit_name())
+    ensure_automation()
+
+
+@contextmanager
+def client() -> Iterator[SyncPrefectClient]:
+    """A client of the current server; a server that does not answer becomes one sentence."""
+    try:
+        with get_client(sync_client=True) as prefect:
+            yield prefect
+    except httpx.HTTPStatusError:
+        raise
+    except httpx.HTTPError as error:
+        raise Unavailable(
+            "The Prefect server does not answer.", why=str(error), do="Run `trainyard up`.", code="E-SERVER-UNREACHABLE"
+        ) from error
+
+
+def ensure_pool(prefect: SyncPrefectClient, name: str) -> None:
+    try:
+        prefect.read_work_pool(name)
+    except ObjectNotFound:
+        prefect.create_work_pool(WorkPoolCreate(name=name, type="process"))
+
+
+def limit_name(device: int = 0) -> str:
+    """The name of a device's limit: one per host, because a server may serve several."""
+    return f"device:{socket.gethostname()}:{device}"
+
+
+def ensure_limit(prefect: SyncPrefectClient, name: str) -> None:
+    """Create the limit with one slot; one that an operator changed stays as it is."""
+    try:
+        prefect.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:
+        try:
+            prefect.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
+        except ObjectAlreadyExists:
+            return  # another process was faster
+
+
+def zombie_automation() -> Automation:
+    """A run that beat once and then neither beats nor ends within 90 s is marked as crashed."""
+    ends = {f"prefect.flow-run.{word}" for word in ("Completed", "Failed", "Cancelled", "Crashed", "Suspended")}
+    return Automation(
+        name=ZOMBIES,
+        description="A flow run beats every 30 s; after three missed beats its process is gone.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *ends},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=BEATS_WITHIN_S),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"No heartbeat for {BEATS_WITHIN_S} s: the process is gone. "
+                "Next: `trainyard up`, then `trainyard run ID --watch` with this run's id continues it.",
+            )
+        ],
+    )
+
+
+def ensure_automation() -> None:
+    with client() as prefect:
+        response = prefect.request("POST", "/automations/filter", json={})
+        if any(automation["name"] == ZOMBIES for automation in response.json()):
+            return
+        prefect.request("POST", "/automations/", json=zombie_automation().model_dump(mode="json", exclude={"id"}))

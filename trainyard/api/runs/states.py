@@ -1,0 +1,52 @@
+"""Prefect's states in our words: one map, here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.client.schemas.objects import State, StateType
+
+from trainyard.api.records import NodeState, RunState
+
+STATES: dict[StateType, tuple[RunState, str]] = {
+    StateType.SCHEDULED: (RunState.PENDING, ""),
+    StateType.PENDING: (RunState.PENDING, "starting"),
+    StateType.RUNNING: (RunState.RUNNING, ""),
+    StateType.PAUSED: (RunState.PAUSED, ""),
+    StateType.CANCELLING: (RunState.RUNNING, "cancelling"),
+    StateType.COMPLETED: (RunState.COMPLETED, ""),
+    StateType.FAILED: (RunState.FAILED, ""),
+    StateType.CRASHED: (RunState.FAILED, "crashed"),
+    StateType.CANCELLED: (RunState.CANCELED, ""),
+}
+"""Prefect's state types in our words: (state, detail)."""
+
+DETAILS = {"Late": "late", "AwaitingRetry": "awaiting retry", "AwaitingConcurrencySlot": "waiting for a slot"}
+
+NODE_STATES: dict[StateType, NodeState] = {
+    StateType.SCHEDULED: NodeState.PENDING,
+    StateType.PENDING: NodeState.PENDING,
+    StateType.RUNNING: NodeState.RUNNING,
+    StateType.PAUSED: NodeState.RUNNING,
+    StateType.CANCELLING: NodeState.RUNNING,
+    StateType.COMPLETED: NodeState.COMPLETED,
+    StateType.FAILED: NodeState.FAILED,
+    StateType.CRASHED: NodeState.FAILED,
+    StateType.CANCELLED: NodeState.CANCELED,
+}
+
+
+def run_state(state: State[Any] | None) -> tuple[RunState, str]:
+    """A flow run's state in our words."""
+    if state is None:
+        return RunState.PENDING, ""
+    word, detail = STATES[state.type]
+    return word, DETAILS.get(state.name or "", detail)
+
+
+def node_state(state: State[Any] | None) -> NodeState:
+    """A task run's state in our words: a task whose upstream failed stays `NotReady`, which is *skipped*."""
+    if state is None:
+        return NodeState.PENDING
+    named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
+    return named.get(state.name or "", NODE_STATES[state.type])

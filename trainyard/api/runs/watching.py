@@ -1,0 +1,212 @@
+"""Starting runs and following them to their end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Scheduled
+
+from trainyard.api.records import EventReader, NodeResult, RunResult, RunState, read_result
+from trainyard.api.runs.server import client
+from trainyard.api.runs.states import node_state, run_state
+from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
+from trainyard.settings import Settings
+
+Event = dict[str, Any]
+OnProgress = Callable[[Event], None]
+
+POLL_S = 0.25
+STATE_EVERY_S = 1.0
+NO_WORKER_AFTER_S = 15.0
+
+
+def run_deployment(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    settings: Settings,
+    on_progress: OnProgress = lambda _event: None,
+    tags: tuple[str, ...] = (),
+) -> RunResult:
+    """Start a deployment (`qa-pipeline/local`), follow it to its end and return what every node left.
+
+    `on_progress` receives {"node", "event", …} as the run writes them; events of the run itself have an empty node.
+    Raises `NotFound` for the deployment and `InvalidInput` (`E-PARAMETERS`) for parameters that its form refuses.
+    """
+    started = start_run(name, parameters, settings=settings, tags=tags)
+    return watch(started.run_id, settings=settings, on_progress=on_progress)
+
+
+def start_run(name: str, parameters: Mapping[str, Any], *, settings: Settings, tags: tuple[str, ...] = ()) -> RunResult:
+    """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder."""
+    environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    with client() as prefect:
+        deployment = find_deployment(prefect, name)
+        try:
+            run = prefect.create_flow_run_from_deployment(
+                deployment.id, parameters=dict(parameters), tags=tags, job_variables={"env": environment}
+            )
+        except PrefectHTTPStatusError as error:
+            raise refused_parameters(name, error) from error
+        return started_result(prefect, run, "started")
+
+
+def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
+    return RunResult(
+        run_id=str(run.id),
+        name=run.name,
+        chain="",
+        digest="",
+        state=RunState.PENDING,
+        message=message,
+        url=run_url(prefect, run.id),
+    )
+
+
+def continue_run(run_id: str) -> RunResult:
+    """Start an ended run again: finished nodes are reused, a training goes on from its last checkpoint.
+
+    Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-RUN-ACTIVE`) for a run that has not ended.
+    """
+    with client() as prefect:
+        try:
+            run = prefect.read_flow_run(UUID(run_id))
+        except ObjectNotFound as error:
+            raise NotFound(
+                f"There is no run {run_id} on this server.", do="List the runs in the Prefect UI.", code="E-NO-RUN"
+            ) from error
+        if run.state is not None and not run.state.is_final():
+            raise Conflict(
+                f"The run {run.name} has not ended: it is {run.state.name}.",
+                do="Watch it in the Prefect UI, or cancel it first.",
+                code="E-RUN-ACTIVE",
+            )
+        prefect.set_flow_run_state(run.id, Scheduled(message="continued"), force=True)
+        return started_result(prefect, run, "continued")
+
+
+def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse:
+    try:
+        return prefect.read_deployment_by_name(name)
+    except (ObjectNotFound, ValueError) as error:
+        known = sorted(f"{row['flow_name']}/{row['name']}" for row in deployments(prefect))
+        raise NotFound(
+            f"There is no deployment {name!r} on this server.",
+            why=f"It has: {', '.join(known) or 'none'}.",
+            do="Correct the name, or run `trainyard up`, which writes the deployments of prefect.yaml.",
+            code="E-NO-DEPLOYMENT",
+        ) from error
+
+
+def deployments(prefect: SyncPrefectClient) -> list[dict[str, str]]:
+    flows = {flow.id: flow.name for flow in prefect.read_flows()}
+    return [{"flow_name": flows.get(d.flow_id, "?"), "name": d.name} for d in prefect.read_deployments()]
+
+
+def refused_parameters(name: str, error: PrefectHTTPStatusError) -> TrainyardError:
+    """The server checked the parameters against the flow's form; its words name the field."""
+    try:
+        detail = str(error.response.json().get("detail", error.response.text))
+    except json.JSONDecodeError:
+        detail = error.response.text
+    return InvalidInput(
+        f"The parameters for {name} are not valid.",
+        why=detail,
+        do=f"See the parameters by `prefect deployment inspect {name}` or in the form of the Prefect UI.",
+        code="E-PARAMETERS",
+    )
+
+
+def watch(
+    run_id: str, *, settings: Settings, on_progress: OnProgress = lambda _event: None, since: float = 0.0
+) -> RunResult:
+    """Follow a run to its end: its events as they are written, its state from the server once a second.
+
+    `since` is a time in seconds of the epoch: events before it, those of earlier attempts, are not told again.
+    """
+    events = EventReader(settings.runs / run_id)
+    state_due, last = 0.0, ""
+    started = time.monotonic()
+    with client() as prefect:
+        while True:
+            tell(events, since, on_progress)
+            if time.monotonic() >= state_due:
+                run = prefect.read_flow_run(UUID(run_id))
+                state_due = time.monotonic() + STATE_EVERY_S
+                last = tell_state(run, last, time.monotonic() - started, on_progress)
+                if run.state is not None and run.state.is_final():
+                    break
+            time.sleep(POLL_S)
+        tell(events, since, on_progress)
+        return result_of(prefect, run, events.folder)
+
+
+def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:
+    for event in events.read():
+        if event["time"] >= since:
+            on_progress(event)
+
+
+def tell_state(run: FlowRun, last: str, waited_s: float, on_progress: OnProgress) -> str:
+    """Report a changed state, and a run that nobody takes."""
+    word, detail = run_state(run.state)
+    text = f"{word.value} ({detail})" if detail else word.value
+    if word is RunState.PENDING and waited_s > NO_WORKER_AFTER_S:
+        text = "pending: no worker has taken it yet; `trainyard up` starts one"
+    if text != last:
+        on_progress({"node": "", "event": "state", "time": time.time(), "text": text, "name": run.name})
+    return text
+
+
+def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResult:
+    """How a run ended: its own record if it is on this machine, corrected by Prefect's state, which is the truth."""
+    word, detail = run_state(run.state)
+    message = (run.state.message if run.state else "") or detail
+    seconds = run.total_run_time.total_seconds()
+    own = read_result(folder)
+    if own is not None:
+        return own.model_copy(update={"state": word, "message": message, "url": run_url(prefect, run.id)})
+    return RunResult(
+        run_id=str(run.id),
+        name=run.name,
+        chain="",
+        digest="",
+        state=word,
+        message=message,
+        nodes=tuple(node_results(prefect, run.id)),
+        url=run_url(prefect, run.id),
+        seconds=round(seconds, 3),
+    )
+
+
+def node_results(prefect: SyncPrefectClient, run_id: UUID) -> list[NodeResult]:
+    """Nodes from Prefect's task runs, the newest of each name: a resumed run leaves rows of earlier attempts."""
+    newest: dict[str, TaskRun] = {}
+    task_runs = prefect.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])))
+    for task_run in sorted(task_runs, key=lambda one: one.created or one.expected_start_time):  # type: ignore[arg-type,return-value]
+        newest[task_run.name] = task_run
+    return [
+        NodeResult(
+            id=name,
+            type=task_run.task_key.rpartition("-")[0],
+            state=node_state(task_run.state),
+            seconds=round(task_run.total_run_time.total_seconds(), 3),
+            message=(task_run.state.message if task_run.state else "") or "",
+        )
+        for name, task_run in newest.items()
+    ]
+
+
+def run_url(prefect: SyncPrefectClient, run_id: UUID) -> str:
+    """The run's page in Prefect's UI."""
+    return f"{str(prefect.api_url).rstrip('/').removesuffix('/api')}/runs/flow-run/{run_id}"

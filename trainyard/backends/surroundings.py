@@ -1,0 +1,28 @@
+"""The environment variables of every training child: fixed threads, no telemetry, one device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainyard.backends.job import TrainingJob
+
+
+def environment(job: TrainingJob) -> dict[str, str]:
+    """Threads fixed before torch is imported; no telemetry; no network where the base is a local folder."""
+    threads = str(job.threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "passive",  # spinning threads starve the server and the worker on a small machine
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    if Path(job.base).is_dir():
+        variables["HF_HUB_OFFLINE"] = "1"
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        variables["CUDA_VISIBLE_DEVICES"] = "0"  # this backend trains on one device
+    return variables
