@@ -25,6 +25,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Device, Port, TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
+from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.load.files import load_value, read_chain
@@ -68,6 +69,8 @@ class PlanNode(BaseModel):
     reused: bool
     problem: str
     """Why it could not run now; empty if nothing is in the way."""
+    advice: tuple[str, ...] = ()
+    """What is allowed and seldom meant."""
     estimate: Estimate
 
 
@@ -302,6 +305,7 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
         key=look.key,
         reused=look.output is not None,
         problem=look.problem,
+        advice=tuple(advice(node.config)) if isinstance(node.config, TrainerConfig) else (),
         estimate=estimated,
     )
 

@@ -25,7 +25,7 @@ class Prepared:
 
     tokenizer: PreTrainedTokenizerBase
     stage: StageSpec
-    examples: list[Encoded]
+    examples: Sequence[Encoded]
     ledger: Ledger
 
     @property

@@ -33,6 +33,7 @@ from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.axes import Device, Precision
+from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import ModelShape
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.training import TrainerConfig
@@ -210,7 +211,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str) -> Run
         raise Stopped("asked to stop before the first step", step=0)
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     policy = build(policy_request(job, device), with_reference=stage.needs_reference(config))
-    for warning in policy.warnings:
+    for warning in [*advice(config), *policy.warnings]:
         events.emit("warning", text=warning)
     cut = sound_cut(cut, policy.model, config)
     if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):

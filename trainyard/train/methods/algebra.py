@@ -42,7 +42,6 @@ from trainyard.train.methods.adapters import (
 )
 from trainyard.train.methods.contract import MethodSpec, Policy, PolicyRequest
 from trainyard.train.methods.loading import base_dtype, lineage, load_model, require_same_base
-from trainyard.train.methods.lora import rank_warning
 
 # Policies
 
@@ -52,7 +51,6 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
     warnings: list[str] = []
     if request.adapter is None:
         model, active = with_new(spec.load(request, request.base), request, spec), None
-        warnings += rank_warning(request.config.lora)
     else:
         require_same_base(request.adapter, request.base_sha256)
         model, active = WAYS[request.config.adapter](request, spec, with_reference, warnings)
@@ -112,7 +110,6 @@ def stacked(
     base = spec.load(request, request.base)
     wanted, config = spec.adapter_config(base, request), read_config(request.adapter, request.head, trainable=False)
     require_sum(config, wanted)
-    warnings += rank_warning(request.config.lora)
     model = load_adapter(with_new(base, request, spec), request.adapter, config, EARLIER, request.device)
     tuner(model).set_adapter([EARLIER, NEW])
     tuner(model).set_requires_grad(EARLIER, requires_grad=False)
@@ -127,7 +124,6 @@ def merged(
     base = merged_base(request, spec)
     wanted = spec.adapter_config(base, request)
     require_sum(read_config(request.adapter, request.head, trainable=False), wanted)
-    warnings += rank_warning(request.config.lora)
     return with_new(base, request, spec), None
 
 

@@ -18,8 +18,6 @@ from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.quantization import is_hqq
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
-USUAL_RANKS = (8, 64)
-"""Below, an adapter hardly learns; above, it costs more than it gives. Both are allowed and warned of."""
 EMBEDDING_RATE = 1e-6
 """Learning rate of adapted embeddings in LoRA+, as in PEFT and the paper's code."""
 
@@ -115,14 +113,6 @@ def attention_modules(model: Any) -> list[str]:
     elsewhere = {name.rpartition(".")[2] for name in set(linear) - set(inside)}
     parts = [name.split(".") for name in inside]
     return sorted({part[-1] if part[-1] not in elsewhere else ".".join(part[-2:]) for part in parts})
-
-
-def rank_warning(lora: LoraSettings) -> list[str]:
-    """A rank that is seldom a good choice is used and said."""
-    least, most = USUAL_RANKS
-    if lora.rank is None or least <= lora.rank <= most:
-        return []
-    return [f"lora.rank is {lora.rank}; ranks from {least} to {most} are usual."]
 
 
 def lora_plus_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:

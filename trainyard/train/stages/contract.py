@@ -36,7 +36,7 @@ class StageSpec:
     ports: tuple[Port, ...]
     """Data that it reads, the preferred port first."""
     head: Literal["causal", "reward"]
-    encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[list[Encoded], Ledger]]
+    encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[Sequence[Encoded], Ledger]]
     width: Callable[[Encoded], int]
     """Positions that an example takes in a batch (of its longer sequence)."""
     sequences: int

@@ -8,7 +8,7 @@ predecessor in it and is masked, one in `max_length`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,29 +16,34 @@ from trainyard.data.rows import DocumentRow, TextRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import StageSpec
-from trainyard.train.stages.packing import StreamPacker
+from trainyard.train.stages.packing import Blocks, StreamPacker
 from trainyard.train.tokens import Encoded, Ledger, training_rows
 
 
 def encode(
     rows: Iterable[TextRow | DocumentRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[list[Encoded], Ledger]:
-    """Blocks as {input_ids, labels}. No document is too long: a long one fills several blocks."""
-    ledger, examples = Ledger(), []
+) -> tuple[Sequence[Encoded], Ledger]:
+    """Blocks as {input_ids, labels}, kept on disk. No document is too long: a long one fills several blocks."""
+    ledger = Ledger()
     texts = (TextRow(row.text) if isinstance(row, DocumentRow) else row for row in rows)
     packer = StreamPacker(config.hyperparameters.max_length)
-    for block in packer.pack(documents(training_rows(texts, ledger), tokenizer, ledger)):
-        if len(block) == 1:  # nothing can be learned from a single token
+    packed = packer.pack(documents(training_rows(texts, ledger), tokenizer, ledger))
+    blocks = Blocks(learnable(packed, ledger), packer.block)
+    assert ledger.balanced, ledger
+    return blocks, ledger
+
+
+def learnable(blocks: Iterable[list[int]], ledger: Ledger) -> Iterator[list[int]]:
+    """Enter each block in the account; nothing can be learned from a single token, which is dropped."""
+    for block in blocks:
+        if len(block) == 1:
             ledger.dropped += 1
             continue
         ledger.masked += 1
         ledger.trained += len(block) - 1
-        examples.append({"input_ids": block, "labels": [IGNORED, *block[1:]]})
-    assert ledger.balanced, ledger
-    return examples, ledger
+        yield block
 
 
 def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: Ledger) -> Iterator[list[int]]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
 
 from trainyard.errors import InvalidInput
+from trainyard.train.head import IGNORED
+from trainyard.train.tokens import Encoded
+
+TOKEN = np.dtype(np.uint32)
+WRITE_AT_ONCE = 1 << 20
+"""Tokens that are gathered before they are written: 4 MiB."""
 
 
 class StreamPacker:
@@ -57,3 +68,47 @@ class StreamPacker:
                 code="E-PACKER-BLOCK",
             )
         self.documents, self.waiting = state["documents"], list(state["waiting"])
+
+
+class Blocks(Sequence[Encoded]):
+    """Blocks of text on disk, read when a batch wants them: a corpus may be larger than the memory.
+
+    Four bytes a token, in a file without a name under TMPDIR, which is gone with the process. Every block but the last
+    has `block` tokens; its first token has no predecessor and is masked.
+    """
+
+    def __init__(self, blocks: Iterable[list[int]], block: int) -> None:
+        self.block = block
+        self._descriptor, path = tempfile.mkstemp(prefix="trainyard-blocks-")
+        os.unlink(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.tokens = 0
+        gathered: list[int] = []
+        for one in blocks:
+            gathered += one
+            if len(gathered) >= WRITE_AT_ONCE:
+                self._write(gathered)
+                gathered = []
+        self._write(gathered)
+
+    def _write(self, tokens: list[int]) -> None:
+        unwritten = memoryview(np.asarray(tokens, dtype=TOKEN).tobytes())
+        while unwritten:
+            unwritten = unwritten[os.write(self._descriptor, unwritten) :]
+        self.tokens += len(tokens)
+
+    def __len__(self) -> int:
+        return (self.tokens + self.block - 1) // self.block
+
+    @overload
+    def __getitem__(self, index: int) -> Encoded: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Encoded]: ...
+    def __getitem__(self, index: int | slice) -> Encoded | list[Encoded]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index] * self.block
+        size = min(self.block, self.tokens - at)
+        stored = os.pread(self._descriptor, size * TOKEN.itemsize, at * TOKEN.itemsize)
+        ids = np.frombuffer(stored, dtype=TOKEN).tolist()
+        return {"input_ids": ids, "labels": [IGNORED, *ids[1:]]}

@@ -15,8 +15,8 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Stage
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.head import IGNORED
-from trainyard.train.stages import STAGES
-from trainyard.train.stages.packing import StreamPacker
+from trainyard.train.stages import STAGES, packing
+from trainyard.train.stages.packing import Blocks, StreamPacker
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=12)
 CPT = STAGES[Stage.CPT]
@@ -103,3 +103,24 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no end-of-text token") as caught:
         CPT.encode([TextRow("a")], tokenizer, settings(Stage.CPT))
     assert caught.value.code == "E-NO-EOS"
+
+
+@given(documents=DOCUMENTS, block=st.integers(1, 16))
+def test_blocks_on_disk_are_the_blocks_that_were_packed(documents: list[list[int]], block: int) -> None:
+    packed = list(StreamPacker(block).pack(documents))
+    stored = Blocks(packed, block)
+    assert len(stored) == len(packed)
+    assert [stored[at]["input_ids"] for at in range(len(stored))] == packed
+    assert [one["labels"] for one in stored[:]] == [[IGNORED, *one[1:]] for one in packed]
+
+
+def test_a_corpus_that_is_written_in_several_parts_is_read_back_whole() -> None:
+    tokens = list(range(packing.WRITE_AT_ONCE * 2 + 5))
+    stored = Blocks(StreamPacker(4096).pack([tokens]), 4096)
+    assert list(chain.from_iterable(one["input_ids"] for one in stored)) == tokens
+    assert stored[-1]["input_ids"] == tokens[-5:]
+
+
+def test_a_block_beyond_the_last_is_an_index_error() -> None:
+    with pytest.raises(IndexError):
+        Blocks([[1, 2], [3]], 2)[2]

@@ -1,0 +1,43 @@
+"""What a plan tells without refusing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainyard.spec.compat.advice import advice
+from trainyard.spec.training import TrainerConfig, resolve_trainer
+
+
+def told(**given: Any) -> list[str]:
+    return advice(resolve_trainer(TrainerConfig.model_validate(given), "starter"))
+
+
+@pytest.mark.parametrize(("rank", "warned"), [(1, True), (7, True), (8, False), (64, False), (65, True), (256, True)])
+def test_a_rank_outside_the_usual_ones_is_told(rank: int, warned: bool) -> None:
+    assert told(lora={"rank": rank}) == ([f"lora.rank is {rank}; ranks from 8 to 64 are usual."] if warned else [])
+
+
+def test_a_method_without_a_rank_has_no_unusual_one() -> None:
+    assert told(method="full") == []
+
+
+@pytest.mark.parametrize(("method", "count"), [("lora", 1), ("dora", 1), ("full", 0)])
+def test_muon_on_an_adapter_is_told(method: str, count: int) -> None:
+    assert len(told(method=method, hyperparameters={"optimizer": "muon"})) == count
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"stage": "kto"}, 1),
+        ({"stage": "dpo", "preference": {"loss": "kto_pair"}}, 1),
+        ({"stage": "dpo"}, 0),
+        ({"stage": "kto", "backend": "trl"}, 0),
+    ],
+)
+def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(given: dict[str, Any], count: int) -> None:
+    hyper = {"batch_size": 4, "gradient_accumulation": 2}
+    assert len(told(**given, hyperparameters=hyper)) == count
+    assert told(**given, hyperparameters={**hyper, "gradient_accumulation": 1}) == []

@@ -1,0 +1,54 @@
+"""What is allowed and seldom meant: told by `plan` and at the start of a training, never refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, Optimizer, PreferenceLoss, Stage
+from trainyard.spec.training import TrainerConfig
+
+USUAL_RANKS = (8, 64)
+"""Below, an adapter hardly learns; above, it costs more than it gives."""
+
+
+class Advice(NamedTuple):
+    """One row: when it is told, and the sentence, filled from the config."""
+
+    when: Callable[[TrainerConfig], bool]
+    says: str
+
+
+def unusual_rank(config: TrainerConfig) -> bool:
+    least, most = USUAL_RANKS
+    ranked = config.method in ADAPTER_METHODS - {Method.OFT} and config.lora.rank is not None
+    return ranked and not least <= (config.lora.rank or least) <= most
+
+
+def depends_on_micro_batch(config: TrainerConfig) -> bool:
+    """Whether the loss compares the rows of a micro-batch, of which a step has several."""
+    pairs = config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.KTO_PAIR
+    several = config.hyperparameters.gradient_accumulation > 1
+    return config.backend is BackendName.NATIVE and several and (pairs or config.stage is Stage.KTO)
+
+
+ADVICE = (
+    Advice(
+        unusual_rank,
+        f"lora.rank is {{config.lora.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
+    ),
+    Advice(
+        lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method in ADAPTER_METHODS,
+        "Muon was made for whole matrices; for the two factors of an adapter nobody has shown that it helps.",
+    ),
+    Advice(
+        depends_on_micro_batch,
+        "The reference point of this loss is a mean over batch_size rows: two micro-batches of "
+        "{config.hyperparameters.batch_size} are not one of twice as many.",
+    ),
+)
+
+
+def advice(config: TrainerConfig) -> list[str]:
+    """The sentences for a resolved trainer."""
+    return [row.says.format(config=config) for row in ADVICE if row.when(config)]
