@@ -58,7 +58,7 @@ bench: setup ## Side-by-side measurements (ONLY=name for one)
 	@$(BIN)/python -m benchmarks $(ONLY)
 
 faults: setup ## Kill real processes at named points
-	$(PYTEST) -q -m faults
+	$(PYTEST) -q -n 2 --dist loadfile -m faults
 
 docs: setup ## Check that every page, command and code in docs/ is what the product does
 	$(PYTEST) -q tests/architecture/test_docs.py

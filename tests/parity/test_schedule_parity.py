@@ -11,6 +11,8 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from transformers import optimization
 
+from trainyard.backends.trl import SCHEDULES
+from trainyard.backends.trl.arguments import schedule_arguments
 from trainyard.spec.axes import Schedule
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, LearningRate, Plateau
@@ -71,3 +73,20 @@ def test_a_plateau_is_torchs() -> None:
         ours.see(metric)
         assert PEAK * ours.factor == pytest.approx(theirs_optimizer.param_groups[0]["lr"], rel=1e-9)
     assert ours.factor < 1e-3
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_trl_backend_asks_for_the_same_curve(schedule: Schedule) -> None:
+    total, warmup = 40, 4
+    hyper = Hyperparameters(schedule=schedule, warmup_ratio=warmup / total)
+    ours = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
+    theirs_optimizer = optimizer()
+    theirs = optimization.get_scheduler(
+        SCHEDULES[schedule], theirs_optimizer, warmup, total,
+        scheduler_specific_kwargs=schedule_arguments(schedule, total),
+    )  # fmt: skip
+    for step in range(total):
+        assert ours.last == pytest.approx(theirs.get_last_lr(), rel=1e-9, abs=1e-16), step
+        theirs_optimizer.step()
+        theirs.step()
+        ours.step()

@@ -16,6 +16,7 @@ from trl.trainer.sft_config import SFTConfig
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
 from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
+from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
 MOST_LOSSES = 1000
 """Points of the loss curve that are logged: every step of a short run, fewer of a long one."""
@@ -43,12 +44,21 @@ def run_length(job: TrainingJob, rows: int) -> Length:
     return Length(total, total / per_epoch, save, max(1, total // MOST_LOSSES))
 
 
+def schedule_arguments(schedule: Schedule, total_steps: int) -> dict[str, Any]:
+    """What transformers has to be told so that a schedule is the one of the native engine."""
+    told: dict[Schedule, dict[str, Any]] = {
+        Schedule.WSD: {"num_decay_steps": max(1, total_steps // STABLE_DECAY)},
+        Schedule.COSINE_WITH_RESTARTS: {"num_cycles": RESTART_CYCLES},
+        Schedule.POLYNOMIAL: {"power": POLYNOMIAL_POWER, "lr_end": 0.0},
+    }
+    return told.get(schedule, {})
+
+
 def common_arguments(
     job: TrainingJob, length: Length, folder: Path, device: str, precision: Precision
 ) -> dict[str, Any]:
     """Arguments that SFT and DPO share."""
     hyper = job.config.hyperparameters
-    stable = {"num_decay_steps": max(1, length.total_steps // 10)} if hyper.schedule is Schedule.WSD else {}
     return {
         "output_dir": str(folder),
         "per_device_train_batch_size": hyper.batch_size,
@@ -56,7 +66,7 @@ def common_arguments(
         "max_steps": length.total_steps,
         "learning_rate": hyper.learning_rate,
         "lr_scheduler_type": SCHEDULES[hyper.schedule],
-        "lr_scheduler_kwargs": stable,
+        "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
         "warmup_steps": math.ceil(hyper.warmup_ratio * length.total_steps),
         "optim": OPTIMIZERS[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
