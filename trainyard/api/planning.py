@@ -5,6 +5,7 @@ Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -199,6 +200,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
+        has_module=lambda name: importlib.util.find_spec(name) is not None,
     )
 
 

@@ -21,6 +21,7 @@ import torch
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Optimizer
+from trainyard.spec.packages import OPTIMIZER_PACKAGES, Package
 from trainyard.spec.training import TrainerConfig
 
 Group = dict[str, Any]
@@ -46,10 +47,7 @@ BLOCK_MATRIX = re.compile(r"\.\d+\.")
 class OptimizerRow:
     """One optimizer: what it needs and what it is for."""
 
-    package: str
-    """Module that has to be importable."""
-    install: str
-    """What `pip install` brings it."""
+    source: Package
     devices: tuple[str, ...]
     trains: str
     """Which weights it moves in its own way."""
@@ -58,6 +56,16 @@ class OptimizerRow:
     make: Callable[[list[Group]], Any]
     fallback: Mapping[str, str] = field(default_factory=dict)
     """Device -> what differs there from what the name promises."""
+
+    @property
+    def package(self) -> str:
+        """Module that has to be importable."""
+        return self.source.modules[0]
+
+    @property
+    def install(self) -> str:
+        """What `pip install` brings it."""
+        return self.source.install
 
 
 @dataclass(frozen=True)
@@ -284,49 +292,48 @@ def ademamix(groups: list[Group]) -> Any:
     return make(without_names(groups), betas=ADEMAMIX_BETAS, alpha=ADEMAMIX_ALPHA)
 
 
-BITSANDBYTES, SCHEDULEFREE, PYTORCH_OPTIMIZER = "bitsandbytes>=0.50", "schedulefree==1.4.1", "pytorch_optimizer==4.1.0"
-
 OPTIMIZERS: dict[Optimizer, OptimizerRow] = {
     Optimizer.ADAMW: OptimizerRow(
-        "torch", "torch", EVERYWHERE, "all weights",
+        OPTIMIZER_PACKAGES[Optimizer.ADAMW], EVERYWHERE, "all weights",
         "The default (arXiv 1711.05101), in torch's fused form.", adamw,
     ),
     Optimizer.SGD: OptimizerRow(
-        "torch", "torch", EVERYWHERE, "all weights",
+        OPTIMIZER_PACKAGES[Optimizer.SGD], EVERYWHERE, "all weights",
         "One state, momentum 0.9; needs a learning rate of its own, a hundred times AdamW's and more.", sgd,
     ),
     Optimizer.ADAMW_8BIT: OptimizerRow(
-        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights; states of 8 bit for tensors of 4096 elements and more",
+        OPTIMIZER_PACKAGES[Optimizer.ADAMW_8BIT], (CPU, CUDA),
+        "all weights; states of 8 bit for tensors of 4096 elements and more",
         "A quarter of AdamW's states (arXiv 2110.02861).", adamw_8bit,
     ),
     Optimizer.PAGED_ADAMW_8BIT: OptimizerRow(
-        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "as adamw_8bit",
+        OPTIMIZER_PACKAGES[Optimizer.PAGED_ADAMW_8BIT], (CPU, CUDA), "as adamw_8bit",
         "As adamw_8bit, with states that spill into the host's memory at a peak (arXiv 2305.14314).", paged_adamw_8bit,
         {CPU: "Paged memory is CUDA's: on a CPU paged_adamw_8bit is adamw_8bit."},
     ),
     Optimizer.ADAFACTOR: OptimizerRow(
-        "transformers", "transformers", EVERYWHERE, "all weights; factored states for matrices",
+        OPTIMIZER_PACKAGES[Optimizer.ADAFACTOR], EVERYWHERE, "all weights; factored states for matrices",
         "Hardly any state (arXiv 1804.04235); the learning rate is taken as given.", adafactor,
     ),
     Optimizer.LION: OptimizerRow(
-        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights",
+        OPTIMIZER_PACKAGES[Optimizer.LION], (CPU, CUDA), "all weights",
         "One state, steps of one size (arXiv 2302.06675): a third to a tenth of AdamW's learning rate.", lion,
     ),
     Optimizer.MUON: OptimizerRow(
-        "torch", "torch", EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
+        OPTIMIZER_PACKAGES[Optimizer.MUON], EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
         "Orthogonal steps for whole matrices (Jordan 2024), as large as AdamW's, so at its learning rate.", muon,
     ),
     Optimizer.SCHEDULE_FREE_ADAMW: OptimizerRow(
-        "schedulefree", SCHEDULEFREE, EVERYWHERE, "all weights",
+        OPTIMIZER_PACKAGES[Optimizer.SCHEDULE_FREE_ADAMW], EVERYWHERE, "all weights",
         "Averages the weights instead of lowering the rate (arXiv 2405.15682): constant schedules.",
         schedule_free_adamw,
     ),
     Optimizer.GALORE: OptimizerRow(
-        "pytorch_optimizer", PYTORCH_OPTIMIZER, EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
+        OPTIMIZER_PACKAGES[Optimizer.GALORE], EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
         "Full weights with the states of rank 128 (arXiv 2403.03507).", galore,
     ),
     Optimizer.ADEMAMIX: OptimizerRow(
-        "bitsandbytes", BITSANDBYTES, (CPU, CUDA), "all weights",
+        OPTIMIZER_PACKAGES[Optimizer.ADEMAMIX], (CPU, CUDA), "all weights",
         "A second, slow average that remembers ten thousand steps (arXiv 2409.03137): long runs.", ademamix,
     ),
 }  # fmt: skip

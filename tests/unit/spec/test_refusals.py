@@ -36,8 +36,9 @@ FACTS = RunFacts(
     devices=frozenset({Device.CPU}),
     data_workers=frozenset({"http://ours.example:8892"}),
     embedded=False,
+    has_module=lambda name: name != "pytorch_optimizer",
 )
-"""A small machine: one CPU, the native and the trl backend, one endpoint, no server."""
+"""A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore."""
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
 FACTS_OF = {"r-vllm-missing": WITH_GPU}
 """Files that another machine than the small one refuses."""

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Optimizer, Schedule
 from trainyard.spec.estimate import STATE_BYTES
+from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.optimizers import (
     OPTIMIZERS,
@@ -403,7 +404,9 @@ def test_the_table_has_every_optimizer_once_and_says_what_it_is_for() -> None:
 
 
 def test_a_missing_package_is_refused_with_its_install_line() -> None:
-    row = replace(OPTIMIZERS[Optimizer.GALORE], package="no_such_module")
+    row = replace(
+        OPTIMIZERS[Optimizer.GALORE], source=Package(("no_such_module",), OPTIMIZERS[Optimizer.GALORE].install)
+    )
     assert availability(row, "cpu").fix == "pip install 'pytorch_optimizer==4.1.0'"
     with pytest.raises(Unavailable, match="The package no_such_module is not installed") as caught:
         build(Optimizer.GALORE, row, groups_of(quadratic(), 0.1))
@@ -418,7 +421,9 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path, monkeypatch: py
     def make(groups: list[Group]) -> Any:
         return __import__("broken_optimizer").Broken(groups)
 
-    row = replace(OPTIMIZERS[Optimizer.LION], package="broken_optimizer", make=make)
+    row = replace(
+        OPTIMIZERS[Optimizer.LION], source=Package(("broken_optimizer",), OPTIMIZERS[Optimizer.LION].install), make=make
+    )
     with pytest.raises(Unavailable, match=r"does not load: libfoo.so.1 is not there") as caught:
         build(Optimizer.LION, row, groups_of(quadratic(), 0.1))
     assert caught.value.code == "E-OPTIMIZER-MISSING"

@@ -37,6 +37,8 @@ class RunFacts:
     """What installs vLLM, if its executable is not here."""
     embedded: bool | None = None
     """Whether the embedded model server is up."""
+    has_module: Callable[[str], bool] | None = None
+    """Whether a package can be imported here."""
 
 
 @dataclass(frozen=True)

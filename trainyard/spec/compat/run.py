@@ -10,6 +10,7 @@ from trainyard.spec.axes import BackendName, Device, Engine, Precision, TargetTy
 from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, Place, Row, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.packages import FORMAT_PACKAGES, OPTIMIZER_PACKAGES
 from trainyard.spec.training import TrainerConfig
 
 
@@ -85,6 +86,21 @@ def takes_no_cuda(config: TrainerConfig, at: Place) -> Hits:
     return native and lacks_device(Device.CUDA, at) and needs_cuda(config)
 
 
+def no_package(config: TrainerConfig, at: Place) -> Hits:
+    """What the native engine would have to import, and cannot."""
+    has = at.facts.has_module
+    if has is None or config.backend is not BackendName.NATIVE:
+        return False
+    optimizer, format = config.hyperparameters.optimizer, config.quantization
+    wanted = [("hyperparameters.optimizer", optimizer.value, OPTIMIZER_PACKAGES[optimizer])]
+    wanted += [("quantization", format.value, FORMAT_PACKAGES[format])] if format else []
+    return [
+        {"where": field, "value": value, "missing": " and ".join(lacking), "install": package.install}
+        for field, value, package in wanted
+        if (lacking := package.missing(has))
+    ]
+
+
 RUN_ROWS = (
     Row(
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
@@ -118,6 +134,10 @@ RUN_ROWS = (
         "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,
         "The backend {config.backend} is not available here: {why}",
         "Use one of: {here}.", scope="run",
+    ),
+    Row(
+        "R-PACKAGE-MISSING", "trainer", "config.{where}", no_package,
+        "{value} needs {missing}, which is not installed here.", "Run `pip install '{install}'`.", scope="run",
     ),
     Row(
         "R-DEVICE-MISSING", "trainer", "config.device", lambda config, at: lacks_device(config.device, at),

@@ -28,6 +28,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Quantization
+from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
 
 CPU, CUDA = "cpu", "cuda"
 HQQ_GROUP = 64
@@ -42,9 +43,7 @@ FP8_MULTIPLE = 16
 class FormatRow:
     """One number format."""
 
-    package: str
-    install: str
-    """What pip takes: the versions that ran with this product's torch."""
+    source: Package
     calibrates: bool
     """Whether it is made from sample texts: such a base is loaded as somebody quantised it, not quantised here."""
     trains: bool
@@ -55,19 +54,23 @@ class FormatRow:
     mergeable: bool
     """Whether an adapter trained through it can be merged: the same base has to exist in full precision."""
     note: str = ""
-    needs: tuple[str, ...] = ()
-    """Further packages that have to be there."""
+
+    @property
+    def package(self) -> str:
+        return self.source.modules[0]
+
+    @property
+    def install(self) -> str:
+        """What pip takes: the versions that ran with this product's torch."""
+        return self.source.install
 
 
 def bitsandbytes_row(note: str) -> FormatRow:
-    return FormatRow("bitsandbytes", "bitsandbytes>=0.50", False, True, "base", (CPU, CUDA), mergeable=True, note=note)
+    return FormatRow(BITSANDBYTES, False, True, "base", (CPU, CUDA), mergeable=True, note=note)
 
 
 def gptqmodel_row(note: str) -> FormatRow:
-    install = "gptqmodel==7.6.0' 'optimum==2.3.0"
-    return FormatRow(
-        "gptqmodel", install, True, True, "base", (CPU, CUDA), mergeable=False, note=note, needs=("optimum",)
-    )
+    return FormatRow(GPTQMODEL, True, True, "base", (CPU, CUDA), mergeable=False, note=note)
 
 
 FORMATS: dict[Quantization, FormatRow] = {
@@ -77,12 +80,11 @@ FORMATS: dict[Quantization, FormatRow] = {
     Quantization.FP4: bitsandbytes_row("As large as nf4 and coarser."),
     Quantization.INT8: bitsandbytes_row("One scale a row. On CUDA the activations are rounded to int8 as well."),
     Quantization.HQQ_INT4: FormatRow(
-        "hqq", "hqq==0.2.8.post1", calibrates=False, trains=True, use="base", devices=(CPU, CUDA), mergeable=True,
-        needs=("termcolor", "einops"),
-        note="transformers 5.23 cannot load it: the base is loaded whole and converted layer by layer.",
+        FORMAT_PACKAGES[Quantization.HQQ_INT4], calibrates=False, trains=True, use="base", devices=(CPU, CUDA),
+        mergeable=True, note="transformers 5.23 cannot load it: the base is loaded whole and converted layer by layer.",
     ),
     Quantization.TORCHAO_INT8: FormatRow(
-        "torchao", "torchao==0.18.0", calibrates=False, trains=True, use="base", devices=(CPU, CUDA), mergeable=True,
+        TORCHAO, calibrates=False, trains=True, use="base", devices=(CPU, CUDA), mergeable=True,
         note="Weights only, one scale a row.",
     ),
     Quantization.GPTQ: gptqmodel_row(
@@ -90,11 +92,12 @@ FORMATS: dict[Quantization, FormatRow] = {
     ),
     Quantization.AWQ: gptqmodel_row("A base that is quantised already; transformers reads it through gptqmodel."),
     Quantization.FP8: FormatRow(
-        "torchao", "torchao==0.18.0", calibrates=False, trains=False, use="compute", devices=(CPU, CUDA),
+        TORCHAO, calibrates=False, trains=False, use="compute", devices=(CPU, CUDA),
         mergeable=True, note="engine.fp8: the products of a training step in float8; emulated, and slower, on a CPU.",
     ),
     Quantization.GGUF: FormatRow(
-        "gguf", "gguf==0.19.0", calibrates=False, trains=False, use="export", devices=(CPU, CUDA), mergeable=False,
+        FORMAT_PACKAGES[Quantization.GGUF], calibrates=False, trains=False, use="export", devices=(CPU, CUDA),
+        mergeable=False,
         note="A file for llama.cpp, written after training by its converter; the package reads and checks it.",
     ),
 }  # fmt: skip
@@ -123,7 +126,7 @@ def version_of(package: str) -> str:
 def probe(format: Quantization, device: str) -> Standing:
     """Whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
     row = FORMATS[format]
-    missing = [name for name in (row.package, *row.needs) if importlib.util.find_spec(name) is None]
+    missing = row.source.missing(lambda name: importlib.util.find_spec(name) is not None)
     if missing:
         why = f"{format.value} needs {' and '.join(missing)}, not installed here."
         return Standing(False, why, f"pip install '{row.install}'")
