@@ -1,0 +1,267 @@
+"""The few file-system calls that durable stores make, as one object that can be handed in.
+
+    store = DocumentLedger(path)                       RealFiles: the kernel's calls
+    store = DocumentLedger(path, files=simulated)      testing.simulated_files: in memory, loses what was not fsynced
+
+A store that writes only through `Files` can be killed after every single call in a test, on a disk that forgets. The
+calls are the kernel's own, and they raise the kernel's own `OSError`; `telling` turns the ones that an operator can do
+something about (disk full, read-only, input/output error) into errors with an answer. What survives a power cut:
+bytes after `fsync` of their file, names (created, renamed, removed) after `fsync_folder` of their folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from trainyard.errors import Conflict, LimitExceeded, TrainyardError, Unavailable
+
+RENAME_NOREPLACE = 1
+"""Flag of renameat2(2): fail with EEXIST instead of overwriting the target."""
+AT_FDCWD = -100
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_NO_FLAG = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
+"""What a kernel or a file system without RENAME_NOREPLACE answers (older kernels, NFS, some FUSE)."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_RENAMEAT2 = getattr(_LIBC, "renameat2", None)
+
+
+def nothing(_point: str) -> None:
+    """The `at` of a store that nobody interrupts."""
+
+
+class Files(Protocol):
+    """File-system calls. Paths are absolute or relative `Path`s; every method raises `OSError` as the kernel does."""
+
+    def read(self, path: Path) -> bytes:
+        """The whole file; `FileNotFoundError` if there is none."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Create or overwrite, not atomically: write to a temporary name and rename for that."""
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Add to the end, creating the file if need be; one write call for one reader-visible line."""
+
+    def fsync(self, path: Path) -> None:
+        """Flush the bytes of a file to the disk."""
+
+    def fsync_folder(self, path: Path) -> None:
+        """Flush the names in a folder to the disk: what was created, renamed or removed there."""
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        """Rename (file or folder) for exactly one of any number of processes.
+
+        Raises `Conflict` (`E-FILE-EXISTS`) when the target is there; `FileNotFoundError` when the source is gone.
+        """
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename a file over whatever is there, atomically."""
+
+    def mkdir(self, path: Path) -> bool:
+        """Make one folder; False if the name is taken: exactly one of any number of processes gets True."""
+
+    def listdir(self, path: Path) -> list[str]:
+        """The names in a folder, sorted; `FileNotFoundError` if there is none."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def is_folder(self, path: Path) -> bool: ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; `FileNotFoundError` if it is gone already."""
+
+    def size(self, path: Path) -> int:
+        """Bytes of a file."""
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file to its first `size` bytes."""
+
+    def locked(self, path: Path) -> AbstractContextManager[None]:
+        """Exclusive between processes and threads while entered; the kernel lets go when the holder dies."""
+
+
+class RealFiles:
+    """The kernel's calls."""
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write(self, path: Path, data: bytes) -> None:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            _write_all(descriptor, data)
+
+    def append(self, path: Path, data: bytes) -> None:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+            _write_all(descriptor, data)
+
+    def fsync(self, path: Path) -> None:
+        with _opened(path, os.O_RDWR) as descriptor:
+            os.fsync(descriptor)
+
+    def fsync_folder(self, path: Path) -> None:
+        with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            os.fsync(descriptor)
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        problem = _renameat2(source, target)
+        if problem in _NO_FLAG:
+            problem = _link_and_unlink(source, target)
+        if problem == errno.EEXIST:
+            raise file_exists(target)
+        if problem:
+            raise OSError(problem, os.strerror(problem), str(source), None, str(target))
+
+    def replace(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def mkdir(self, path: Path) -> bool:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return False
+        return True
+
+    def listdir(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    def is_folder(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
+
+    def truncate(self, path: Path, size: int) -> None:
+        os.truncate(path, size)
+
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+
+def write_whole(files: Files, path: Path, data: bytes) -> None:
+    """Replace a file durably: a reader, also after a power cut, sees the old bytes or the new ones, never a half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    files.write(temporary, data)
+    files.fsync(temporary)
+    files.replace(temporary, path)
+    files.fsync_folder(path.parent)
+
+
+def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
+    """Create a file durably and whole, for exactly one of any number of processes.
+
+    `word` keeps the temporary names of several creators apart (the process id does by default).
+    Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken.
+    """
+    temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
+    files.write(temporary, data)
+    files.fsync(temporary)
+    try:
+        files.rename_noreplace(temporary, path)
+    except Conflict:
+        files.unlink(temporary)
+        raise
+    files.fsync_folder(path.parent)
+
+
+def make_folders(files: Files, path: Path) -> None:
+    """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file."""
+    if files.is_folder(path):
+        return
+    if path.parent != path:
+        make_folders(files, path.parent)
+    if not files.mkdir(path) and not files.is_folder(path):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    files.fsync_folder(path.parent)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Turn a disk that is full, read-only or broken into an error that says what to do; others pass unchanged.
+
+    `what` is a sentence without its full stop, such as "The ledger was not written".
+    Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
+    """
+    try:
+        yield
+    except OSError as error:
+        told = disk_error(what, error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def disk_error(what: str, error: OSError) -> TrainyardError | None:
+    """The error with an answer for a kernel error; None for one that says nothing about the disk."""
+    why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
+    if error.errno in _NO_SPACE:
+        do = "Free some space on that disk and run it again; nothing that was complete is lost."
+        return LimitExceeded(f"{what}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
+    if error.errno in _NOT_WRITABLE:
+        do = "Mount it writable, or give this user the right to write there, and run it again."
+        return Unavailable(f"{what}: the folder cannot be written.", why=why, do=do, code="E-DISK-READ-ONLY")
+    if error.errno == errno.EIO:
+        do = "Look at the kernel log; move TRAINYARD_HOME to a sound disk and run it again."
+        return Unavailable(f"{what}: the disk reports an error.", why=why, do=do, code="E-DISK-ERROR")
+    return None
+
+
+def file_exists(target: Path) -> Conflict:
+    return Conflict(
+        f"{target.name} is there already.",
+        why="Another process made it first, or an earlier run did.",
+        do="Read it instead of making it again.",
+        code="E-FILE-EXISTS",
+    )
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """A write may be short (a signal, a nearly full disk): go on until all is written or the kernel says why not."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _renameat2(source: Path, target: Path) -> int:
+    """0, or the error number."""
+    if _RENAMEAT2 is None:
+        return errno.ENOSYS
+    arguments = (AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE)
+    return 0 if _RENAMEAT2(*arguments) == 0 else ctypes.get_errno()
+
+
+def _link_and_unlink(source: Path, target: Path) -> int:
+    """The same for files where the flag is not known: link(2) never overwrites. 0, or the error number.
+
+    Between the two calls both names exist; a crash there leaves the source too, which its owner removes.
+    """
+    try:
+        os.link(source, target)
+        os.unlink(source)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

@@ -1,0 +1,37 @@
+"""Markers: one file says that one bucket is ready to be trained, and exactly one worker takes it.
+
+    <run>-<tenant>-<role>-<bucket>.json            pending
+    <run>-<tenant>-<role>-<bucket>.json.claimed    one owner trains it, as long as its lease is renewed
+    <run>-<tenant>-<role>-<bucket>.json.completed  published and verified
+    <run>-<tenant>-<role>-<bucket>.json.failed     given up, with the reason
+
+A claim carries a fencing number, which grows with every owner. Whoever slept beyond its lease and was replaced finds a
+higher number, and every later effect of it is refused (`E-MARKER-LOST`); `verify` asks exactly that, right before an
+effect. An owner whose process or machine is gone is replaced at once, any other one when its lease has run out.
+
+`LocalMarkers` keeps them in a folder, `ObjectMarkers` in an object store; both are a `MarkerStore`.
+Fencing: M. Kleppmann, Designing Data-Intensive Applications, section 8.4.
+"""
+
+from __future__ import annotations
+
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import (
+    LEASE_S,
+    POINTS,
+    Alive,
+    Claim,
+    Marker,
+    MarkerRecord,
+    MarkerState,
+    MarkerStore,
+    Owner,
+    owner_alive,
+    this_owner,
+)  # fmt: skip
+from trainyard.stores.markers.remote import ObjectMarkers
+
+__all__ = [
+    "LEASE_S", "POINTS", "Alive", "Claim", "LocalMarkers", "Marker", "MarkerRecord", "MarkerState", "MarkerStore",
+    "ObjectMarkers", "Owner", "owner_alive", "this_owner",
+]  # fmt: skip

@@ -1,0 +1,191 @@
+"""Markers in a folder of one machine: renames that cannot overwrite, ordered by a lock that dies with its holder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainyard.stores.clock import Clock, RealClock
+from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, nothing, telling, write_whole
+from trainyard.stores.markers.records import (
+    LEASE_S,
+    Alive,
+    Claim,
+    Marker,
+    MarkerRecord,
+    MarkerState,
+    Owner,
+    check_same,
+    is_stale,
+    lost,
+    missing,
+    owner_alive,
+    renewed,
+)  # fmt: skip
+
+LOCK_FILE = ".lock"
+
+
+class LocalMarkers:
+    """Markers in one folder of one machine.
+
+    A marker has exactly one name at any moment: its content is replaced first, then it is renamed, and a rename never
+    overwrites. A lock that the kernel gives back when its holder dies orders those two steps.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        alive: Alive | None = None,
+        at: Callable[[str], None] = nothing,
+    ) -> None:
+        self.folder, self.lease_s, self.at = folder, lease_s, at
+        self.files: Files = files or RealFiles()
+        self.clock: Clock = clock or RealClock()
+        self.alive = alive or owner_alive
+
+    def publish(self, marker: Marker) -> bool:
+        with telling("The marker was not published"), self._locked():
+            there = self._state(marker.name)
+            if there is not None:
+                check_same(self._read(marker.name, there).marker, marker)
+                return False
+            self.at("marker.publishing")
+            create_whole(self.files, self._path(marker.name), MarkerRecord(marker).to_json())
+            self.at("marker.published")
+            return True
+
+    def pending(self) -> list[Marker]:
+        names = [name for name, state in self.states().items() if state is MarkerState.PENDING]
+        return [record.marker for record in self._records(names, MarkerState.PENDING)]
+
+    def expired(self) -> list[Claim]:
+        names = [name for name, state in self.states().items() if state is MarkerState.CLAIMED]
+        records = self._records(names, MarkerState.CLAIMED)
+        return [record.claim() for record in records if is_stale(record, self.clock, self.alive)]
+
+    def claim(self, marker: Marker, owner: Owner) -> Claim | None:
+        with telling("The marker was not claimed"), self._locked():
+            state = self._settled(marker.name)
+            if state not in (MarkerState.PENDING, MarkerState.CLAIMED):
+                return None
+            record = self._read(marker.name, state)
+            if state is MarkerState.CLAIMED and not is_stale(record, self.clock, self.alive):
+                return None
+            taken = self._renewed(replace(record, owner=owner, fence=record.fence + 1))
+            self._write(marker.name, state, taken)
+            self.at("marker.claim-written")
+            if state is MarkerState.PENDING:
+                self._rename(marker.name, state, MarkerState.CLAIMED)
+            self.at("marker.claimed")
+            return taken.claim()
+
+    def heartbeat(self, claim: Claim) -> Claim:
+        with telling("The claim was not renewed"), self._locked():
+            renewed = self._renewed(self._held(claim))
+            self._write(claim.marker.name, MarkerState.CLAIMED, renewed)
+            self.at("marker.renewed")
+            return renewed.claim()
+
+    def verify(self, claim: Claim) -> Claim:
+        return self.heartbeat(claim)
+
+    def complete(self, claim: Claim, facts: dict[str, Any]) -> None:
+        self._end(claim, MarkerState.COMPLETED, facts=facts)
+
+    def fail(self, claim: Claim, reason: str, *, retry: bool) -> None:
+        self._end(claim, MarkerState.PENDING if retry else MarkerState.FAILED, reason=reason)
+
+    def states(self) -> dict[str, MarkerState]:
+        if not self.files.is_folder(self.folder):
+            return {}
+        found: dict[str, MarkerState] = {}
+        listed = set(self.files.listdir(self.folder))
+        for state in MarkerState:
+            for file in sorted(listed):
+                if not file.startswith(".") and file.endswith(state.suffix):
+                    found[file.removesuffix(state.suffix)] = state
+        return dict(sorted(found.items()))
+
+    def show(self, name: str) -> MarkerRecord:
+        state = self._state(name)
+        if state is None:
+            raise missing(name)
+        return self._read(name, state)
+
+    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
+        name = claim.marker.name
+        with telling("The marker was not finished"), self._locked():
+            if self._settled(name) is state and self._read(name, state).fence == claim.fence:
+                return
+            record = self._held(claim)
+            again = state is MarkerState.PENDING
+            ended = replace(
+                record,
+                owner=None if again else record.owner,
+                attempts=record.attempts + (1 if again else 0),
+                reason=reason,
+                facts=facts or record.facts,
+            )
+            self._write(name, MarkerState.CLAIMED, ended)
+            self.at("marker.end-written")
+            self._rename(name, MarkerState.CLAIMED, state)
+            self.at("marker.ended")
+
+    def _held(self, claim: Claim) -> MarkerRecord:
+        state = self._settled(claim.marker.name)
+        record = self._read(claim.marker.name, state) if state else None
+        if record is None or not record.held_by(claim):
+            raise lost(claim, record)
+        return record
+
+    def _renewed(self, record: MarkerRecord) -> MarkerRecord:
+        return renewed(record, self.clock, self.lease_s)
+
+    def _records(self, names: list[str], state: MarkerState) -> Iterator[MarkerRecord]:
+        """What could be read in this state: another worker may have moved some on since they were listed."""
+        for name in names:
+            path = self._path(name, state)
+            try:
+                content = self.files.read(path)
+            except FileNotFoundError:
+                continue
+            yield replace(MarkerRecord.from_json(path.name, content), state=state)
+
+    def _read(self, name: str, state: MarkerState) -> MarkerRecord:
+        path = self._path(name, state)
+        return replace(MarkerRecord.from_json(path.name, self.files.read(path)), state=state)
+
+    def _write(self, name: str, state: MarkerState, record: MarkerRecord) -> None:
+        write_whole(self.files, self._path(name, state), replace(record, state=state).to_json())
+
+    def _rename(self, name: str, source: MarkerState, target: MarkerState) -> None:
+        self.files.rename_noreplace(self._path(name, source), self._path(name, target))
+        self.files.fsync_folder(self.folder)
+
+    def _state(self, name: str) -> MarkerState | None:
+        found = [state for state in MarkerState if self.files.exists(self._path(name, state))]
+        return found[-1] if found else None
+
+    def _settled(self, name: str) -> MarkerState | None:
+        """The state, after removing the old name that a crash amid link and unlink leaves (no RENAME_NOREPLACE)."""
+        found = [state for state in MarkerState if self.files.exists(self._path(name, state))]
+        for state in found[:-1]:
+            self.files.unlink(self._path(name, state))
+        return found[-1] if found else None
+
+    def _path(self, name: str, state: MarkerState = MarkerState.PENDING) -> Path:
+        return self.folder / f"{name}{state.suffix}"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folders(self.files, self.folder)
+        with self.files.locked(self.folder / LOCK_FILE):
+            yield

@@ -1,0 +1,213 @@
+"""Markers in an object store, for workers on other machines: generation preconditions instead of renames.
+
+    <prefix>/<name>.json            the marker, written once
+    <prefix>/<name>.json.claimed    who has it and how it ended; every change names the generation that it replaces
+    <prefix>/<name>.json.completed  or .failed: for people and other programs, written after the fact
+
+All decisions fall on the `.claimed` object, so that each of them is one conditional write, which exactly one of any
+number of writers wins. Its metadata holds the record: one listing tells the state of all markers. An acknowledgement
+that was lost is looked up by the store (`stores/objects`), and a renewal whose answer never came is recognised by
+owner and fencing number.
+
+Leases of owners on other machines are judged by the wall clock, `skew_s` later: a clock that is further off may cost
+work done twice, never a result published twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trainyard.errors import Conflict
+from trainyard.stores.clock import Clock, RealClock
+from trainyard.stores.files import nothing
+from trainyard.stores.markers.records import (
+    LEASE_S,
+    Alive,
+    Claim,
+    Marker,
+    MarkerRecord,
+    MarkerState,
+    Owner,
+    check_same,
+    is_stale,
+    lost,
+    missing,
+    owner_alive,
+    renewed,
+)  # fmt: skip
+from trainyard.stores.objects import ObjectInfo, ObjectStore, checked_name
+
+SKEW_S = 30.0
+MOST_LOOKS = 10
+"""At a claim that changes while it is changed: its owner is one process, so that twice is already rare."""
+RECORD = "record"
+"""Metadata key of the record without its facts and reason."""
+ENDED = (MarkerState.COMPLETED, MarkerState.FAILED)
+
+
+class ObjectMarkers:
+    """`MarkerStore` below a prefix of an object store."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str = "markers",
+        clock: Clock | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        skew_s: float = SKEW_S,
+        alive: Alive | None = None,
+        at: Callable[[str], None] = nothing,
+    ) -> None:
+        self.store, self.prefix, self.lease_s, self.skew_s, self.at = store, checked_name(prefix), lease_s, skew_s, at
+        self.clock: Clock = clock or RealClock()
+        self.alive = alive or owner_alive
+
+    def publish(self, marker: Marker) -> bool:
+        self.at("marker.publishing")
+        try:
+            self._put(marker.name, MarkerState.PENDING, MarkerRecord(marker), 0)
+        except Conflict:
+            there = self._record(self.store.head(self._object(marker.name, MarkerState.PENDING)))
+            if there is not None:
+                check_same(there.marker, marker)
+            return False
+        self.at("marker.published")
+        return True
+
+    def pending(self) -> list[Marker]:
+        return [record.marker for record in self._all().values() if record.state is MarkerState.PENDING]
+
+    def expired(self) -> list[Claim]:
+        """The claims whose owner is gone. Completes on the way what a crash left of an ended marker."""
+        claims = []
+        for record in self._all(complete=True).values():
+            if record.state is MarkerState.CLAIMED and self._stale(record):
+                claims.append(record.claim())
+        return claims
+
+    def claim(self, marker: Marker, owner: Owner) -> Claim | None:
+        there = self._record(self.store.head(self._object(marker.name, MarkerState.CLAIMED)))
+        if there is None:
+            there = self._record(self.store.head(self._object(marker.name, MarkerState.PENDING)))
+            there = there and replace(there, generation=0)
+        if there is None or there.state in ENDED or (there.state is MarkerState.CLAIMED and not self._stale(there)):
+            return None
+        taken = self._renewed(replace(there, owner=owner, fence=there.fence + 1))
+        try:
+            info = self._put(marker.name, MarkerState.CLAIMED, taken, there.generation)
+        except Conflict:
+            return None
+        self.at("marker.claimed")
+        return replace(taken, generation=info.generation).claim()
+
+    def heartbeat(self, claim: Claim) -> Claim:
+        record = self._change(claim, self._renewed)
+        self.at("marker.renewed")
+        return record.claim()
+
+    def verify(self, claim: Claim) -> Claim:
+        return self.heartbeat(claim)
+
+    def complete(self, claim: Claim, facts: dict[str, Any]) -> None:
+        self._end(claim, MarkerState.COMPLETED, facts=facts)
+
+    def fail(self, claim: Claim, reason: str, *, retry: bool) -> None:
+        if not retry:
+            return self._end(claim, MarkerState.FAILED, reason=reason)
+        self._change(
+            claim,
+            lambda record: replace(
+                record, state=MarkerState.PENDING, owner=None, attempts=record.attempts + 1, reason=reason
+            ),
+        )
+        return self.at("marker.ended")
+
+    def states(self) -> dict[str, MarkerState]:
+        return {name: record.state for name, record in self._all().items()}
+
+    def show(self, name: str) -> MarkerRecord:
+        for state in (MarkerState.CLAIMED, MarkerState.PENDING):
+            info = self.store.head(self._object(name, state))
+            if info is not None:
+                content = self.store.get(info.name, generation=info.generation)
+                return MarkerRecord.from_json(info.name, content, generation=info.generation)
+        raise missing(name)
+
+    def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
+        there = self._record(self.store.head(self._object(claim.marker.name, MarkerState.CLAIMED)))
+        if there is not None and there.state is state and there.fence == claim.fence:
+            record = there
+        else:
+            record = self._change(claim, lambda one: replace(one, state=state, reason=reason, facts=facts or {}))
+        self.at("marker.end-written")
+        self._tell(record)
+        self.at("marker.ended")
+
+    def _change(self, claim: Claim, change: Callable[[MarkerRecord], MarkerRecord]) -> MarkerRecord:
+        """Replace the record of a claim that is still ours; the generation says that nobody came between."""
+        name = claim.marker.name
+        there: MarkerRecord | None = None
+        for _ in range(MOST_LOOKS):
+            there = self._record(self.store.head(self._object(name, MarkerState.CLAIMED)))
+            if there is None or not there.held_by(claim):
+                raise lost(claim, there)
+            changed = change(there)
+            try:
+                info = self._put(name, MarkerState.CLAIMED, changed, there.generation)
+            except Conflict:
+                continue  # our own earlier write, whose answer never came, or another owner: look again
+            return replace(changed, generation=info.generation)
+        raise lost(claim, there)
+
+    def _tell(self, record: MarkerRecord) -> None:
+        """Write the object that says the end by its name; it decides nothing."""
+        try:
+            self._put(record.marker.name, record.state, record, 0)
+        except Conflict as error:
+            if error.code != "E-OBJECT-EXISTS":
+                raise
+
+    def _put(self, name: str, place: MarkerState, record: MarkerRecord, generation: int) -> ObjectInfo:
+        short = replace(record, facts={}, reason="").to_json()
+        return self.store.put(
+            self._object(name, place),
+            record.to_json(),
+            if_generation_match=generation,
+            metadata={RECORD: json.dumps(json.loads(short), separators=(",", ":"))},
+        )
+
+    def _all(self, *, complete: bool = False) -> dict[str, MarkerRecord]:
+        """Name -> record of every marker, from one listing."""
+        found: dict[str, MarkerRecord] = {}
+        told: set[str] = set()
+        infos = self.store.list(f"{self.prefix}/")
+        for info in infos:  # sorted: <name>.json comes before <name>.json.claimed
+            name, dot, state = info.name.removeprefix(f"{self.prefix}/").partition(".json")
+            if state in (".completed", ".failed"):
+                told.add(name)
+            elif dot and state in ("", ".claimed"):
+                record = self._record(info)
+                assert record is not None
+                found[name] = record
+        for name, record in found.items() if complete else ():
+            if record.state in ENDED and name not in told:
+                self._tell(self.show(name))
+        return dict(sorted(found.items()))
+
+    def _record(self, info: ObjectInfo | None) -> MarkerRecord | None:
+        if info is None:
+            return None
+        return MarkerRecord.from_json(info.name, info.metadata.get(RECORD, "").encode(), generation=info.generation)
+
+    def _stale(self, record: MarkerRecord) -> bool:
+        return is_stale(record, self.clock, self.alive, skew_s=self.skew_s)
+
+    def _renewed(self, record: MarkerRecord) -> MarkerRecord:
+        return renewed(record, self.clock, self.lease_s)
+
+    def _object(self, name: str, state: MarkerState) -> str:
+        return f"{self.prefix}/{name}{state.suffix}"

@@ -1,0 +1,242 @@
+"""An object store in a folder, with the same preconditions, generations and checksums as a bucket.
+
+    <root>/acme/coder/v3/manifest.json           the bytes, under the name that people expect
+    <root>/.objects/acme/coder/v3/manifest.json  {now: {generation, size, crc32c, metadata}, next: …}
+
+A write says what comes (`next`), then renames the new bytes into place, then says that it came (`now`). A crash between
+the two is settled by the checksum of the bytes that are there: they are the old ones or the new ones, never a mixture.
+Generations count up from 1 for each name and are never used again, also after a removal. One lock for the whole store,
+which the kernel gives back when its holder dies: a folder store is for one machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.errors import Corrupt, InvalidInput
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling, write_whole
+from trainyard.stores.objects import (
+    ObjectInfo,
+    checked_name,
+    object_corrupt,
+    object_missing,
+    precondition_failed,
+)
+from trainyard.stores.objects.crc import crc32c
+
+BOOKS = ".objects"
+LOCK_FILE = ".lock"
+POINTS = ("object.bytes-written", "object.announced", "object.renamed", "object.settled")
+"""Where `at` is called."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """What the store knows about one name."""
+
+    last: int = 0
+    """The highest generation that was given out."""
+    now: ObjectInfo | None = None
+    next: ObjectInfo | None = None
+
+    def to_json(self) -> bytes:
+        parts = {word: vars(info) if info else None for word, info in (("now", self.now), ("next", self.next))}
+        return json.dumps({"last": self.last, **parts}, sort_keys=True).encode()
+
+    @staticmethod
+    def from_json(name: str, content: bytes) -> Book:
+        """Raises `Corrupt` (`E-OBJECT-CORRUPT`)."""
+        try:
+            fields = json.loads(content)
+            now, coming = (ObjectInfo(**fields[word]) if fields[word] else None for word in ("now", "next"))
+            return Book(fields["last"], now, coming)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Corrupt(
+                f"What the store knows about the object {name} cannot be read.",
+                why=f"{type(error).__name__}: {error}",
+                do=f"Move {BOOKS}/{name} away and publish the object again.",
+                code="E-OBJECT-CORRUPT",
+            ) from error
+
+
+class FolderStore:
+    """`ObjectStore` in a folder."""
+
+    def __init__(self, root: Path, files: Files | None = None, *, at: Callable[[str], None] = nothing) -> None:
+        self.root, self.at = root, at
+        self.files: Files = files or RealFiles()
+
+    def put(
+        self,
+        name: str,
+        data: bytes | Path,
+        *,
+        if_generation_match: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        path = self._path(name)
+        content = data if isinstance(data, bytes) else self.files.read(data)
+        with telling(f"The object {name} was not written"), self._locked():
+            book = self._book(name)
+            expect(name, if_generation_match, book.now)
+            info = ObjectInfo(name, book.last + 1, len(content), crc32c(content), dict(metadata or {}))
+            self._make_folder(path.parent, name)
+            temporary = path.with_name(f".{path.name}.tmp")
+            self.files.write(temporary, content)
+            self.files.fsync(temporary)
+            self.at("object.bytes-written")
+            self._announce(book, info)
+            self.files.replace(temporary, path)
+            self.files.fsync_folder(path.parent)
+            self.at("object.renamed")
+            self._keep(Book(info.generation, info), name)
+            self.at("object.settled")
+            return info
+
+    def get(self, name: str, *, generation: int | None = None) -> bytes:
+        path = self._path(name)
+        with self._locked():
+            info = self._book(name).now
+            if info is None or generation not in (None, info.generation):
+                raise object_missing(name, generation)
+            content = self.files.read(path)
+        if (found := crc32c(content)) != info.crc32c:
+            raise object_corrupt(name, info.crc32c, found)
+        return content
+
+    def download(self, name: str, path: Path) -> ObjectInfo:
+        content = self.get(name)
+        with telling(f"The object {name} was not stored as {path.name}"):
+            make_folders(self.files, path.parent)
+            write_whole(self.files, path, content)
+        info = self.head(name)
+        if info is None:
+            raise object_missing(name)
+        return info
+
+    def head(self, name: str) -> ObjectInfo | None:
+        self._path(name)
+        with self._locked():
+            return self._book(name).now
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        with self._locked():
+            names = [name for name in self._names(self.root / BOOKS, "") if name.startswith(prefix)]
+            found = [self._book(name).now for name in sorted(names)]
+        return [info for info in found if info is not None]
+
+    def move(
+        self,
+        source: str,
+        target: str,
+        *,
+        if_generation_match: int | None = 0,
+        if_source_generation_match: int | None = None,
+    ) -> ObjectInfo:
+        path, goal = self._path(source), self._path(target)
+        with telling(f"The object {source} was not moved"), self._locked():
+            old, book = self._book(source), self._book(target)
+            if old.now is None:
+                raise object_missing(source)
+            expect(source, if_source_generation_match, old.now)
+            expect(target, if_generation_match, book.now)
+            if source == target:
+                return old.now
+            info = ObjectInfo(target, book.last + 1, old.now.size, old.now.crc32c, old.now.metadata)
+            self._make_folder(goal.parent, target)
+            self._announce(book, info)
+            self.files.replace(path, goal)
+            self.files.fsync_folder(goal.parent)
+            self.files.fsync_folder(path.parent)
+            self.at("object.renamed")
+            self._keep(Book(info.generation, info), target)
+            self._keep(Book(old.last), source)
+            self.at("object.settled")
+            return info
+
+    def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
+        path = self._path(name)
+        with telling(f"The object {name} was not removed"), self._locked():
+            book = self._book(name)
+            expect(name, if_generation_match, book.now)
+            if book.now is None:
+                return False
+            self.files.unlink(path)
+            self.files.fsync_folder(path.parent)
+            self.at("object.renamed")
+            self._keep(Book(book.last), name)
+            self.at("object.settled")
+            return True
+
+    def _path(self, name: str) -> Path:
+        """Where the bytes are, after a check that neither the name nor a link leads out of the root."""
+        path = self.root / checked_name(name)
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise InvalidInput(
+                f"The object {name} lies outside its store.",
+                why="A part of its path is a symbolic link.",
+                do="Remove the link.",
+                code="E-OBJECT-NAME",
+            )
+        return path
+
+    def _book(self, name: str) -> Book:
+        """What is known, settled: after a crash the bytes themselves say whether the announced write came."""
+        place = self.root / BOOKS / name
+        if not self.files.exists(place) or self.files.is_folder(place):
+            return Book()
+        book = Book.from_json(name, self.files.read(place))
+        path = self.root / name
+        if not self.files.exists(path):
+            return Book(book.last)
+        if book.next is None:
+            return book
+        came = crc32c(self.files.read(path)) == book.next.crc32c
+        return Book(book.last, book.next if came else book.now)
+
+    def _announce(self, book: Book, info: ObjectInfo) -> None:
+        self._keep(Book(info.generation, book.now, info), info.name)
+        self.at("object.announced")
+
+    def _keep(self, book: Book, name: str) -> None:
+        place = self.root / BOOKS / name
+        self._make_folder(place.parent, name)
+        write_whole(self.files, place, book.to_json())
+
+    def _make_folder(self, folder: Path, name: str) -> None:
+        try:
+            make_folders(self.files, folder)
+        except (NotADirectoryError, FileExistsError) as error:
+            raise InvalidInput(
+                f"The object {name} cannot lie below another object.",
+                why=f"{folder.name} is an object, and a folder cannot have the same name.",
+                do="Choose a name that does not continue another one's.",
+                code="E-OBJECT-NAME",
+            ) from error
+
+    def _names(self, folder: Path, prefix: str) -> Iterator[str]:
+        if not self.files.is_folder(folder):
+            return
+        for name in self.files.listdir(folder):
+            if name.startswith("."):
+                continue
+            if self.files.is_folder(folder / name):
+                yield from self._names(folder / name, f"{prefix}{name}/")
+            else:
+                yield prefix + name
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folders(self.files, self.root / BOOKS)
+        with self.files.locked(self.root / BOOKS / LOCK_FILE):
+            yield
+
+
+def expect(name: str, generation: int | None, there: ObjectInfo | None) -> None:
+    """Raises `Conflict` when the object is not the one that the caller means (0: that there is none)."""
+    if generation is not None and generation != (there.generation if there else 0):
+        raise precondition_failed(name, generation, there)
