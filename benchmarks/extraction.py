@@ -1,0 +1,96 @@
+"""How much of what a careful reader finds in the sample documents does the extractor find, kind by kind?
+
+The reader's labels are `examples/night/labels.json`. The extractor is asked as in a night: a prompt over HTTP to a
+server that is started for it, then `parse`. By default that is the model `rules`, the baseline that a language model
+has to beat. Another one:
+
+    TRAINYARD_BENCH_PROFILE=deployments/profiles/NAME.yaml python -m benchmarks extraction
+
+There is no bar for the rules but that they stay what they are; every figure is of exact names after normalisation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.harness import Row, finish
+from trainyard.errors import InvalidInput
+from trainyard.serve.extraction import SCHEMA, extract
+from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.inference_server.profiles import ServerProfile
+from trainyard.settings import settings
+from trainyard.stores.graph import ENTITY_KINDS
+from trainyard.stores.graph.facts import normalised
+
+SAMPLES = Path(__file__).parent.parent / "examples" / "night"
+BASELINE = {"person": 0.70, "company": 0.70, "project": 0.70, "account": 0.70, "location": 0.50}
+"""F1 that the rules reached when this was written, less a margin; a profile of one's own has to beat the rules."""
+Names = dict[str, set[str]]
+
+
+def labels() -> dict[str, Names]:
+    given = json.loads((SAMPLES / "labels.json").read_text(encoding="utf-8"))
+    return {
+        document: {kind: {normalised(kind, name) for name in names} for kind, names in kinds.items()}
+        for document, kinds in given.items()
+    }
+
+
+async def found_by(server: InferenceServer, documents: list[str]) -> dict[str, Names]:
+    """What the server finds; a document whose answer does not conform counts as nothing found."""
+    found = {document: {kind: set[str]() for kind in ENTITY_KINDS} for document in documents}
+
+    async def one(document: str) -> None:
+        text = (SAMPLES / document).read_text(encoding="utf-8")
+        try:
+            extraction = await extract(text, document.split("/", maxsplit=1)[0], complete)
+        except InvalidInput as error:
+            print(f"  {document}: {error.why}", file=sys.stderr)
+            return
+        for entity in extraction.entities:
+            found[document][entity.kind].add(normalised(entity.kind, entity.name))
+
+    async with server.completing(4) as complete:
+        await asyncio.gather(*(one(document) for document in documents))
+    return found
+
+
+def score(wanted: dict[str, Names], found: dict[str, Names]) -> dict[str, tuple[float, float, float]]:
+    """(precision, recall, F1) of each kind over all documents."""
+    right, said, there = Counter[str](), Counter[str](), Counter[str]()
+    for document, kinds in wanted.items():
+        for kind in ENTITY_KINDS:
+            right[kind] += len(kinds[kind] & found[document][kind])
+            said[kind] += len(found[document][kind])
+            there[kind] += len(kinds[kind])
+    scores = {}
+    for kind in ENTITY_KINDS:
+        precision, recall = right[kind] / max(said[kind], 1), right[kind] / max(there[kind], 1)
+        scores[kind] = (precision, recall, 2 * right[kind] / max(said[kind] + there[kind], 1))
+    return scores
+
+
+def main() -> int:
+    path, wanted = os.environ.get("TRAINYARD_BENCH_PROFILE"), labels()
+    profile = read_profile(Path(path)) if path else ServerProfile()
+    with tempfile.TemporaryDirectory() as folder, InferenceServer(profile, Path(folder), settings()) as server:
+        server.start()
+        server.wait_ready()
+        server.warm(SCHEMA)
+        scores = score(wanted, asyncio.run(found_by(server, list(wanted))))
+    rows = []
+    for kind, (precision, recall, f1) in scores.items():
+        rows.append(Row.at_least(f"{kind}: precision", precision, 0.0))
+        rows.append(Row.at_least(f"{kind}: recall", recall, 0.0))
+        rows.append(Row.at_least(f"{kind}: F1", f1, BASELINE[kind]))
+    return finish("extraction", rows, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The model server of a phase: real processes from start to the proof that the device is free."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from trainyard.compute.child import alive
+from trainyard.compute.gpus import Gpu, GpuReadings
+from trainyard.errors import Conflict, InvalidInput, NotFound, Unavailable
+from trainyard.serve.extraction import SCHEMA, extract
+from trainyard.serve.inference_server import InferenceServer, read_profile, release_of
+from trainyard.serve.inference_server.commands import command, variables
+from trainyard.serve.inference_server.life import RECORD_FILE, Record
+from trainyard.serve.inference_server.profiles import (
+    EmbeddedEngine,
+    LlamaServerEngine,
+    Release,
+    ServerProfile,
+    VllmEngine,
+)
+from trainyard.settings import Settings
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
+
+DOCUMENT = "Jane Doe of Acme GmbH leads project Blue Harbour."
+
+
+def gpu(used_mb: int = 0, processes: tuple[int, ...] = ()) -> Callable[[], GpuReadings]:
+    return lambda: GpuReadings("ok", "1.0", (Gpu(0, "a GPU", "GPU-0", 24_000, used_mb, 0, processes),))
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    return Settings(home=home)
+
+
+async def test_the_rules_serve_a_phase_from_start_to_free(tmp_path: Path, settings: Settings) -> None:
+    with InferenceServer(ServerProfile(), tmp_path, settings) as server:
+        server.start()
+        server.wait_ready(60)
+        server.warm(SCHEMA)
+        async with server.completing(4) as complete:
+            made = await asyncio.gather(*(extract(DOCUMENT, "meetings", complete) for _ in range(8)))
+            assert {one.name for one in made[7].entities} == {"Jane Doe", "Acme GmbH", "Blue Harbour"}
+            assert server.drain(10).left == 0
+            with pytest.raises(Unavailable, match="E-SERVER-DRAINING"):
+                await complete([], None, 10)
+        url = server.url
+        assert server.stop() is Release.STOP
+        assert server.prove_free(5).device == "cpu"
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_a_server_of_a_dead_process_is_ended_first(tmp_path: Path, settings: Settings) -> None:
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    record = Record(left.pid, psutil.Process(left.pid).create_time(), 1)
+    write_json_durably(tmp_path / RECORD_FILE, asdict(record))
+    server = InferenceServer(ServerProfile(), tmp_path, settings)
+    with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):
+        server.prove_free(0.1)
+    server.end_leftover()
+    assert left.wait(10) != 0
+    assert server.prove_free(0.1).device == "cpu"
+
+
+def test_a_record_of_somebody_elses_pid_ends_nobody(tmp_path: Path, settings: Settings) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    write_json_durably(tmp_path / RECORD_FILE, asdict(Record(stranger.pid, 1.0, 1)))
+    InferenceServer(ServerProfile(), tmp_path, settings).end_leftover()
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def vllm_profile(program: Path, **fields: object) -> ServerProfile:
+    return ServerProfile(engine=VllmEngine(type="vllm", model="org/model", program=str(program)), **fields)
+
+
+def test_nothing_is_started_beside_a_stranger(tmp_path: Path, settings: Settings) -> None:
+    program = vllm_program(tmp_path / "bin")
+    server = InferenceServer(vllm_profile(program), tmp_path / "run", settings, read=gpu(9_000, (4711,)))
+    with pytest.raises(Conflict, match=r"E-DEVICE-OCCUPIED.*process 4711"):
+        server.start()
+    assert not (tmp_path / "bin" / ENGINE_FILE).exists()
+
+
+def test_vllm_ends_with_its_engine_and_the_device_is_measured(tmp_path: Path, settings: Settings) -> None:
+    used = [500]
+
+    def read() -> GpuReadings:
+        return gpu(used[0])()
+
+    program = vllm_program(tmp_path / "bin")
+    server = InferenceServer(vllm_profile(program), tmp_path / "run", settings, read=read)
+    with server:
+        server.start()
+        server.wait_ready(60)
+        used[0] = 20_000
+        server.stop()
+    engine = int((tmp_path / "bin" / ENGINE_FILE).read_text())
+    assert not psutil.pid_exists(engine) or not alive(psutil.Process(engine))
+    with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):  # memory that nobody claims is memory in use
+        server.prove_free(0.3)
+    used[0] = 510
+    assert server.prove_free(1).after_mb == 510
+
+
+def test_a_server_that_dies_says_why(tmp_path: Path, settings: Settings) -> None:
+    program = vllm_program(tmp_path / "bin", "die")
+    with InferenceServer(vllm_profile(program), tmp_path / "run", settings, read=gpu()) as server:
+        server.start()
+        with pytest.raises(Unavailable, match=r"E-INFERENCE-START.*KV cache"):
+            server.wait_ready(60)
+
+
+def test_a_server_that_hangs_is_ended_in_time(tmp_path: Path, settings: Settings) -> None:
+    profile = vllm_profile(vllm_program(tmp_path / "bin", "hang"), stop_s=0.5)
+    with InferenceServer(profile, tmp_path / "run", settings, read=gpu()) as server:
+        server.start()
+        with pytest.raises(Unavailable, match="was not ready within 1 s"):
+            server.wait_ready(1)
+    assert server.prove_free(1).device == "cuda:0"
+
+
+def test_the_operators_commands_run_without_a_shell(tmp_path: Path, settings: Settings) -> None:
+    script = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+    boot = (sys.executable, "-c", script, str(tmp_path / "booted"), "$(id); yes")
+    stop = (sys.executable, "-c", script, str(tmp_path / "stopped"), "yes")
+    with InferenceServer(ServerProfile(boot_command=boot, stop_command=stop), tmp_path / "run", settings) as server:
+        server.start()
+        assert (tmp_path / "booted").read_text() == "$(id); yes"
+    assert (tmp_path / "stopped").exists()
+    failing = ServerProfile(boot_command=(sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(Unavailable, match=r"E-SERVER-BOOT.*status 3"):
+        InferenceServer(failing, tmp_path / "other", settings).start()
+
+
+def test_completions_go_to_the_gateway(tmp_path: Path, settings: Settings) -> None:
+    profile = ServerProfile(gateway_url="http://127.0.0.1:9080/v1", gateway_model="big", url="http://127.0.0.1:9/v1")
+    server = InferenceServer(profile, tmp_path, settings)
+    assert (server.chat_url, server.model, server.url) == ("http://127.0.0.1:9080/v1", "big", "http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match="E-INFERENCE-START"):
+        server.wait_ready(0.1)
+
+
+def test_the_flags_of_vllm(tmp_path: Path, settings: Settings) -> None:
+    engine = VllmEngine(
+        type="vllm", model="org/model", quantization="awq_marlin", max_model_len=8_192, kv_cache_dtype="fp8",
+        max_num_seqs=9, lora_rank=16, program=str(vllm_program(tmp_path)), options=("--seed", "1"),
+    )  # fmt: skip
+    profile = ServerProfile(engine=engine, release=Release.SLEEP_WITHOUT_WEIGHTS)
+    argv = command(profile, 8_000, settings)
+    text = " ".join(argv)
+    for flag in (
+        "--quantization awq_marlin", "--max-model-len 8192", "--kv-cache-dtype fp8", "--max-num-seqs 9",
+        "--enable-prefix-caching", "--enable-lora", "--max-lora-rank 16", "--enable-sleep-mode", "--host 127.0.0.1",
+    ):  # fmt: skip
+        assert flag in text
+    assert text.endswith("--seed 1")
+    assert variables(profile, argv)["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_what_is_not_here_is_told(tmp_path: Path, settings: Settings) -> None:
+    llama = ServerProfile(engine=LlamaServerEngine(type="llama_server", model="m.gguf", program="no-such-program"))
+    with pytest.raises(Unavailable, match="R-LLAMA-MISSING"):
+        command(llama, 1, settings)
+    there = ServerProfile(engine=LlamaServerEngine(type="llama_server", model=str(tmp_path / "m.gguf"), program="sh"))
+    with pytest.raises(NotFound, match="E-MODEL-MISSING"):
+        command(there, 1, settings)
+    (tmp_path / "m.gguf").touch()
+    assert "-c 32768 -np 4" in " ".join(command(there, 1, settings))
+    with pytest.raises(Unavailable, match="R-VLLM-MISSING"):
+        command(vllm_profile(tmp_path / "vllm"), 1, settings)
+
+
+def test_weights_go_to_the_hosts_memory_only_where_it_holds_them() -> None:
+    engine = VllmEngine(type="vllm", model="m", weights_mb=18_600)
+    profile = ServerProfile(engine=engine, release=Release.AUTO)
+    assert release_of(profile, free_mb=14_000) is Release.STOP
+    assert release_of(profile, free_mb=40_000) is Release.SLEEP_WEIGHTS_IN_RAM
+    assert release_of(ServerProfile(engine=engine), free_mb=40_000) is Release.STOP
+
+
+def test_profiles_are_files(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("engine: {type: vllm, model: org/model}\nready_s: 100\n")
+    assert read_profile(tmp_path / "good.yaml").ready_s == 100
+    (tmp_path / "bad.yaml").write_text("engine: {type: vllm}\n")
+    with pytest.raises(InvalidInput, match="E-PROFILE"):
+        read_profile(tmp_path / "bad.yaml")
+    with pytest.raises(NotFound, match=r"E-PROFILE-MISSING.*bad, good"):
+        read_profile(tmp_path / "none.yaml")
+    with pytest.raises(ValidationError, match="can only be stopped"):
+        ServerProfile(engine=EmbeddedEngine(), release=Release.AUTO)

@@ -1,0 +1,173 @@
+"""The knowledge graph over HTTP: `trainyard serve --role graph --port 9081`.
+
+    POST /v1/graph/mutate   {"mutations": [{tenant, stream, name, content_sha256, version, entities, relations}]}
+    POST /v1/graph/has      {"documents": [key…]}
+    POST /v1/graph/query    {"cypher": …, "parameters": {…}}
+    GET  /v1/graph/stats    GET /v1/graph/dump   (?tenant=…)          GET  /health
+
+The idempotency key of a mutation is its document (content hash, stream, version): sent twice, it is applied once. Off
+loopback it starts only with a token. Errors have the shape of every error here: {"error": {code, what, why, do, kind}}.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+import anyio.to_thread
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.stores.graph import Graph, mutation
+
+MAX_BODY_BYTES = 64 << 20
+MAX_MUTATIONS = 5_000
+STATUS = {InvalidInput: 422, NotFound: 404, Conflict: 409, LimitExceeded: 413, Unavailable: 503}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class GraphServer:
+    """The routes over one graph; a call at a time reaches the graph, on a thread of its own."""
+
+    def __init__(self, graph: Graph, token: str | None = None) -> None:
+        self.graph, self.token = graph, token
+
+    def app(self, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
+        routes = [
+            Route("/health", self.route(self.health, guarded=False)),
+            Route("/v1/graph/mutate", self.route(self.mutate), methods=["POST"]),
+            Route("/v1/graph/has", self.route(self.has), methods=["POST"]),
+            Route("/v1/graph/query", self.route(self.query), methods=["POST"]),
+            Route("/v1/graph/stats", self.route(self.stats)),
+            Route("/v1/graph/dump", self.route(self.dump)),
+        ]
+        # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
+        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+
+    def route(
+        self, work: Callable[[Request, bytes], Any], *, guarded: bool = True
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                if guarded:
+                    self.check_token(request)
+                body = await body_of(request) if request.method == "POST" else b""
+                return json(await anyio.to_thread.run_sync(work, request, body))
+            except TrainyardError as error:
+                return refusal(error)
+
+        return answer
+
+    def check_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            raise Unavailable(
+                "The bearer token is missing or wrong.", do="Set TRAINYARD_TOKEN on both sides.", code="E-GRAPH-TOKEN"
+            )
+
+    def health(self, _request: Request, _body: bytes) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    def mutate(self, _request: Request, body: bytes) -> dict[str, Any]:
+        given = fields(body, "mutations", list)
+        if len(given) > MAX_MUTATIONS:
+            raise LimitExceeded(
+                f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-ROWS"
+            )
+        return {"results": [asdict(one) for one in self.graph.mutate([mutation(one) for one in given])]}
+
+    def has(self, _request: Request, body: bytes) -> dict[str, Any]:
+        return {"documents": sorted(self.graph.has([str(one) for one in fields(body, "documents", list)]))}
+
+    def query(self, _request: Request, body: bytes) -> dict[str, Any]:
+        parameters = orjson.loads(body).get("parameters") or {} if body else {}
+        return {"rows": self.graph.query(fields(body, "cypher", str), parameters)}
+
+    def stats(self, request: Request, _body: bytes) -> dict[str, Any]:
+        return asdict(self.graph.stats(request.query_params.get("tenant")))
+
+    def dump(self, request: Request, _body: bytes) -> dict[str, Any]:
+        return {"lines": list(self.graph.dump(request.query_params.get("tenant")))}
+
+
+def fields(body: bytes, name: str, kind: type) -> Any:
+    """One field of a JSON object. Raises `InvalidInput` (`E-GRAPH-BODY`)."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_body("it is no JSON") from error
+    if not isinstance(given, dict) or not isinstance(given.get(name), kind):
+        raise bad_body(f"it has no {name}")
+    return given[name]
+
+
+def bad_body(why: str) -> InvalidInput:
+    return InvalidInput(
+        "The body of the request cannot be used.", why=f"{why[0].upper()}{why[1:]}.",
+        do="See docs/graph.md for the shape.", code="E-GRAPH-BODY",
+    )  # fmt: skip
+
+
+async def body_of(request: Request) -> bytes:
+    """A JSON body, at most 64 MiB; a form, which any web page can send to loopback, is refused by its content type."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise bad_body("it is not sent as application/json")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise LimitExceeded(
+                f"The body is longer than {MAX_BODY_BYTES:,} bytes.", do="Send less at a time.", code="E-GRAPH-ROWS"
+            )
+    return bytes(body)
+
+
+def json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value, default=str), status_code=status, media_type="application/json")
+
+
+def refusal(error: TrainyardError) -> Response:
+    status = 401 if error.code == "E-GRAPH-TOKEN" else next(
+        (code for kind, code in STATUS.items() if isinstance(error, kind)), 500
+    )  # fmt: skip
+    return json({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
+
+
+def listening(host: str, port: int, token: str | None) -> socket.socket:
+    """A bound socket. Raises `InvalidInput` (`E-SERVER-TOKEN`) or `LimitExceeded` (`E-PORT`)."""
+    if host not in LOOPBACK and token is None:
+        raise InvalidInput(
+            f"The server does not listen on {host} without a token.",
+            why="Off loopback anybody could read and write the graph.",
+            do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
+            code="E-SERVER-TOKEN",
+        )
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise LimitExceeded(
+            f"Port {port} of {host} cannot be used: {error.strerror}.", do="Choose another port.", code="E-PORT"
+        ) from error
+    return listener
+
+
+def serve(graph: Graph, listener: socket.socket, token: str | None) -> None:
+    """Answer until SIGINT or SIGTERM."""
+    host = str(listener.getsockname()[0])
+    hosts = LOOPBACK if host in LOOPBACK else ("*",)
+    app = GraphServer(graph, token).app(hosts)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, ws="none")
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,178 @@
+"""The embedded server's model `rules`: OpenAI's chat route, answered by the rule-based extractor.
+
+    python -m trainyard.serve.extraction.server --port 0 --folder DIR
+
+Same routes, shapes and texts as `trainyard.serve.server`, without a model to load: it answers within a second of its
+start, so that starting, warming, draining and stopping a server are real on any machine. Torch-free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
+from trainyard.serve.extraction.rules import MODEL, answer
+from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, parse
+from trainyard.stores.artifacts import write_json_durably
+
+READY_FILE = "embedded.json"
+MAX_BODY_BYTES = 4 << 20
+WARM_UP = "warm"
+
+
+class RulesServer:
+    """Counts what runs, as the metrics of every server do."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.running, self.answered, self.delay_s = 0, 0, delay_s
+
+    async def chat(self, request: Request) -> Response:
+        self.running += 1
+        try:
+            asked = parse(ChatRequest, await body_of(request))
+            if asked.model != MODEL:
+                raise not_found(asked.model)
+            if asked.stream:
+                raise ApiError(400, "stream is not supported by the model `rules`.", param="stream")
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            messages = [message.for_template() for message in asked.messages]
+            text = said(messages)
+            self.answered += 1
+        finally:
+            self.running -= 1
+        return JSONResponse(completion(asked, messages, text))
+
+    async def health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, _request: Request) -> Response:
+        card = {"id": MODEL, "object": "model", "owned_by": "trainyard", "root": MODEL, "parent": None}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def metrics(self, _request: Request) -> Response:
+        return PlainTextResponse(
+            f"trainyard_server_running {self.running}\ntrainyard_server_waiting 0\n"
+            f'trainyard_server_requests_total{{path="/v1/chat/completions",status="200"}} {self.answered}\n'
+        )
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+        return Starlette(routes=routes, middleware=[hosts], exception_handlers={ApiError: refuse})
+
+
+async def refuse(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status)
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, at most 4 MiB of JSON: the same refusals as the other server's."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
+    return bytes(body)
+
+
+def said(messages: list[dict[str, str]]) -> str:
+    """The answer; a prompt without a document (a warm-up) gets the empty one."""
+    if messages[-1]["content"].strip() == WARM_UP:
+        return '{"entities":[],"relations":[]}'
+    try:
+        return answer(messages)
+    except InvalidInput as error:
+        raise from_trainyard(error) from error
+
+
+def completion(asked: ChatRequest, messages: list[dict[str, str]], text: str) -> dict[str, Any]:
+    """Tokens are counted as four characters each: there is no tokenizer."""
+    prompt, written = sum(len(one["content"]) for one in messages) // 4, len(text) // 4
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": asked.model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+    }
+
+
+class ReadyServer(uvicorn.Server):
+    """uvicorn, which tells where it answers once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, folder: Path | None) -> None:
+        super().__init__(config)
+        self.listener, self.folder = listener, folder
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        port = self.listener.getsockname()[1]
+        facts = {
+            "pid": os.getpid(), "create_time": psutil.Process().create_time(), "port": port,
+            "url": f"http://127.0.0.1:{port}", "model": MODEL, "model_sha256": "", "started": time.time(),
+        }  # fmt: skip
+        print(json.dumps(facts), flush=True)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json_durably(self.folder / READY_FILE, facts)
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", arguments.port))
+    except OSError as error:
+        listener.close()
+        raise LimitExceeded(
+            f"Port {arguments.port} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
+        ) from error
+    app = RulesServer(arguments.delay).app()
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, ws="none")
+    ReadyServer(config, listener, arguments.folder).run(sockets=[listener])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainyard.serve.extraction.server")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before each answer, to try out a slow model")
+    try:
+        serve(parser.parse_args(argv))
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

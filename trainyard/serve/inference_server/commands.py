@@ -1,0 +1,132 @@
+"""Profiles, and the command line of each engine: one function a row. Flags: vLLM's "vllm serve", llama.cpp's README."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from pydantic import ValidationError
+
+from trainyard.errors import InvalidInput, NotFound, Unavailable
+from trainyard.serve import vllm
+from trainyard.serve.inference_server.profiles import (
+    EmbeddedEngine,
+    LlamaServerEngine,
+    Release,
+    ServerProfile,
+    VllmEngine,
+)
+from trainyard.settings import Settings
+
+HOST = "127.0.0.1"
+RULES = "rules"
+WEIGHTS_ROOM = 1.5
+"""Sleep level 1 copies the weights while the server still runs: half as much again has to be free."""
+
+
+def read_profile(path: Path) -> ServerProfile:
+    """A profile file. Raises `NotFound` (`E-PROFILE-MISSING`) or `InvalidInput` (`E-PROFILE`)."""
+    if not path.is_file():
+        others = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
+        raise NotFound(
+            f"There is no model profile {path.stem!r}.", why=f"Known here: {others}.",
+            do="Name one of them, or write the file.", code="E-PROFILE-MISSING",
+        )  # fmt: skip
+    try:
+        return ServerProfile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"The model profile {path.name} is not valid.", why=" ".join(str(error).split())[:600],
+            do="Correct the file; docs/nightly.md lists the fields.", code="E-PROFILE",
+        ) from error  # fmt: skip
+
+
+def vllm_command(engine: VllmEngine, port: int, profile: ServerProfile, settings: Settings) -> list[str]:
+    program = engine.program or str(vllm.executable(settings) or "")
+    if not program or shutil.which(program) is None:
+        raise Unavailable(
+            "The program vllm is not installed here.",
+            why=f"Looked for {program or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
+            do=f"Install it with `{vllm.install_line(settings)}`, or name `program` in the profile.",
+            code="R-VLLM-MISSING",
+        )
+    argv = vllm.command(Path(program).absolute() if "/" in program else Path(program), engine.model, engine.model, port)
+    flags: dict[str, Any] = {
+        "--quantization": engine.quantization,
+        "--max-model-len": engine.max_model_len,
+        "--kv-cache-dtype": engine.kv_cache_dtype,
+        "--gpu-memory-utilization": engine.gpu_memory_utilization,
+        "--max-num-seqs": engine.max_num_seqs,
+        "--reasoning-parser": engine.reasoning_parser,
+        "--max-lora-rank": engine.lora_rank,
+    }
+    argv += [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    argv += ["--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching"]
+    argv += ["--enable-lora"] if engine.lora_rank else []
+    argv += ["--enable-sleep-mode"] if profile.release is not Release.STOP else []
+    return [*argv, *engine.options]
+
+
+def llama_command(engine: LlamaServerEngine, port: int, _profile: ServerProfile, _settings: Settings) -> list[str]:
+    program = shutil.which(engine.program)
+    if program is None:
+        raise Unavailable(
+            f"The program {engine.program!r} is not installed here.", do="Install llama.cpp, or give its path.",
+            code="R-LLAMA-MISSING",
+        )  # fmt: skip
+    if not Path(engine.model).is_file():
+        raise NotFound(
+            f"There is no GGUF file {engine.model!r}.", do="Give the path of the file.", code="E-MODEL-MISSING"
+        )
+    argv = [program, "-m", engine.model, "--host", HOST, "--port", str(port), "--alias", engine.model, "--metrics"]
+    argv += ["-c", str(engine.context * engine.slots), "-np", str(engine.slots), "-ngl", str(engine.gpu_layers)]
+    return [*argv, *engine.options]
+
+
+def embedded_command(engine: EmbeddedEngine, port: int, _profile: ServerProfile, _settings: Settings) -> list[str]:
+    if engine.model == RULES:
+        return [sys.executable, "-m", "trainyard.serve.extraction.server", "--port", str(port)]
+    server = [sys.executable, "-m", "trainyard.serve.server", "--model", engine.model]
+    return [*server, "--port", str(port), "--threads", str(engine.threads)]
+
+
+COMMANDS: dict[str, Callable[[Any, int, ServerProfile, Settings], list[str]]] = {
+    "vllm": vllm_command,
+    "llama_server": llama_command,
+    "embedded": embedded_command,
+}
+ON_GPU = frozenset({"vllm", "llama_server"})
+RUNNING_GAUGES = {
+    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    "llama_server": ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+    "embedded": ("trainyard_server_running", "trainyard_server_waiting"),
+}
+"""Names in /metrics of what is under way."""
+
+
+def command(profile: ServerProfile, port: int, settings: Settings) -> list[str]:
+    """The server's argv. Raises `Unavailable` or `NotFound` when its program or file is not here."""
+    return COMMANDS[profile.engine.type](profile.engine, port, profile, settings)
+
+
+def variables(profile: ServerProfile, argv: list[str]) -> Mapping[str, str]:
+    """The server's own environment variables."""
+    if profile.engine.type != "vllm":
+        return {"OMP_WAIT_POLICY": "passive"}
+    # The endpoints that put it to sleep exist only in its development mode; it listens on loopback alone.
+    sleeping = {"VLLM_SERVER_DEV_MODE": "1"} if profile.release is not Release.STOP else {}
+    return {**vllm.variables(Path(argv[0])), **sleeping}
+
+
+def release_of(profile: ServerProfile, free_mb: int | None = None) -> Release:
+    """How the device is given back on this host: `auto` is decided by the free memory, in favour of what is sure."""
+    if profile.release is not Release.AUTO:
+        return profile.release
+    weights = profile.engine.weights_mb if isinstance(profile.engine, VllmEngine) else None
+    free = psutil.virtual_memory().available >> 20 if free_mb is None else free_mb
+    return Release.SLEEP_WEIGHTS_IN_RAM if weights and free >= WEIGHTS_ROOM * weights else Release.STOP

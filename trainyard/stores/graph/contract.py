@@ -1,0 +1,60 @@
+"""What every knowledge graph does, wherever it is kept: in memory, in this machine's database, behind HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainyard.stores.graph.facts import MutateResult, Mutation
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """Counts of what is in the graph, of one tenant or of all."""
+
+    documents: int = 0
+    entities: int = 0
+    relations: int = 0
+    entities_by_kind: Mapping[str, int] = field(default_factory=dict)
+    relations_by_kind: Mapping[str, int] = field(default_factory=dict)
+
+
+class Graph(Protocol):
+    """Entities and relations with the documents that state them. A context manager; `close` ends what it started."""
+
+    def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
+        """Write what documents state, all of them or none; one result a mutation, in order.
+
+        Idempotent by `Mutation.document`. A new content of the same tenant, stream and name replaces the old one: what
+        no other document states is taken out. When this returns, the change is durable.
+
+        Raises `InvalidInput` (`E-GRAPH-MUTATION`), `Conflict` (`E-GRAPH-BUSY`) when another process has the database,
+        `Unavailable` (`E-GRAPH-WRITER`, `E-GRAPH-SERVER`).
+        """
+        ...
+
+    def has(self, documents: Collection[str]) -> set[str]:
+        """Those of the given document keys that are in the graph."""
+        ...
+
+    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Rows of a reading Cypher statement; values only as `$parameters`. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
+        ...
+
+    def stats(self, tenant: str | None = None) -> GraphStats: ...
+
+    def dump(self, tenant: str | None = None) -> Iterator[str]:
+        """The whole content as JSON lines in one order: equal graphs give equal lines, however they were written."""
+        ...
+
+    def export(self, path: Path, tenant: str | None = None) -> int:
+        """Write the dump to a file that replaces the old one at once; returns the number of lines."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Graph: ...
+
+    def __exit__(self, *_details: object) -> None: ...

@@ -1,0 +1,56 @@
+"""A graph as JSON lines in one order, so that two graphs are compared by comparing text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.stores.files import Files, make_folders, telling, write_whole
+from trainyard.stores.graph.contract import GraphStats
+from trainyard.stores.graph.facts import Edge, Entity
+from trainyard.stores.graph.state import Document
+
+
+def line(kind: str, fields: dict[str, Any]) -> str:
+    """One line; the kind comes first, so that sorting groups by it."""
+    return orjson.dumps({"a": kind, **fields}, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def document_line(key: str, document: Document) -> str:
+    known = {"key": key, "tenant": document.tenant, "stream": document.stream, "names": sorted(document.names)}
+    return line("document", {**known, "content_sha256": document.content_sha256, "version": document.version})
+
+
+def entity_line(key: str, tenant: str, entity: Entity, documents: Iterable[str]) -> str:
+    known = {"key": key, "tenant": tenant, "kind": entity.kind, "name": entity.name}
+    return line("entity", {**known, "attributes": dict(entity.attributes), "documents": sorted(documents)})
+
+
+def relation_line(key: str, edge: Edge, documents: Iterable[str]) -> str:
+    known = {"key": key, "tenant": edge.tenant, "kind": edge.kind, "source": edge.source, "target": edge.target}
+    return line("relation", {**known, "documents": sorted(documents)})
+
+
+def stats_of(lines: Iterable[str]) -> GraphStats:
+    """The counts of a dump."""
+    totals: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {"entity": Counter(), "relation": Counter()}
+    for one in map(orjson.loads, lines):
+        totals[one["a"]] += 1
+        if one["a"] in kinds:
+            kinds[one["a"]][one["kind"]] += 1
+    entities, relations = dict(sorted(kinds["entity"].items())), dict(sorted(kinds["relation"].items()))
+    return GraphStats(totals["document"], totals["entity"], totals["relation"], entities, relations)
+
+
+def write_lines(path: Path, lines: Iterable[str], files: Files) -> int:
+    """Write lines to a file that takes the old one's place at once; returns how many."""
+    text = [f"{one}\n" for one in lines]
+    with telling("The graph was not exported"):
+        make_folders(files, path.absolute().parent)
+        write_whole(files, path.absolute(), "".join(text).encode())
+    return len(text)

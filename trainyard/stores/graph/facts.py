@@ -1,0 +1,264 @@
+"""What is written to the knowledge graph: entities, relations, and the document that states them. No database here.
+
+Keys are pure functions of what they name, so that writing twice adds nothing: an entity is its tenant, kind and
+normalised name; a document is its tenant, stream, content and the version of prompt and model that read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from trainyard.errors import InvalidInput
+
+ENTITY_KINDS = ("person", "company", "project", "account", "location")
+RELATION_KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "works_at": (frozenset({"person"}), frozenset({"company"})),
+    "works_on": (frozenset({"person", "company"}), frozenset({"project"})),
+    "manages": (frozenset({"person", "company"}), frozenset({"account"})),
+    "holds": (frozenset({"company", "person"}), frozenset({"account"})),
+    "partner_of": (frozenset({"company"}), frozenset({"company"})),
+    "located_in": (frozenset({"person", "company", "project", "location"}), frozenset({"location"})),
+}
+"""Relation -> (kinds it may start from, kinds it may lead to). There are no others, whatever a document says."""
+
+NAME_CHARS, ATTRIBUTE_CHARS, ATTRIBUTES = 200, 500, 8
+ENTITIES_PER_DOCUMENT, RELATIONS_PER_DOCUMENT = 200, 400
+TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+STREAM = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ATTRIBUTE = re.compile(r"[a-z][a-z0-9_]{0,31}")
+LEGAL_FORMS = frozenset(
+    {"ag", "bv", "co", "corp", "corporation", "gmbh", "inc", "limited", "llc", "ltd", "plc", "sa", "se", "srl"}
+)
+"""Left out at the end of a company's name: the same company is written with and without."""
+TITLES = frozenset({"dr", "mr", "mrs", "ms", "prof"})
+
+
+@dataclass(frozen=True)
+class Named:
+    """An entity as a relation refers to it."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Entity:
+    """Somebody or something that a document names. `attributes` are short texts, such as an e-mail address."""
+
+    kind: str
+    name: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """`source` kind `target`; the kinds that may be joined are in `RELATION_KINDS`."""
+
+    kind: str
+    source: Named
+    target: Named
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A relation by the keys of its ends."""
+
+    tenant: str
+    kind: str
+    source: str
+    target: str
+
+
+@dataclass
+class Contents:
+    """What one document says, by keys: its mentions by entity, its relations."""
+
+    mentions: dict[str, Entity] = field(default_factory=dict)
+    relations: dict[str, Edge] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What one document states. It replaces all that an earlier content of the same tenant, stream and name stated."""
+
+    tenant: str
+    stream: str
+    name: str
+    """The document's name within its stream, such as a path relative to the stream's folder."""
+    content_sha256: str
+    version: str
+    """Version of prompt and model that read it."""
+    entities: tuple[Entity, ...] = ()
+    relations: tuple[Relation, ...] = ()
+
+    @cached_property
+    def document(self) -> str:
+        """The idempotency key."""
+        return document_key(self.tenant, self.stream, self.content_sha256, self.version)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The same by keys."""
+        tenant = self.tenant
+        mentions = {entity_key(tenant, one.kind, one.name): one for one in self.entities}
+        relations = {}
+        for one in self.relations:
+            source = entity_key(tenant, one.source.kind, one.source.name)
+            target = entity_key(tenant, one.target.kind, one.target.name)
+            relations[relation_key(one.kind, source, target)] = Edge(tenant, one.kind, source, target)
+        return Contents(mentions, relations)
+
+
+@dataclass(frozen=True)
+class MutateResult:
+    """What one mutation changed. `already`: the document was known, and at most its name was added."""
+
+    document: str
+    new_entities: int = 0
+    changed_entities: int = 0
+    new_relations: int = 0
+    removed_entities: int = 0
+    removed_relations: int = 0
+    already: bool = False
+
+
+def document_key(tenant: str, stream: str, content_sha256: str, version: str) -> str:
+    return digest("document", tenant, stream, content_sha256, version)
+
+
+@lru_cache(65_536)
+def entity_key(tenant: str, kind: str, name: str) -> str:
+    """The key of an entity: equal for all spellings of one name (case, spaces, width, titles, legal forms)."""
+    return digest("entity", tenant, kind, normalised(kind, name))
+
+
+def relation_key(kind: str, source_key: str, target_key: str) -> str:
+    return digest("relation", kind, source_key, target_key)
+
+
+def digest(*parts: str) -> str:
+    """32 hexadecimal digits; parts are joined by NUL, which no part holds."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@lru_cache(65_536)
+def normalised(kind: str, name: str) -> str:
+    """A name as it is compared: NFKC, folded case, single spaces, no outer punctuation."""
+    words = [word.strip(".,;:!?\"'()[]“”‘’") for word in unicodedata.normalize("NFKC", name).casefold().split()]
+    words = [word for word in words if word]
+    if kind == "company":
+        while len(words) > 1 and words[-1].replace(".", "") in LEGAL_FORMS:
+            words.pop()
+    if kind == "person":
+        while len(words) > 1 and words[0] in TITLES:
+            words.pop(0)
+    return " ".join(words)
+
+
+def mutation(given: Mapping[str, Any]) -> Mutation:
+    """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-MUTATION`) naming the field."""
+    return checked(shaped(given))
+
+
+def shaped(given: Mapping[str, Any]) -> Mutation:
+    """A mutation from JSON that was checked before it became JSON."""
+    try:
+        entities = tuple(Entity(**one) for one in given.get("entities", ()))
+        relations = tuple(
+            Relation(one["kind"], Named(**one["source"]), Named(**one["target"])) for one in given.get("relations", ())
+        )
+        rest = {key: value for key, value in given.items() if key not in ("entities", "relations")}
+        return Mutation(**rest, entities=entities, relations=relations)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise wrong(f"its shape is wrong: {error}") from error
+
+
+def checked(given: Mutation) -> Mutation:
+    """The mutation with cleaned names and each relation's ends among its entities.
+
+    Raises `InvalidInput` (`E-GRAPH-MUTATION`) for a kind that does not exist, a relation between kinds that it does not
+    join, a name that is empty or too long, or more than the caps allow.
+    """
+    for value, pattern, what in (
+        (given.tenant, TENANT, "tenant"),
+        (given.stream, STREAM, "stream"),
+        (given.content_sha256, SHA256, "content_sha256"),
+    ):
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise wrong(f"{what} is {value!r}, which does not match {pattern.pattern}")
+    for value, what in ((given.name, "name"), (given.version, "version")):
+        if not isinstance(value, str) or not value or len(value) > 1024 or "\0" in value:
+            raise wrong(f"{what} has to be a text of 1 to 1,024 characters")
+    if len(given.entities) > ENTITIES_PER_DOCUMENT or len(given.relations) > RELATIONS_PER_DOCUMENT:
+        raise wrong(
+            f"it has {len(given.entities)} entities and {len(given.relations)} relations; at most "
+            f"{ENTITIES_PER_DOCUMENT} and {RELATIONS_PER_DOCUMENT} are allowed"
+        )
+    relations = tuple(checked_relation(one) for one in given.relations)
+    ends = [Entity(end.kind, end.name) for one in relations for end in (one.source, one.target)]
+    entities = merged([*(checked_entity(one) for one in given.entities), *ends])
+    return Mutation(
+        given.tenant, given.stream, given.name, given.content_sha256, given.version, entities,
+        tuple(dict.fromkeys(relations)),
+    )  # fmt: skip
+
+
+def checked_entity(given: Entity) -> Entity:
+    named = checked_name(Named(given.kind, given.name))
+    attributes = given.attributes
+    if not isinstance(attributes, Mapping) or len(attributes) > ATTRIBUTES:
+        raise wrong(f"the attributes of {named.name!r} have to be at most {ATTRIBUTES} texts")
+    for key, value in attributes.items():
+        if not isinstance(key, str) or not ATTRIBUTE.fullmatch(key):
+            raise wrong(f"an attribute is named {str(key)[:40]!r}; allowed is {ATTRIBUTE.pattern}")
+        if not isinstance(value, str) or len(value) > ATTRIBUTE_CHARS or "\0" in value:
+            raise wrong(f"the attribute {key} has to be a text of at most {ATTRIBUTE_CHARS} characters")
+    return Entity(named.kind, named.name, dict(sorted(attributes.items())))
+
+
+@lru_cache(65_536)
+def checked_name(given: Named) -> Named:
+    if given.kind not in ENTITY_KINDS:
+        raise wrong(f"an entity is of kind {str(given.kind)[:40]!r}; there are {', '.join(ENTITY_KINDS)}")
+    if not isinstance(given.name, str):
+        raise wrong(f"the name of a {given.kind} is no text")
+    name = " ".join(unicodedata.normalize("NFC", given.name).split())
+    if not normalised(given.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
+        raise wrong(f"a {given.kind} is named {name[:40]!r}; a name has 1 to {NAME_CHARS} printable characters")
+    return Named(given.kind, name)
+
+
+def checked_relation(given: Relation) -> Relation:
+    if given.kind not in RELATION_KINDS:
+        raise wrong(f"a relation is of kind {str(given.kind)[:40]!r}; there are {', '.join(RELATION_KINDS)}")
+    sources, targets = RELATION_KINDS[given.kind]
+    source, target = checked_name(given.source), checked_name(given.target)
+    if source.kind not in sources or target.kind not in targets:
+        raise wrong(f"{given.kind} does not lead from a {source.kind} to a {target.kind}")
+    return Relation(given.kind, source, target)
+
+
+def merged(entities: Sequence[Entity]) -> tuple[Entity, ...]:
+    """One entity a key: the first spelling wins, attributes are joined (a relation's end may name it otherwise)."""
+    found: dict[tuple[str, str], Entity] = {}
+    for one in entities:
+        place = (one.kind, normalised(one.kind, one.name))
+        known = found.get(place)
+        found[place] = one if known is None else Entity(known.kind, known.name, {**one.attributes, **known.attributes})
+    return tuple(found.values())
+
+
+def wrong(why: str) -> InvalidInput:
+    return InvalidInput(
+        "The graph does not take this mutation.",
+        why=f"{why[0].upper()}{why[1:]}.",
+        do="See docs/graph.md for what a mutation holds.",
+        code="E-GRAPH-MUTATION",
+    )

@@ -1,0 +1,148 @@
+"""The graph in a database file of this machine, through the child process that has it open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import trainyard.errors
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.stores.files import Files, RealFiles, make_folders, telling
+from trainyard.stores.graph.contract import GraphStats
+from trainyard.stores.graph.dumping import write_lines
+from trainyard.stores.graph.facts import MutateResult, Mutation, checked
+
+ANSWER_S = 900.0
+"""A writer that is silent for this long is ended: the next call starts another one, and what it had not committed is
+gone as after a crash."""
+STOP_S = 30.0
+
+
+class LadybugGraph:
+    """One database file. Usable by several threads, one call at a time; the writer starts with the first call."""
+
+    def __init__(self, path: Path, *, files: Files | None = None, answer_s: float = ANSWER_S) -> None:
+        self.path, self.files, self.answer_s = path.absolute(), files or RealFiles(), answer_s
+        self.writer: subprocess.Popen[bytes] | None = None
+        self.lock = threading.RLock()
+
+    @property
+    def log(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.log")
+
+    def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
+        given = [checked(one) for one in mutations]
+        return [MutateResult(**one) for one in self.ask("mutate", given=given)] if given else []
+
+    def has(self, documents: Collection[str]) -> set[str]:
+        return set(self.ask("has", documents=sorted(documents)))
+
+    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.ask("query", cypher=cypher, parameters=dict(parameters or {}))
+        return rows
+
+    def stats(self, tenant: str | None = None) -> GraphStats:
+        return GraphStats(**self.ask("stats", tenant=tenant))
+
+    def dump(self, tenant: str | None = None) -> Iterator[str]:
+        return iter(self.ask("dump", tenant=tenant))
+
+    def export(self, path: Path, tenant: str | None = None) -> int:
+        return write_lines(path, self.dump(tenant), self.files)
+
+    def ask(self, verb: str, **fields: Any) -> Any:
+        """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-WRITER`) if it died of it."""
+        with self.lock:
+            if self.writer is not None and self.writer.poll() is not None:
+                self.end(STOP_S)  # it died while it was idle, with everything committed
+            if self.writer is None:
+                self.start()
+            assert self.writer is not None
+            assert self.writer.stdin is not None
+            line = orjson.dumps({"do": verb, **fields}, default=dict, option=orjson.OPT_APPEND_NEWLINE)
+            try:
+                self.writer.stdin.write(line)
+                self.writer.stdin.flush()
+            except OSError as error:  # BrokenPipeError: it died while it was idle
+                raise self.died() from error
+            return self.answer()
+
+    def answer(self) -> Any:
+        assert self.writer is not None
+        assert self.writer.stdout is not None
+        silence = threading.Timer(self.answer_s, self.writer.kill)
+        silence.start()
+        try:
+            line = self.writer.stdout.readline()
+        finally:
+            silence.cancel()
+        if not line.endswith(b"\n"):
+            raise self.died()
+        said = orjson.loads(line)
+        if "error" in said:
+            raise rebuilt(said["error"])
+        return said["ok"]
+
+    def start(self) -> None:
+        """Start the writer and wait until it has the database. Raises `Conflict` (`E-GRAPH-BUSY`) if it cannot."""
+        with telling("The graph's writer was not started"):
+            make_folders(self.files, self.path.parent)
+            with self.log.open("wb") as log:
+                self.writer = subprocess.Popen(
+                    [sys.executable, "-m", "trainyard.stores.graph.writer", str(self.path)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                )  # fmt: skip
+        try:
+            self.answer()
+        except TrainyardError:
+            self.close()
+            raise
+
+    def died(self) -> Unavailable:
+        """The error for a writer that is gone; it is cleared away, and the next call starts another one."""
+        code = self.end(0.5)
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return Unavailable(
+            f"The graph's writer process ended with {f'signal {-code}' if code < 0 else f'status {code}'}.",
+            why=last[-1][:500] if last else "Its log is empty.",
+            do=f"Do it again: what was not committed is gone, nothing is written twice. Its log is {self.log.name}.",
+            code="E-GRAPH-WRITER",
+        )
+
+    def end(self, wait_s: float) -> int:
+        assert self.writer is not None
+        writer, self.writer = self.writer, None
+        for stream in (writer.stdin, writer.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # what was not sent is of no use to a process that is gone
+                    stream.close()
+        try:
+            return writer.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            writer.kill()
+            return writer.wait()
+
+    def close(self) -> None:
+        """End the writer; it closes the database first."""
+        with self.lock:
+            if self.writer is not None:
+                self.end(STOP_S)
+
+    def __enter__(self) -> LadybugGraph:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+
+def rebuilt(error: Mapping[str, str]) -> TrainyardError:
+    """The writer's error, of its own class."""
+    kind: type[TrainyardError] = getattr(trainyard.errors, error["kind"], TrainyardError)
+    return kind(error["what"], why=error["why"], do=error["do"], code=error["code"])

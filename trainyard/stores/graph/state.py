@@ -1,0 +1,261 @@
+"""What a batch of mutations does to a graph, as arithmetic: the same rules for every place a graph is kept.
+
+`State` holds what is needed to decide; a graph in memory loads all of it, a database the keys (once) and whatever the
+documents of a batch touch. `apply` changes the state and tells the net difference, which the database then writes.
+
+An entity's name and attributes are a function of all documents that mention it (the spelling that most of them use,
+then the smallest), so that the order in which documents arrive makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainyard.stores.graph.facts import Contents, Edge, Entity, MutateResult, Mutation
+
+Slot = tuple[str, str, str]
+"""(tenant, stream, name): where a document lies; one content at a time."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One content of one stream. Several names may hold it; without any it is gone."""
+
+    tenant: str
+    stream: str
+    content_sha256: str
+    version: str
+    names: frozenset[str] = frozenset()
+
+    def slots(self) -> list[Slot]:
+        return [(self.tenant, self.stream, name) for name in self.names]
+
+
+@dataclass
+class Tally:
+    """How often an entity is mentioned under which spelling, and with which attributes."""
+
+    tenant: str
+    kind: str
+    spellings: Counter[str] = field(default_factory=Counter)
+    values: dict[str, Counter[str]] = field(default_factory=dict)
+    shown: Entity | None = None
+    """What most mentions say; None when there is none, or until the next look after a change."""
+
+    def add(self, mention: Entity, times: int = 1) -> None:
+        """One more mention, or with -1 one less."""
+        bump(self.spellings, mention.name, times)
+        for name, value in mention.attributes.items():
+            bump(self.values.setdefault(name, Counter()), value, times)
+        if self.shown is not None and (times < 0 or not says_the_same(mention, self.shown)):
+            self.shown = None  # one more voice for the winner changes nothing
+
+    def entity(self) -> Entity | None:
+        if self.shown is None and self.spellings:
+            attributes = {name: most(counts) for name, counts in sorted(self.values.items()) if counts}
+            self.shown = Entity(self.kind, most(self.spellings), attributes)
+        return self.shown
+
+
+def says_the_same(mention: Entity, shown: Entity) -> bool:
+    return mention.name == shown.name and all(shown.attributes.get(k) == v for k, v in mention.attributes.items())
+
+
+def bump(counts: Counter[str], key: str, times: int) -> None:
+    counts[key] += times
+    if counts[key] <= 0:
+        del counts[key]
+
+
+def most(counts: Counter[str]) -> str:
+    return next(iter(counts)) if len(counts) == 1 else min(counts, key=lambda value: (-counts[value], value))
+
+
+@dataclass
+class Changes:
+    """The net difference of a batch: what to write, in keys and rows that occur once."""
+
+    new_documents: dict[str, Document] = field(default_factory=dict)
+    renamed_documents: dict[str, Document] = field(default_factory=dict)
+    dead_documents: list[str] = field(default_factory=list)
+    new_entities: dict[str, tuple[str, Entity]] = field(default_factory=dict)
+    """Key -> (tenant, entity)."""
+    changed_entities: dict[str, Entity] = field(default_factory=dict)
+    dead_entities: list[str] = field(default_factory=list)
+    new_relations: dict[str, Edge] = field(default_factory=dict)
+    dead_relations: dict[str, Edge] = field(default_factory=dict)
+    mentions: list[tuple[str, str, Entity]] = field(default_factory=list)
+    """(document, entity, as it is written there) of the new documents."""
+    statements: list[tuple[str, str, Edge]] = field(default_factory=list)
+    """(document, relation, its ends) of the new documents."""
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+
+class State:
+    """The part of a graph that is in memory."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}
+        self.slots: dict[Slot, str] = {}
+        self.entities: set[str] = set()
+        self.relations: set[str] = set()
+        self.tallies: dict[str, Tally] = {}
+        self.supports: dict[str, int] = {}
+        """Relation -> how many documents state it."""
+        self.contents: dict[str, Contents] = {}
+
+    def runs(self, batch: Sequence[Mutation]) -> Iterator[list[Mutation]]:
+        """The batch in parts, in order, in none of which two mutations concern one slot or a document that another one
+        replaces. Take each part in before asking for the next."""
+        part: list[Mutation] = []
+        slots: set[Slot] = set()
+        said: set[str] = set()
+        replaced: set[str] = set()
+        for one in batch:
+            slot = (one.tenant, one.stream, one.name)
+            if slot in slots or one.document in replaced or self.slots.get(slot) in said:
+                yield part
+                part, slots, said, replaced = [], set(), set(), set()
+            part.append(one)
+            slots.add(slot)
+            said.add(one.document)
+            replaced |= self.replaced_by([one])
+        if part:
+            yield part
+
+    def replaced_by(self, part: Iterable[Mutation]) -> set[str]:
+        """Documents that lose a name to a part of a batch."""
+        found = [(one.document, self.slots.get((one.tenant, one.stream, one.name))) for one in part]
+        return {held for key, held in found if held is not None and held != key}
+
+    def apply(self, part: Sequence[Mutation]) -> tuple[list[MutateResult], Changes]:
+        """Take checked mutations in, one after the other.
+
+        What they replace (`contents`, `supports`) and the tallies of all that both mention have to be loaded.
+        """
+        before = Before(self, part)
+        results = [self.take(one) for one in part]
+        return results, before.changes()
+
+    def take(self, given: Mutation) -> MutateResult:
+        key, slot = given.document, (given.tenant, given.stream, given.name)
+        held = self.slots.get(slot)
+        if held == key:
+            return MutateResult(key, already=True)
+        already, entities, changed, relations = key in self.documents, 0, 0, 0
+        if not already:
+            self.documents[key] = Document(given.tenant, given.stream, given.content_sha256, given.version)
+            self.contents[key] = given.contents
+            entities, changed, relations = self.add(given.tenant, self.contents[key])
+        self.name(key, slot)
+        gone = self.release(held, slot) if held is not None else (0, 0, 0)
+        return MutateResult(key, entities, changed + gone[1], relations, gone[0], gone[2], already)
+
+    def name(self, key: str, slot: Slot) -> None:
+        known = self.documents[key]
+        self.documents[key] = renamed(known, known.names | {slot[2]})
+        self.slots[slot] = key
+
+    def add(self, tenant: str, contents: Contents) -> tuple[int, int, int]:
+        """(new entities, changed entities, new relations)."""
+        new = changed = 0
+        for key, mention in contents.mentions.items():
+            if key not in self.entities:
+                self.tallies[key] = Tally(tenant, mention.kind)
+                self.tallies[key].add(mention)
+                self.entities.add(key)
+                new += 1
+            else:
+                tally = self.tallies[key]
+                earlier = tally.entity()
+                tally.add(mention)
+                changed += tally.entity() != earlier
+        fresh = contents.relations.keys() - self.relations
+        self.relations |= fresh
+        for key in contents.relations:
+            if key in fresh or key in self.supports:
+                self.supports[key] = self.supports.get(key, 0) + 1
+        return new, changed, len(fresh)
+
+    def release(self, key: str, slot: Slot) -> tuple[int, int, int]:
+        """Take a name off a document; (removed entities, changed entities, removed relations) if it was the last."""
+        known = self.documents[key]
+        left = known.names - {slot[2]}
+        self.documents[key] = renamed(known, left)
+        if left:
+            return 0, 0, 0
+        contents, removed, changed, relations = self.contents.pop(key), 0, 0, 0
+        del self.documents[key]
+        for entity, mention in contents.mentions.items():
+            tally = self.tallies[entity]
+            earlier = tally.entity()
+            tally.add(mention, -1)
+            now = tally.entity()
+            changed += now is not None and now != earlier
+            if now is None:
+                removed += 1
+                self.entities.discard(entity)
+                del self.tallies[entity]
+        for relation in contents.relations:
+            self.supports[relation] -= 1
+            if self.supports[relation] == 0:
+                relations += 1
+                self.relations.discard(relation)
+                del self.supports[relation]
+        return removed, changed, relations
+
+
+def renamed(document: Document, names: frozenset[str]) -> Document:
+    return Document(document.tenant, document.stream, document.content_sha256, document.version, names)
+
+
+class Before:
+    """What a batch may touch, as it is before the batch: compared with afterwards, it gives the net difference."""
+
+    def __init__(self, state: State, batch: Sequence[Mutation]) -> None:
+        self.state = state
+        # Of two with one content the first counts, whatever a model made of the second.
+        said = {one.document: one.contents for one in reversed(batch)}
+        old = state.replaced_by(batch)
+        self.said = {**{key: state.contents[key] for key in old if key in state.contents}, **said}
+        self.documents = {key: state.documents.get(key) for key in self.said}
+        entities = {key for contents in self.said.values() for key in contents.mentions}
+        self.entities = {key: entity_of(state.tallies, key) for key in entities}
+        self.edges = {key: edge for contents in self.said.values() for key, edge in contents.relations.items()}
+        self.relations = {key for key in self.edges if key in state.relations}
+
+    def changes(self) -> Changes:
+        state, found = self.state, Changes()
+        for key, document in self.documents.items():
+            now = state.documents.get(key)
+            if now is None and document is not None:
+                found.dead_documents.append(key)
+            elif now is not None and document is None:
+                found.new_documents[key] = now
+                found.mentions += [(key, entity, one) for entity, one in state.contents[key].mentions.items()]
+                found.statements += [(key, relation, edge) for relation, edge in state.contents[key].relations.items()]
+            elif now is not None and now != document:
+                found.renamed_documents[key] = now
+        for key, entity in self.entities.items():
+            after = entity_of(state.tallies, key)
+            if after is None and entity is not None:
+                found.dead_entities.append(key)
+            elif after is not None and entity is None:
+                found.new_entities[key] = (state.tallies[key].tenant, after)
+            elif after is not None and after != entity:
+                found.changed_entities[key] = after
+        for key, edge in self.edges.items():
+            if key in state.relations and key not in self.relations:
+                found.new_relations[key] = edge
+            elif key not in state.relations and key in self.relations:
+                found.dead_relations[key] = edge
+        return found
+
+
+def entity_of(tallies: Mapping[str, Tally], key: str) -> Entity | None:
+    tally = tallies.get(key)
+    return tally.entity() if tally is not None else None

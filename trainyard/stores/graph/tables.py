@@ -1,0 +1,362 @@
+"""The graph in a Ladybug database: tables, and how a batch is written to them fast and all at once.
+
+    Document -[MENTIONS]-> Entity -[RELATES]-> Entity          Document -[STATES]-> Entity (the relation's source)
+
+Writing is an upsert by difference: the keys are read once, what is new goes in by bulk COPY (rows whose keys occur
+once: a duplicate key in a COPY ends the process), and only what really changed is set. All statements of a batch are
+one transaction. Runs in the writer's own process (`writer.py`): no other code shares it with the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ladybug
+import orjson
+import pyarrow as pa
+
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, Unavailable
+from trainyard.stores.graph.contract import GraphStats
+from trainyard.stores.graph.cypher import check_reading
+from trainyard.stores.graph.dumping import document_line, entity_line, relation_line
+from trainyard.stores.graph.facts import Contents, Edge, Entity, MutateResult, Mutation
+from trainyard.stores.graph.state import Changes, Document, State, Tally
+
+SCHEMA = (
+    "CREATE NODE TABLE IF NOT EXISTS Document(key STRING PRIMARY KEY, tenant STRING, stream STRING, names STRING, "
+    "content_sha256 STRING, version STRING)",
+    "CREATE NODE TABLE IF NOT EXISTS Entity(key STRING PRIMARY KEY, tenant STRING, kind STRING, name STRING, "
+    "attributes STRING)",
+    "CREATE REL TABLE IF NOT EXISTS RELATES(FROM Entity TO Entity, tenant STRING, kind STRING, key STRING)",
+    "CREATE REL TABLE IF NOT EXISTS MENTIONS(FROM Document TO Entity, name STRING, attributes STRING)",
+    "CREATE REL TABLE IF NOT EXISTS STATES(FROM Document TO Entity, kind STRING, target STRING, relation STRING)",
+)
+BULK_ROWS = 200
+"""From here on COPY is faster than CREATE: it writes a checkpoint, which costs some 50 ms."""
+CACHED_TALLIES = 100_000
+MAX_ROWS = 100_000
+QUERY_S = 30
+POOL_BYTES = 256 << 20
+
+
+Columns = dict[str, list[str]]
+
+
+class Tables:
+    """One open database. Not for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.database = ladybug.Database(str(path), buffer_pool_size=POOL_BYTES)
+        except RuntimeError as error:
+            raise not_opened(path, str(error)) from error
+        self.connection = ladybug.Connection(self.database, num_threads=2)
+        for statement in SCHEMA:
+            self.connection.execute(statement)
+        self.state = self.read_keys()
+
+    def close(self) -> None:
+        self.connection.close()
+        self.database.close()
+
+    def rows(self, cypher: str, **parameters: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of one of our own statements."""
+        found: Any = self.connection.execute(cypher, parameters)
+        table = found.get_as_arrow(65_536)
+        return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+    def run(self, cypher: str, **parameters: Any) -> None:
+        self.connection.execute(cypher, parameters)
+
+    # what is known
+
+    def read_keys(self) -> State:
+        """A state with all documents and all keys, and nothing else."""
+        state = State()
+        for key, tenant, stream, content, version, names in self.rows(
+            "MATCH (d:Document) RETURN d.key, d.tenant, d.stream, d.content_sha256, d.version, d.names"
+        ):
+            document = Document(tenant, stream, content, version, frozenset(orjson.loads(names)))
+            state.documents[key] = document
+            state.slots |= dict.fromkeys(document.slots(), key)
+        state.entities = {key for (key,) in self.rows("MATCH (e:Entity) RETURN e.key")}
+        state.relations = {key for (key,) in self.rows("MATCH (:Entity)-[r:RELATES]->(:Entity) RETURN r.key")}
+        return state
+
+    def load_touched(self, part: Sequence[Mutation]) -> None:
+        """What `State.apply` needs beside the keys."""
+        state = self.state
+        state.contents = {key: Contents() for key in state.replaced_by(part)}
+        if state.contents:
+            self.load_contents(sorted(state.contents))
+        wanted = {key for contents in state.contents.values() for key in contents.mentions}
+        for one in part:
+            if one.document not in state.documents:
+                wanted |= one.contents.mentions.keys()
+        if len(state.tallies) > CACHED_TALLIES:
+            state.tallies.clear()
+        missing = sorted((wanted & state.entities) - state.tallies.keys())
+        for key, tenant, kind, name, attributes in self.rows(
+            "UNWIND $keys AS k MATCH (:Document)-[m:MENTIONS]->(e:Entity) WHERE e.key = k "
+            "RETURN e.key, e.tenant, e.kind, m.name, m.attributes", keys=missing,
+        ) if missing else ():  # fmt: skip
+            tally = state.tallies.setdefault(key, Tally(tenant, kind))
+            tally.add(Entity(kind, name, orjson.loads(attributes)))
+
+    def load_contents(self, documents: list[str]) -> None:
+        state = self.state
+        for document, key, kind, name, attributes in self.rows(
+            "UNWIND $keys AS k MATCH (d:Document)-[m:MENTIONS]->(e:Entity) WHERE d.key = k "
+            "RETURN d.key, e.key, e.kind, m.name, m.attributes", keys=documents,
+        ):  # fmt: skip
+            state.contents[document].mentions[key] = Entity(kind, name, orjson.loads(attributes))
+        sources: set[str] = set()
+        for document, tenant, relation, kind, source, target in self.rows(
+            "UNWIND $keys AS k MATCH (d:Document)-[s:STATES]->(e:Entity) WHERE d.key = k "
+            "RETURN d.key, d.tenant, s.relation, s.kind, e.key, s.target", keys=documents,
+        ):  # fmt: skip
+            state.contents[document].relations[relation] = Edge(tenant, kind, source, target)
+            sources.add(source)
+        stated = {key for contents in state.contents.values() for key in contents.relations}
+        state.supports = dict.fromkeys(stated, 0)
+        for (relation,) in self.rows(
+            "UNWIND $keys AS k MATCH (:Document)-[s:STATES]->(e:Entity) WHERE e.key = k RETURN s.relation",
+            keys=sorted(sources),
+        ) if sources else ():  # fmt: skip
+            if relation in stated:
+                state.supports[relation] += 1
+
+    # writing
+
+    def mutate(self, batch: Sequence[Mutation]) -> list[MutateResult]:
+        """All mutations, which the caller has checked, in one transaction; see `contract.Graph`."""
+        results = list[MutateResult]()
+        fresh = any(self.state.slots.get((one.tenant, one.stream, one.name)) != one.document for one in batch)
+        if not fresh:
+            return [MutateResult(one.document, already=True) for one in batch]
+        self.run("BEGIN TRANSACTION")
+        try:
+            for part in self.state.runs(batch):
+                self.load_touched(part)
+                done, changes = self.state.apply(part)
+                self.write(changes)
+                results += done
+            self.run("COMMIT")
+        except Exception as error:
+            self.roll_back()
+            if isinstance(error, TrainyardError):
+                raise
+            raise not_written(str(error)) from error
+        self.state.contents, self.state.supports = {}, {}
+        return results
+
+    def roll_back(self) -> None:
+        """Forget an unfinished transaction, here and in the database; a failed one may have ended by itself."""
+        if not self.rolled_back():
+            self.connection.close()
+            self.connection = ladybug.Connection(self.database, num_threads=2)
+        self.state = self.read_keys()
+
+    def rolled_back(self) -> bool:
+        try:
+            self.run("ROLLBACK")
+        except RuntimeError:
+            return False
+        return True
+
+    def write(self, changes: Changes) -> None:
+        self.remove(changes)
+        documents, entities = changes.new_documents, changes.new_entities
+        relations, mentions, statements = changes.new_relations, changes.mentions, changes.statements
+        self.create("Document", {
+            "key": list(documents),
+            "tenant": [one.tenant for one in documents.values()],
+            "stream": [one.stream for one in documents.values()],
+            "names": [names_text(one) for one in documents.values()],
+            "content_sha256": [one.content_sha256 for one in documents.values()],
+            "version": [one.version for one in documents.values()],
+        })  # fmt: skip
+        self.create("Entity", {
+            "key": list(entities),
+            "tenant": [tenant for tenant, _one in entities.values()],
+            "kind": [one.kind for _tenant, one in entities.values()],
+            "name": [one.name for _tenant, one in entities.values()],
+            "attributes": [attributes_text(one) for _tenant, one in entities.values()],
+        })  # fmt: skip
+        self.join("RELATES", ("Entity", "Entity"), {
+            "from": [one.source for one in relations.values()],
+            "to": [one.target for one in relations.values()],
+            "tenant": [one.tenant for one in relations.values()],
+            "kind": [one.kind for one in relations.values()],
+            "key": list(relations),
+        })  # fmt: skip
+        self.join("MENTIONS", ("Document", "Entity"), {
+            "from": [document for document, _key, _one in mentions],
+            "to": [key for _document, key, _one in mentions],
+            "name": [one.name for _document, _key, one in mentions],
+            "attributes": [attributes_text(one) for _document, _key, one in mentions],
+        })  # fmt: skip
+        self.join("STATES", ("Document", "Entity"), {
+            "from": [document for document, _key, _one in statements],
+            "to": [one.source for _document, _key, one in statements],
+            "kind": [one.kind for _document, _key, one in statements],
+            "target": [one.target for _document, _key, one in statements],
+            "relation": [key for _document, key, _one in statements],
+        })  # fmt: skip
+        if changes.changed_entities:
+            self.run(
+                "UNWIND $rows AS row MATCH (e:Entity) WHERE e.key = row.key "
+                "SET e.name = row.name, e.attributes = row.attributes",
+                rows=[
+                    {"key": key, "name": one.name, "attributes": attributes_text(one)}
+                    for key, one in changes.changed_entities.items()
+                ],
+            )
+        for key, document in changes.renamed_documents.items():
+            self.run("MATCH (d:Document) WHERE d.key = $key SET d.names = $names", key=key, names=names_text(document))
+
+    def remove(self, changes: Changes) -> None:
+        for key, edge in changes.dead_relations.items():
+            self.run(
+                "MATCH (a:Entity)-[r:RELATES]->(:Entity) WHERE a.key = $source AND r.key = $key DELETE r",
+                source=edge.source, key=key,
+            )  # fmt: skip
+        for key in changes.dead_documents:
+            self.run("MATCH (d:Document) WHERE d.key = $key DETACH DELETE d", key=key)
+        for key in changes.dead_entities:
+            self.run("MATCH (e:Entity) WHERE e.key = $key DETACH DELETE e", key=key)
+
+    def create(self, table: str, columns: Columns) -> None:
+        """New nodes, whose keys are in none of the tables and occur once."""
+        if self.copied(table, columns):
+            return
+        fields = ", ".join(f"{name}: row.{name}" for name in columns)
+        self.run(f"UNWIND $rows AS row CREATE (:{table} {{{fields}}})", rows=rows_of(columns))
+
+    def join(self, table: str, ends: tuple[str, str], columns: Columns) -> None:
+        """New edges, each once. The columns `from` and `to` are the keys of the ends."""
+        if self.copied(table, columns):
+            return
+        fields = ", ".join(f"{name}: row.{name}" for name in columns if name not in ("from", "to"))
+        self.run(
+            f"UNWIND $rows AS row MATCH (a:{ends[0]}), (b:{ends[1]}) WHERE a.key = row.`from` AND b.key = row.`to` "
+            f"CREATE (a)-[:{table} {{{fields}}}]->(b)",
+            rows=rows_of(columns),
+        )
+
+    def copied(self, table: str, columns: Columns) -> bool:
+        """Write many rows by COPY; True as well where there is nothing to write."""
+        count = len(next(iter(columns.values())))
+        if count >= BULK_ROWS:
+            batch = pa.table(columns)  # noqa: F841 (COPY finds the table by its name)
+            self.connection.execute(f"COPY {table} FROM batch")
+        return count >= BULK_ROWS or count == 0
+
+    # reading
+
+    def has(self, documents: Collection[str]) -> list[str]:
+        return [key for key in documents if key in self.state.documents]
+
+    def query(self, cypher: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rows of somebody else's statement: it can only read, for 30 s, and 100,000 rows."""
+        check_reading(cypher)
+        self.run("BEGIN TRANSACTION READ ONLY")
+        self.connection.set_query_timeout(QUERY_S * 1000)
+        try:
+            found: Any = self.connection.execute(cypher, dict(parameters))
+            names = found.get_column_names()
+            rows: list[dict[str, Any]] = []
+            while found.has_next():
+                if len(rows) == MAX_ROWS:
+                    raise LimitExceeded(
+                        f"The query has more than {MAX_ROWS:,} rows.", do="Add a LIMIT.", code="E-GRAPH-ROWS"
+                    )
+                rows.append(dict(zip(names, found.get_next(), strict=True)))
+            found.close()
+        except LimitExceeded:
+            raise
+        except RuntimeError as error:
+            raise InvalidInput(
+                "The graph does not answer this query.",
+                why=" ".join(str(error).split())[:500],
+                do="The tables are in docs/graph.md; values are given as parameters.",
+                code="E-GRAPH-QUERY",
+            ) from error
+        finally:
+            self.connection.set_query_timeout(0)
+            if not self.rolled_back():
+                self.connection.close()
+                self.connection = ladybug.Connection(self.database, num_threads=2)
+        return rows
+
+    def stats(self, tenant: str | None) -> GraphStats:
+        documents = [one for one in self.state.documents.values() if tenant in (None, one.tenant)]
+        given = {"tenant": tenant} if tenant is not None else {}
+        where = "WHERE {}.tenant = $tenant " if given else ""
+        of_entities = f"MATCH (e:Entity) {where.format('e')}RETURN e.kind, count(*)"
+        of_relations = f"MATCH (:Entity)-[r:RELATES]->(:Entity) {where.format('r')}RETURN r.kind, count(*)"
+        entities = dict(sorted((kind, count) for kind, count in self.rows(of_entities, **given)))
+        relations = dict(sorted((kind, count) for kind, count in self.rows(of_relations, **given)))
+        return GraphStats(len(documents), sum(entities.values()), sum(relations.values()), entities, relations)
+
+    def dump(self, tenant: str | None) -> list[str]:
+        mentions: dict[str, list[str]] = {}
+        for key, document in self.rows("MATCH (d:Document)-[:MENTIONS]->(e:Entity) RETURN e.key, d.key"):
+            mentions.setdefault(key, []).append(document)
+        statements: dict[str, list[str]] = {}
+        for key, document in self.rows("MATCH (d:Document)-[s:STATES]->(:Entity) RETURN s.relation, d.key"):
+            statements.setdefault(key, []).append(document)
+        lines = [document_line(key, one) for key, one in self.state.documents.items() if tenant in (None, one.tenant)]
+        for key, owner, kind, name, attributes in self.rows(
+            "MATCH (e:Entity) RETURN e.key, e.tenant, e.kind, e.name, e.attributes"
+        ):
+            if tenant in (None, owner):
+                lines.append(
+                    entity_line(key, owner, Entity(kind, name, orjson.loads(attributes)), mentions.get(key, []))
+                )
+        for key, owner, kind, source, target in self.rows(
+            "MATCH (a:Entity)-[r:RELATES]->(b:Entity) RETURN r.key, r.tenant, r.kind, a.key, b.key"
+        ):
+            if tenant in (None, owner):
+                lines.append(relation_line(key, Edge(owner, kind, source, target), statements.get(key, [])))
+        return sorted(lines)
+
+
+def rows_of(columns: Columns) -> list[dict[str, str]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def names_text(document: Document) -> str:
+    return orjson.dumps(sorted(document.names)).decode()
+
+
+def attributes_text(entity: Entity) -> str:
+    return (
+        "{}" if not entity.attributes else orjson.dumps(dict(entity.attributes), option=orjson.OPT_SORT_KEYS).decode()
+    )
+
+
+def not_opened(path: Path, why: str) -> Conflict | Unavailable:
+    if "lock" in why.lower():
+        return Conflict(
+            f"Another process has the graph {path.name} open.",
+            why="The database takes one process at a time; a night, or `trainyard serve --role graph`, has it.",
+            do="Ask that server (`--graph http://127.0.0.1:9081`), or wait for the night to end.",
+            code="E-GRAPH-BUSY",
+        )
+    return Unavailable(
+        f"The graph {path.name} cannot be opened.", why=" ".join(why.split())[:500],
+        do="If the disk is sound, restore an export or move the file away; documents are then read again.",
+        code="E-GRAPH-OPEN",
+    )  # fmt: skip
+
+
+def not_written(why: str) -> Unavailable:
+    return Unavailable(
+        "The graph was not written; it is as it was before.",
+        why=" ".join(why.split())[:500],
+        do="Look at the free space of the disk, then do it again: nothing is written twice.",
+        code="E-GRAPH-WRITE",
+    )

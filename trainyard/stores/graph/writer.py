@@ -1,0 +1,80 @@
+"""The process that has the database: `python -m trainyard.stores.graph.writer PATH`, spoken to by `local.LadybugGraph`.
+
+One JSON line in, one out: {"do": verb, …} and {"ok": value} or {"error": {kind, code, what, why, do}}. A database that
+crashes takes only this process with it. It ends when its input does, so it never outlives who started it, and it
+ignores Ctrl-C: whoever started it decides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.stores.graph.facts import shaped
+from trainyard.stores.graph.tables import Tables
+
+Verb = Callable[[Tables, dict[str, Any]], Any]
+VERBS: dict[str, Verb] = {
+    "mutate": lambda tables, asked: [asdict(one) for one in tables.mutate([shaped(one) for one in asked["given"]])],
+    "has": lambda tables, asked: tables.has(asked["documents"]),
+    "query": lambda tables, asked: tables.query(asked["cypher"], asked["parameters"]),
+    "stats": lambda tables, asked: asdict(tables.stats(asked["tenant"])),
+    "dump": lambda tables, asked: tables.dump(asked["tenant"]),
+}
+
+
+def answer(tables: Tables, line: bytes) -> dict[str, Any]:
+    asked = orjson.loads(line)
+    try:
+        return {"ok": VERBS[asked["do"]](tables, asked)}
+    except TrainyardError as error:
+        return {"error": {"kind": type(error).__name__, **error.as_dict()}}
+    except RuntimeError as error:  # the database's own; it is open still
+        told = Unavailable(
+            "The graph cannot be read.", why=" ".join(str(error).split())[:500], do="Try again.", code="E-GRAPH-READ"
+        )
+        return {"error": {"kind": "Unavailable", **told.as_dict()}}
+
+
+def serve(path: Path, output: int) -> None:
+    def say(value: dict[str, Any]) -> None:
+        rest = memoryview(orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE))
+        while rest:
+            rest = rest[os.write(output, rest) :]
+
+    try:
+        tables = Tables(path)
+    except TrainyardError as error:
+        say({"error": {"kind": type(error).__name__, **error.as_dict()}})
+        return
+    threading.Thread(target=load, daemon=True).start()
+    say({"ok": "ready"})
+    for line in sys.stdin.buffer:
+        say(answer(tables, line))
+    tables.close()
+
+
+def load() -> None:
+    """What the database imports at its first COPY takes half a second: not in the middle of somebody's batch."""
+    importlib.import_module("pandas")
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output = os.dup(1)
+    os.dup2(2, 1)  # what the database's library prints goes to the log, not between the answers
+    serve(Path(sys.argv[1]), output)
+
+
+if __name__ == "__main__":
+    main()
