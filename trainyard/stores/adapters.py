@@ -12,7 +12,7 @@ the file system allows it, so that a registration costs no space, and copied els
 from __future__ import annotations
 
 import errno
-import fcntl
+import hashlib
 import json
 import os
 import re
@@ -28,9 +28,11 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path, write_json_durably
+from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path
+from trainyard.stores.files import Files, RealFiles, make_folders, write_whole
 
 LIVE_FILE = "live.json"
+LOCK_FILE = ".lock"
 GOING_BACK = frozenset({"rollback", "undo"})
 MOST_HISTORY = 1000
 """Entries of live.json that are kept; older ones are dropped from the front."""
@@ -96,8 +98,9 @@ class Live:
 class AdapterRegistry:
     """The registry below one folder. Safe for several processes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
+        self.files: Files = files or RealFiles()
 
     def register(
         self,
@@ -108,21 +111,23 @@ class AdapterRegistry:
         kind: str = "adapter",
         facts: dict[str, Any] | None = None,
         run_key: str = "",
+        number: int | None = None,
     ) -> AdapterVersion:
         """Store the files of `source` under the next free number of `<tenant>/<role>`.
 
-        With a `run_key`, a version that was registered with the same key and the same files is returned instead.
+        With a `run_key`, a version that was registered with the same key and the same files is returned instead. A
+        `number` is one that was reserved for this key elsewhere; what a crash left under it is written anew.
         Raises `InvalidInput` (`E-ADAPTER-NAME`, `E-ADAPTER-FILES`, `E-MODEL-PICKLE`), `LimitExceeded`
-        (`E-DISK-FULL`); after a failure the number stays taken and nothing is listed.
+        (`E-DISK-FULL`), `Conflict` (`E-VERSION-TAKEN`); after a failure the number stays taken and nothing is listed.
         """
         folder = self._folder(tenant, role)
-        check_source(source)
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder) if run_key else nothing():
+        check_source(source, self.files)
+        make_folders(self.files, folder)
+        with self.files.locked(folder / LOCK_FILE) if run_key else nothing():
             existing = self._with_key(tenant, role, source, run_key)
             if existing is not None:
                 return existing
-            number = reserve(folder)
+            number = reserve(self.files, folder) if number is None else self._take_number(tenant, role, number)
             version = AdapterVersion(
                 tenant=tenant,
                 role=role,
@@ -137,9 +142,20 @@ class AdapterRegistry:
 
     def list(self, tenant: str | None = None, role: str | None = None) -> list[AdapterVersion]:
         """Every complete version, by tenant, role and number. Unfinished registrations are not listed."""
-        pattern = f"{checked(tenant) if tenant else '*'}/{checked(role) if role else '*'}/v*/{MANIFEST}"
-        found = [read_manifest(path) for path in self.root.glob(pattern) if _VERSION.fullmatch(path.parent.name)]
+        tenants = [checked(tenant)] if tenant else folders_in(self.files, self.root)
+        places = [
+            self.root / one / name
+            for one in tenants
+            for name in ([checked(role)] if role else folders_in(self.files, self.root / one))
+        ]
+        manifests = [place / one / MANIFEST for place in places for one in folders_in(self.files, place)]
+        kept = [path for path in manifests if _VERSION.fullmatch(path.parent.name) and self.files.exists(path)]
+        found = [read_manifest(path, self.files) for path in kept]
         return sorted(found, key=lambda one: (one.tenant, one.role, one.version))
+
+    def highest(self, tenant: str, role: str) -> int:
+        """The highest number that was ever taken here, also by a registration that died; 0 if none was."""
+        return max(numbers_in(self.files, self._folder(tenant, role)), default=0)
 
     def show(self, name: str) -> AdapterVersion:
         """The version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
@@ -156,20 +172,20 @@ class AdapterRegistry:
                     code="E-ADAPTER-UNKNOWN",
                 )
         manifest = self._folder(tenant, role) / f"v{number}" / MANIFEST
-        if not manifest.is_file():
+        if not self.files.exists(manifest):
             raise NotFound(
                 f"There is no adapter version {tenant}/{role}/v{number}.",
                 do="List the versions with `trainyard adapters list`.",
                 code="E-ADAPTER-UNKNOWN",
             )
-        return read_manifest(manifest)
+        return read_manifest(manifest, self.files)
 
     def path(self, version: AdapterVersion) -> Path:
         return self._folder(version.tenant, version.role) / f"v{version.version}"
 
     def verify(self, version: AdapterVersion) -> AdapterVersion:
         """The same version after a check that every byte is what the manifest says; raises `Corrupt` otherwise."""
-        if describe_files(self.path(version)) != version.files:
+        if describe(self.files, self.path(version)) != version.files:
             raise Corrupt(
                 f"The files of {version.name} are not what its manifest says.",
                 why="A file was changed, added or removed after registration.",
@@ -181,9 +197,9 @@ class AdapterRegistry:
     def live(self, tenant: str, role: str) -> Live:
         """Which version is live now."""
         path = self._folder(tenant, role) / LIVE_FILE
-        if not path.is_file():
+        if not self.files.exists(path):
             return Live(None, ())
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(self.files.read(path))
         return Live(value["version"], tuple(value["history"]))
 
     def promote(self, name: str) -> AdapterVersion:
@@ -211,14 +227,18 @@ class AdapterRegistry:
     def point(self, tenant: str, role: str, number: int | None, action: str) -> None:
         """Switch the live pointer in one rename; None means that nothing is live."""
         folder = self._folder(tenant, role)
-        with locked(folder):
+        make_folders(self.files, folder)
+        with self.files.locked(folder / LOCK_FILE):
             history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": time.time()}]
-            write_json_durably(folder / LIVE_FILE, {"version": number, "history": history[-MOST_HISTORY:]})
+            value = {"version": number, "history": history[-MOST_HISTORY:]}
+            write_whole(self.files, folder / LIVE_FILE, to_json(value))
 
     @contextmanager
     def deploying(self, tenant: str, role: str) -> Iterator[None]:
         """One deployment of a role at a time: the second waits until the first has switched or undone everything."""
-        with locked(self._folder(tenant, role), ".deploying"):
+        folder = self._folder(tenant, role)
+        make_folders(self.files, folder)
+        with self.files.locked(folder / ".deploying"):
             yield
 
     def _folder(self, tenant: str, role: str) -> Path:
@@ -237,19 +257,34 @@ class AdapterRegistry:
         if not run_key:
             return None
         same = [one for one in self.list(tenant, role) if one.run_key == run_key]
-        return next((one for one in same if one.sha256 == files_digest(describe_files(source))), None)
+        return next((one for one in same if one.sha256 == files_digest(describe(self.files, source))), None)
+
+    def _take_number(self, tenant: str, role: str, number: int) -> int:
+        """A number that is ours already: new here, or left by a registration that died."""
+        target = self._folder(tenant, role) / f"v{number}"
+        if self.files.mkdir(target):
+            return number
+        if self.files.exists(target / MANIFEST):
+            raise Conflict(
+                f"The version {tenant}/{role}/v{number} is there already.",
+                why="It was registered for something else, before numbers were reserved in the object store.",
+                do="Try again: the next number is taken.",
+                code="E-VERSION-TAKEN",
+            )
+        empty(self.files, target)
+        return number
 
     def _fill(self, version: AdapterVersion, target: Path, source: Path) -> AdapterVersion:
         """Bring the files in, then the manifest. What a failure leaves is an empty folder that keeps the number."""
         try:
-            for path in sorted(source.rglob("*")):
-                if path.is_file() and path != source / MANIFEST:
-                    take(path, target / path.relative_to(source))
-            files = describe_files(target)
+            for path in files_below(self.files, source):
+                if path != source / MANIFEST:
+                    take(self.files, path, target / path.relative_to(source))
+            files = describe(self.files, target)
             complete = version.model_copy(update={"files": files, "sha256": files_digest(files)})
-            write_json_durably(target / MANIFEST, complete.model_dump(mode="json"))
+            write_whole(self.files, target / MANIFEST, to_json(complete.model_dump(mode="json")))
         except OSError as error:
-            empty(target)
+            empty(self.files, target)
             if error.errno not in _NO_SPACE:
                 raise
             raise LimitExceeded(
@@ -258,7 +293,7 @@ class AdapterRegistry:
                 do="Free some space below TRAINYARD_HOME and run the deployment again.",
                 code="E-DISK-FULL",
             ) from error
-        fsync_path(target.parent)
+        self.files.fsync_folder(target.parent)
         return complete
 
 
@@ -290,12 +325,11 @@ def checked(name: str) -> str:
     return name
 
 
-def check_source(source: Path) -> None:
+def check_source(source: Path, files: Files) -> None:
     """Refuse what must not be served: no folder, no safetensors, pickled weights, links to files elsewhere."""
-    if not source.is_dir():
+    if not files.is_folder(source):
         raise NotFound(f"There is no adapter folder {source}.", do="Run the trainer again.", code="E-ADAPTER-FILES")
-    paths = sorted(source.rglob("*"))
-    links = [path for path in paths if path.is_symlink()]
+    links = [path for path in sorted(source.rglob("*")) if path.is_symlink()] if isinstance(files, RealFiles) else []
     if links:
         raise InvalidInput(
             f"The adapter folder holds a symbolic link: {links[0].relative_to(source)}.",
@@ -303,6 +337,7 @@ def check_source(source: Path) -> None:
             do="Replace the link by the file.",
             code="E-ADAPTER-FILES",
         )
+    paths = files_below(files, source)
     pickled = [path for path in paths if path.suffix in PICKLED]
     if pickled:
         raise InvalidInput(
@@ -319,44 +354,76 @@ def check_source(source: Path) -> None:
         )
 
 
-def reserve(folder: Path) -> int:
+def folders_in(files: Files, folder: Path) -> list[str]:
+    """Names of the folders in a folder that may not be there."""
+    names = files.listdir(folder) if files.is_folder(folder) else []
+    return [name for name in names if files.is_folder(folder / name)]
+
+
+def files_below(files: Files, folder: Path) -> list[Path]:
+    """Every file below a folder, sorted."""
+    found: list[Path] = []
+    for name in files.listdir(folder):
+        path = folder / name
+        found += files_below(files, path) if files.is_folder(path) else [path]
+    return sorted(found)
+
+
+def describe(files: Files, folder: Path) -> dict[str, dict[str, Any]]:
+    """`describe_files` on any disk: on the machine's own in pieces, since weights are large."""
+    if isinstance(files, RealFiles):
+        return describe_files(folder)
+    own = [path for path in files_below(files, folder) if path != folder / MANIFEST]
+    contents = {path.relative_to(folder).as_posix(): files.read(path) for path in own}
+    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in contents.items()}
+
+
+def numbers_in(files: Files, folder: Path) -> list[int]:
+    names = files.listdir(folder) if files.is_folder(folder) else []
+    return [int(match.group(1)) for name in names if (match := _VERSION.fullmatch(name))]
+
+
+def reserve(files: Files, folder: Path) -> int:
     """The next number, made ours by `mkdir`. Numbers of unfinished registrations count as taken."""
-    taken = [int(match.group(1)) for path in folder.iterdir() if (match := _VERSION.fullmatch(path.name))]
-    number = max(taken, default=0) + 1
-    while True:
-        try:
-            (folder / f"v{number}").mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return number
+    number = max(numbers_in(files, folder), default=0) + 1
+    while not files.mkdir(folder / f"v{number}"):
+        number += 1
+    return number
 
 
-def take(source: Path, target: Path) -> None:
+def take(files: Files, source: Path, target: Path) -> None:
     """Hard-link a file, or copy it where links are not possible, and flush it to the disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        shutil.copyfile(source, target)
-    fsync_path(target)
-    fsync_path(target.parent)
+    make_folders(files, target.parent)
+    if isinstance(files, RealFiles):
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            shutil.copyfile(source, target)
+        fsync_path(target)  # a linked file may be read-only, and is flushed all the same
+    else:
+        files.write(target, files.read(source))
+        files.fsync(target)
+    files.fsync_folder(target.parent)
 
 
-def empty(folder: Path) -> None:
+def empty(files: Files, folder: Path) -> None:
     """Remove what a failed registration left, but keep the folder, which keeps the number taken."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    if files.exists(folder / MANIFEST):  # first of all, and for certain: what has a manifest counts as whole
+        files.unlink(folder / MANIFEST)
+        files.fsync_folder(folder)
+    for path in files_below(files, folder):
+        files.unlink(path)
 
 
-def read_manifest(path: Path) -> AdapterVersion:
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True).encode()
+
+
+def read_manifest(path: Path, files: Files) -> AdapterVersion:
     try:
-        return AdapterVersion.model_validate_json(path.read_text(encoding="utf-8"))
+        return AdapterVersion.model_validate_json(files.read(path))
     except ValueError as error:
         raise Corrupt(
             f"The manifest of {'/'.join(path.parts[-4:-1])} cannot be read.",
@@ -368,18 +435,6 @@ def read_manifest(path: Path) -> AdapterVersion:
 
 def files_digest(files: dict[str, dict[str, Any]]) -> str:
     return digest({name: entry["sha256"] for name, entry in files.items()})
-
-
-@contextmanager
-def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
-    """Exclusive between processes and threads; the kernel lets go when the holder dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -152,7 +152,9 @@ class SimulatedFiles:
 
     def listdir(self, path: Path) -> list[str]:
         self._folder(path)
-        return sorted(one.name for one in self._names if one.parent == path and one != path)
+        below = str(path).rstrip("/") + "/"
+        names = [text[len(below) :] for one in self._names if (text := str(one)).startswith(below)]
+        return sorted(name for name in names if name and "/" not in name)
 
     def exists(self, path: Path) -> bool:
         return path in self._names

@@ -129,7 +129,6 @@ class LocalMarkers:
             again = state is MarkerState.PENDING
             ended = replace(
                 record,
-                owner=None if again else record.owner,
                 attempts=record.attempts + (1 if again else 0),
                 reason=reason,
                 facts=facts or record.facts,

@@ -1,0 +1,63 @@
+"""The night: documents into the graph, then full corpora into adapters, on one device that is never shared.
+
+The order is here, the logic in `trainyard/night`. A synchronous flow: its tasks run on its own thread, which has to
+live as long as the model server and the training that it starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from flows.notes import MAX_REPORT_CHARS
+from tasks import corpus, inference_server, knowledge_graph, publish
+from trainyard.api.runs import gpu_slot
+from trainyard.api.verbs.night import at_home
+from trainyard.errors import TrainyardError
+from trainyard.night.phases import Night, begin, documents, skipped
+from trainyard.night.report import NightReport, markdown
+from trainyard.night.surroundings import world_of
+from trainyard.settings import settings
+from trainyard.spec.night import NightConfig
+
+DEFAULT = NightConfig()
+
+
+@flow(name="nightly", validate_parameters=True, log_prints=False)
+def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
+    """One night. A date that is done is skipped, also when a late run catches up.
+
+    Args:
+        config: Streams, budgets, buckets, and which model reads.
+    """
+    own = at_home(settings().model_copy(update={"tenant": config.tenant}))
+    try:
+        with gpu_slot(own, run=str(flow_run.id)):
+            world = world_of(config, own, held=True)
+            run = config.window.date_of(world.clock.now())
+            night = begin(config, world, run)
+            report = carry_out(night) if night else skipped(config, run, "this night is done already")
+    except TrainyardError as error:
+        return Failed(message=str(error))
+    return told(report)
+
+
+def carry_out(night: Night) -> NightReport:
+    """The two phases, one after the other, and the report."""
+    first = documents(night, knowledge_graph.find, inference_server.serve, knowledge_graph.read, inference_server.free)
+    second = publish.train(night, first, corpus.count(night))
+    return publish.report(night, first, second)
+
+
+def told(report: NightReport) -> State[dict[str, Any]]:
+    """The night's state in Prefect, with its report as an artifact."""
+    text = markdown(report)[:MAX_REPORT_CHARS]
+    create_markdown_artifact(text, key="nightly-report", description=report.headline)
+    if report.state == "failed":
+        return Failed(message=report.headline)
+    return Completed(message=report.headline, data=report.model_dump(mode="json"))

@@ -1,0 +1,86 @@
+"""A real night, killed at every named point of it and of its stores, then run again: the state is the same as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.compute.child import FAULT_VARIABLE
+from trainyard.night.points import POINTS
+from trainyard.stores.documents import POINTS as LEDGER_POINTS
+from trainyard.stores.markers import POINTS as MARKER_POINTS
+from trainyard.stores.objects.local import POINTS as OBJECT_POINTS
+from trainyard.testing import night_program
+
+KILLED = -9
+ELSEWHERE = {"marker.renewed"}
+"""Passed only by a training that takes longer than a third of the lease: `night_program` renews before each effect."""
+SECOND_PASSES = ("night.claim.after#2", "night.version.after#2", "night.upload.file#2", "marker.claimed#2")
+EVERY = [*POINTS, *LEDGER_POINTS, *MARKER_POINTS, *OBJECT_POINTS, *SECOND_PASSES]
+QUICK = ("night.graph.after", "night.version.after", "night.upload.before-manifest")
+"""One of each kind, for the default suite; all of them are `make faults`."""
+
+
+def program(folder: Path, *more: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({FAULT_VARIABLE: fault} if fault else {})}
+    argv = [sys.executable, "-m", "trainyard.testing.night_program", str(folder), *more]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return json.loads(program(folder, "--state").stdout)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """(a folder as it is before the night, the state after a night that nobody killed)."""
+    before = tmp_path_factory.mktemp("night") / "before"
+    night_program.prepare(before)
+    after = before.with_name("after")
+    shutil.copytree(before, after)
+    assert program(after).returncode == 0
+    return before, state(after)
+
+
+def killed_and_run_again(fault: str, before: Path, folder: Path) -> dict[str, Any]:
+    shutil.copytree(before, folder)
+    first = program(folder, fault=fault)
+    assert first.returncode == KILLED, f"{fault} was never passed: {first.stdout} {first.stderr}"
+    second = program(folder)
+    assert second.returncode == 0, second.stdout + second.stderr
+    return state(folder)
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Numbers may have holes where a registration died; everything else is equal."""
+    numbers = ("live", "cloud")
+    assert {k: v for k, v in found.items() if k not in numbers} == {k: v for k, v in wanted.items() if k not in numbers}
+    assert len(found["cloud"]) >= len(wanted["cloud"])
+    assert all(found["live"].values())
+
+
+@pytest.mark.parametrize("fault", QUICK)
+def test_a_killed_night_ends_as_any_other(
+    fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    before, wanted = uninterrupted
+    same(killed_and_run_again(fault, before, tmp_path / "night"), wanted)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", [one for one in EVERY if one not in QUICK])
+def test_killed_at_every_point(fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    before, wanted = uninterrupted
+    same(killed_and_run_again(fault, before, tmp_path / "night"), wanted)
+
+
+def test_there_are_points_enough() -> None:
+    assert len(EVERY) >= 30
+    assert all(what.strip() for what in POINTS.values())

@@ -1,0 +1,217 @@
+"""A night in one process: thresholds, markers, quarantine, and what happens when something outside fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.errors import Conflict, Unavailable
+from trainyard.night.claim import claim_and_train
+from trainyard.night.phases import run_night
+from trainyard.night.report import NightReport, markdown, page
+from trainyard.night.worker import poll
+from trainyard.night.world import World
+from trainyard.spec.night import read_night
+from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.markers import MarkerState, Owner
+from trainyard.stores.objects import ObjectInfo
+from trainyard.stores.objects.local import FolderStore
+from trainyard.testing import night_program
+from trainyard.testing.night_program import CONFIG, RUN, QuickServer, QuickTrainer
+
+
+class Kept:
+    """A graph that outlives the phase."""
+
+    def __init__(self) -> None:
+        self.graph = MemoryGraph()
+
+    @contextmanager
+    def opened(self) -> Iterator[MemoryGraph]:
+        yield self.graph
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    night_program.prepare(tmp_path)
+    made = night_program.world(tmp_path)
+    return replace(made, stores=replace(made.stores, graph=Kept().opened))
+
+
+def night(world: World, run: str = RUN, **more: Any) -> NightReport:
+    return run_night(read_night({**CONFIG, **more}), world, run)
+
+
+def without_store(world: World) -> World:
+    return replace(world, stores=replace(world.stores, objects=None))
+
+
+def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: World) -> None:
+    report = night(world)
+    assert report.state == "completed"
+    assert (report.phase1.done, report.phase1.left, report.phase1.new_entities) == (2, 0, 4)
+    assert [one.name for one in report.phase1.quarantined] == ["three.md"]
+    assert [one.version for one in report.phase2.trainings] == ["acme/engineering/v1", "acme/apprenticeship/v1"]
+    assert world.stores.objects is not None
+    assert {info.name for info in world.stores.objects.list("adapters/acme/engineering/")} >= {
+        "adapters/acme/engineering/v1/manifest.json", "adapters/acme/engineering/live.json",
+    }  # fmt: skip
+    for text in (markdown(report), page(report)):
+        assert "acme/engineering/v1" in text
+        assert "three.md" in text
+
+
+def test_a_date_is_done_once_and_the_next_one_finds_nothing_new(world: World) -> None:
+    assert night(world).state == "completed"
+    again = night(world)
+    assert (again.state, again.skipped) == ("skipped", "this night is done already")
+    following = night(world, "20270103")
+    assert (following.phase1.waiting, following.phase2.trainings) == (0, ())
+    assert [one.new for one in following.phase2.buckets] == [0, 0]
+
+
+def test_forty_nine_are_not_fifty(world: World) -> None:
+    buckets = [{"name": "fresh", "method": "sft", "threshold": 50}]
+    corpora = world.stores.corpora
+    corpora.add("fresh", "sft", [{"diff": f"+{n}", "message": "m"} for n in range(49)])
+    with corpora.file("fresh").open("ab") as stream:
+        stream.write(b'{"diff": 1}\n\nno\n')
+    first = night(world, buckets=buckets)
+    assert (first.phase2.buckets[0].new, first.phase2.buckets[0].invalid, first.phase2.trainings) == (49, 2, ())
+    corpora.add("fresh", "sft", [{"diff": "+50", "message": "m"}])
+    second = night(world, "20270103", buckets=buckets)
+    assert [one.rows for one in second.phase2.trainings] == [50]
+
+
+def test_without_a_weights_store_nothing_is_sent(world: World) -> None:
+    report = night(without_store(world))
+    assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
+    assert not (world.documents.parent / "cloud").exists()
+
+
+def test_without_a_trainer_the_markers_wait(world: World) -> None:
+    class NoTrainer(QuickTrainer):
+        def missing(self) -> str:
+            return "torch is not installed."
+
+    report = night(replace(world, trainer=NoTrainer(world.stores.versions)))
+    assert report.state == "completed"
+    assert {one.outcome for one in report.phase2.trainings} == {"marker-only"}
+    assert "torch is not installed" in report.phase2.note
+    assert set(world.stores.markers.states().values()) == {MarkerState.PENDING}
+
+
+def test_phase_2_never_starts_on_a_device_that_is_held(world: World) -> None:
+    class Zombie(QuickServer):
+        def prove_free(self, timeout_s: float) -> None:
+            raise Conflict("Process 17 holds the device.", do="End it.", code="E-DEVICE-OCCUPIED")
+
+    report = night(replace(world, server=Zombie()))
+    assert report.state == "failed"
+    assert not report.phase1.device_free
+    assert {one.outcome for one in report.phase2.trainings} == {"marker-only"}
+    assert "E-DEVICE-OCCUPIED" in markdown(report)
+
+
+def test_a_failed_phase_1_does_not_forbid_phase_2(world: World) -> None:
+    class Away(QuickServer):
+        def wait_ready(self, timeout_s: float) -> None:
+            raise Unavailable("It did not come up.", do="Read its log.", code="E-INFERENCE-START")
+
+    report = night(replace(world, server=Away()))
+    assert report.state == "failed"
+    assert report.phase1.failure is not None
+    assert report.phase1.left == 3
+    assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
+    assert "Next: correct the cause" in markdown(report)
+
+
+class Refusing(FolderStore):
+    """A bucket that answers 403 to everything that is written."""
+
+    def put(
+        self, name: str, data: bytes | Path, *, if_generation_match: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:  # fmt: skip
+        raise Unavailable("The bucket refuses.", why="403", do="Correct the credentials.", code="E-OBJECT-FORBIDDEN")
+
+
+def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: World, tmp_path: Path) -> None:
+    refused = replace(world, stores=replace(world.stores, objects=Refusing(tmp_path / "cloud")))
+    report = night(refused)
+    assert report.state == "failed"
+    assert {failure.code for failure in report.failures} == {"E-OBJECT-FORBIDDEN"}
+    assert world.stores.markers.states() == {}
+    assert night(world).state == "completed"
+
+
+def test_a_corpus_that_grows_while_it_is_trained_counts_for_the_next_time(world: World) -> None:
+    class Growing(QuickTrainer):
+        def train(self, order: Any) -> Any:
+            world.stores.corpora.add("engineering", "sft", [{"diff": f"+late {n}", "message": "m"} for n in range(3)])
+            return super().train(order)
+
+    night(replace(world, trainer=Growing(world.stores.versions)))
+    following = night(world, "20270103")
+    assert following.phase2.buckets[0].new == 3
+    assert [one.version for one in following.phase2.trainings] == ["acme/engineering/v2"]
+
+
+def test_a_training_that_fails_is_tried_again_and_given_up(world: World) -> None:
+    class Broken(QuickTrainer):
+        def train(self, order: Any) -> Any:
+            raise Unavailable("It died.", do="Read its log.", code="E-KILLED")
+
+    broken = replace(world, trainer=Broken(world.stores.versions))
+    notes = [night(broken, f"2027010{day}").phase2.trainings[0].note for day in (2, 3, 4)]
+    assert notes == ["failure 1 of 3", "failure 2 of 3", "failure 3 of 3; given up"]
+    name = f"{RUN}-acme-engineering-engineering"
+    assert world.stores.markers.show(name).state is MarkerState.FAILED
+
+
+def test_an_owner_that_was_replaced_publishes_nothing(world: World) -> None:
+    """The gate takes so long that the lease runs out; another worker takes the marker and ends it."""
+    config = read_night(CONFIG)
+    other = Owner("another-machine", 7, 1.0, "boot")
+
+    class Slow(QuickTrainer):
+        def judge(self, order: Any, trained: Any) -> Any:
+            path = next(folder for folder in (world.root / "markers").iterdir() if folder.suffix == ".claimed")
+            path.write_text(path.read_text().replace(f'"pid": {world.owner.pid}', '"pid": 7').replace(
+                f'"host": "{world.owner.host}"', '"host": "another-machine"'
+            ))  # fmt: skip
+            return super().judge(order, trained)
+
+    night(world, phase2={"train": False})
+    (marker,) = [one for one in world.stores.markers.pending() if one.bucket == "engineering"]
+    slow = replace(world, trainer=Slow(world.stores.versions))
+    report = claim_and_train(marker, config, slow, world.clock.monotonic() + 100, "again")
+    assert report.outcome == "taken"
+    assert "E-MARKER-LOST" in report.note
+    assert world.stores.versions.list() == []
+    record = world.stores.markers.show(marker.name)
+    assert record.owner is not None
+    assert (record.owner.host, record.owner.pid) == (other.host, other.pid)
+
+
+def test_a_worker_does_what_a_night_left(world: World) -> None:
+    night(world, phase2={"train": False})
+    reports = poll(read_night(CONFIG), world)
+    assert [one.outcome for one in reports] == ["published", "published"]
+    assert poll(read_night(CONFIG), world) == []
+
+
+def test_a_second_night_at_the_same_time_is_skipped(world: World) -> None:
+    @contextmanager
+    def busy(_run: str) -> Iterator[None]:
+        raise Conflict("slot-0 is in use.", do="Wait.", code="E-DEVICE-BUSY")
+        yield
+
+    report = night(replace(world, alone=busy))
+    assert report.state == "skipped"
+    assert "another run has the device" in report.headline

@@ -1,0 +1,67 @@
+"""The simulator: nights in which everything goes wrong keep every promise, and planted mistakes are found."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trainyard.night.simulate.campaign as campaign_module
+from trainyard.errors import NotFound
+from trainyard.night import claim, phases
+from trainyard.night.simulate import PLANTS, campaign_of, simulate
+
+FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
+
+
+def test_the_same_seed_gives_the_same_nights() -> None:
+    first, second = campaign_of(5), campaign_of(5)
+    assert [one.model_dump() for one in first.reports] == [one.model_dump() for one in second.reports]
+    assert first.checked == second.checked > 0
+
+
+def test_no_invariant_is_violated() -> None:
+    outcome = simulate(45, seed=1, processes=1)
+    assert outcome.violations == ()
+    assert outcome.exit_code == 0
+    assert outcome.last_line.endswith("0 violated")
+
+
+@pytest.mark.parametrize("plant", FOUND_SOON)
+def test_a_planted_mistake_is_found(plant: str) -> None:
+    outcome = simulate(200, seed=7, plant=plant, processes=1, until_found=True)
+    assert outcome.exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [one for one in PLANTS if one not in FOUND_SOON])
+def test_every_planted_mistake_is_found_within_2000_nights(plant: str) -> None:
+    assert simulate(2_000, seed=7, plant=plant, until_found=True).exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_nights() -> None:
+    outcome = simulate(10_000, seed=2027)
+    assert outcome.violations == ()
+
+
+def test_there_are_mistakes_enough_and_unknown_ones_are_told() -> None:
+    assert len(PLANTS) >= 12
+    with pytest.raises(NotFound, match="Name one of no-fsync"):
+        simulate(1, plant="gremlins")
+
+
+def test_the_simulator_calls_what_the_flow_calls() -> None:
+    """Both carry out a night through `phases.documents`, `phases.trainings` and `claim_and_train`; none is copied."""
+    assert campaign_module.run_night is phases.run_night
+    assert campaign_module.claim_and_train is claim.claim_and_train
+    flow = ast.parse((Path(phases.__file__).parents[2] / "flows" / "nightly.py").read_text())
+    imported = {
+        name.name for node in ast.walk(flow) if isinstance(node, ast.ImportFrom) and node.module == phases.__name__
+        for name in node.names
+    }  # fmt: skip
+    assert {"begin", "documents"} <= imported
+    assert phases.phase1.__code__.co_names[:1] == ("documents",)
+    assert phases.phase2.__code__.co_names[:1] == ("trainings",)

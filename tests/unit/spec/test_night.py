@@ -1,0 +1,68 @@
+"""The night's config: defaults, refusals, and to which date a moment belongs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import yaml
+
+from trainyard.errors import InvalidInput, Refused
+from trainyard.spec.night import Window, checked_name, read_night
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_defaults_are_the_documented_profile() -> None:
+    config = read_night()
+    assert [(one.name, one.method, one.threshold) for one in config.in_order()] == [
+        ("engineering", "sft", 50), ("apprenticeship", "dpo", 50),
+    ]  # fmt: skip
+    training = config.phase2.training
+    assert (training.method, training.hyperparameters.epochs, training.hyperparameters.max_length) == ("qlora", 2, 512)
+    assert training.hyperparameters.gradient_checkpointing
+    assert (config.window.window_s, config.window.boot_s, config.window.phase1_s) == (14_400, 5_400, 7_200)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"buckets": [{"name": "big", "method": "cpt"}]}, "R-NIGHT-CPT buckets.0.method"),
+        ({"phase2": {"training": {"stage": "cpt"}}}, "R-NIGHT-CPT phase2.training.stage"),
+        ({"buckets": [{"name": "a", "method": "sft", "threshold": 0}]}, "at least 1"),
+        ({"streams": [{"name": "a", "globs": ["../x/*.md"]}]}, "leads out of the folder"),
+        ({"tenant": "../x"}, "E-SPEC-VALUE tenant"),
+        ({"buckets": [{"name": "a", "method": "sft"}, {"name": "a", "method": "dpo"}]}, "listed twice"),
+        ({"window": {"zone": "Mars/Olympus"}}, "no time zone"),
+        ({"windw": {}}, "Did you mean 'window'"),
+    ],
+)
+def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
+    with pytest.raises(Refused, match=match):
+        read_night(value)
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "A", "", "a" * 64, "a.b"])
+def test_names_become_paths_only_when_they_are_names(name: str) -> None:
+    with pytest.raises(InvalidInput, match="is no role"):
+        checked_name(name, "role")
+
+
+def test_a_night_has_one_date_whatever_the_clock_does() -> None:
+    window = Window(zone="Europe/Berlin", starts="01:00")
+    berlin = ZoneInfo("Europe/Berlin")
+
+    def date(*when: int) -> str:
+        return window.date_of(datetime(*when, tzinfo=berlin).timestamp())  # type: ignore[arg-type,misc]
+
+    assert date(2027, 3, 28, 1, 0) == date(2027, 3, 28, 4, 30) == date(2027, 3, 29, 0, 59) == "20270328"
+    assert date(2027, 10, 31, 0, 59) == "20271030"
+    assert date(2027, 10, 31, 1, 0) == date(2027, 10, 31, 23, 0) == date(2027, 11, 1, 0, 30) == "20271031"
+
+
+def test_the_shipped_preset_is_valid() -> None:
+    for path in (REPOSITORY / "deployments" / "presets").glob("nightly-*.yaml"):
+        assert read_night(yaml.safe_load(path.read_text())["config"]).buckets

@@ -1,0 +1,357 @@
+"""Corpora that grow by working: one append-only file per bucket, immutable snapshots by their SHA-256, and what is new.
+
+    <root>/<bucket>.jsonl                       one tuple a line, in either of the spellings below
+    <root>/snapshots/<bucket>/<sha256>.jsonl    what one training learned from, canonical, never written again
+
+An *engineering* tuple is a commit: `{diff, message, brief?}`, or whole `{messages: [...]}`. An *apprenticeship* tuple
+is a correction: `{prompt, shadow, verdict}` (the model's own answer, and the one a person stands for), or
+`{prompt, rejected, chosen}`. A line that is no such tuple is counted with its reason and never trained on; two lines
+that mean the same count once. A tuple is *new* while no completed training has had it in its snapshot: there is no
+second mark of "how far" that a crash could leave behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.data.readers.repositories import Repository, commit_documents
+from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
+from trainyard.spec.axes import Port
+from trainyard.spec.chain import canonical_json
+from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
+
+MOST_CHARS = 200_000
+"""Characters of one text of a tuple; a longer one is a data dump, not something a person wrote."""
+MOST_LINE_BYTES = 4_000_000
+LEAST_HELD_OUT = 10
+"""The gate needs six independent cases for 95 % confidence."""
+CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
+"""Of source code and small vocabularies; prose has four characters a token."""
+PORTS = {"sft": Port.SFT, "dpo": Port.PREFERENCE}
+HELDOUT_FILE = "heldout/heldout.arrow"
+ASK = "Describe this change as its commit message would."
+Value = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CorpusTuple:
+    """One valid tuple in its one spelling; `digest` is that of its meaning."""
+
+    digest: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A line that is no tuple, and why."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A bucket as it is now."""
+
+    tuples: tuple[CorpusTuple, ...]
+    invalid: tuple[Invalid, ...] = ()
+    duplicates: int = 0
+
+    @property
+    def digests(self) -> frozenset[str]:
+        return frozenset(one.digest for one in self.tuples)
+
+    def new_since(self, trained: frozenset[str]) -> int:
+        """How many tuples no completed training has had."""
+        return sum(one.digest not in trained for one in self.tuples)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An immutable copy of a bucket."""
+
+    sha256: str
+    rows: int
+    path: Path
+
+
+class Corpora:
+    """The buckets below one folder. `root` belongs to one tenant; names of buckets are checked by the config."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
+        self.root, self.files = root, files or RealFiles()
+
+    def file(self, bucket: str) -> Path:
+        return self.root / f"{bucket}.jsonl"
+
+    def add(self, bucket: str, method: str, values: Iterable[Value]) -> tuple[int, int]:
+        """Append tuples durably; returns (added, those that were there already). Appending twice adds nothing.
+
+        Raises `InvalidInput` (`E-CORPUS-TUPLE`) for the first value that is no tuple of the method, before writing.
+        """
+        checked = [tuple_of(value, method) for value in values]
+        with telling("The corpus was not written"):
+            make_folders(self.files, self.root)
+            with self.files.locked(self.root / f".{bucket}.lock"):
+                known = set(self.read(bucket, method).digests)
+                new = {one.digest: one for one in checked if one.digest not in known}
+                if new:
+                    self.end_torn_line(bucket)
+                    lines = b"".join(orjson.dumps(one.value) + b"\n" for one in new.values())
+                    self.files.append(self.file(bucket), lines)
+                    self.files.fsync(self.file(bucket))
+                    self.files.fsync_folder(self.root)
+        return len(new), len(checked) - len(new)
+
+    def end_torn_line(self, bucket: str) -> None:
+        """A line that a crash cut off must not swallow the next one."""
+        path = self.file(bucket)
+        if self.files.exists(path) and self.files.size(path) and not self.files.read(path).endswith(b"\n"):
+            self.files.append(path, b"\n")
+
+    def read(self, bucket: str, method: str) -> Reading:
+        """Every valid tuple once, in the order of the file; a missing file is an empty bucket."""
+        path = self.file(bucket)
+        if not self.files.exists(path):
+            return Reading(())
+        found: dict[str, CorpusTuple] = {}
+        invalid: list[Invalid] = []
+        duplicates = 0
+        for number, line in enumerate(self.files.read(path).split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                one = tuple_of(parsed(line), method)
+            except InvalidInput as error:
+                invalid.append(Invalid(number, error.why))
+                continue
+            duplicates += one.digest in found
+            found.setdefault(one.digest, one)
+        return Reading(tuple(found.values()), tuple(invalid), duplicates)
+
+    def snapshot(self, bucket: str, reading: Reading) -> Snapshot:
+        """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
+        data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
+        sha256 = hashlib.sha256(data).hexdigest()
+        path = self.place(bucket, sha256)
+        with telling("The snapshot was not written"):
+            make_folders(self.files, path.parent)
+            try:
+                create_whole(self.files, path, data)
+            except Conflict:
+                self.verified(path, sha256)
+        return Snapshot(sha256, len(reading.tuples), path)
+
+    def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
+        """Keep a snapshot that came from elsewhere, after a check of its digest. Raises `Corrupt`."""
+        path = self.place(bucket, sha256)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise changed(path)
+        with telling("The snapshot was not written"):
+            make_folders(self.files, path.parent)
+            try:
+                create_whole(self.files, path, data)
+            except Conflict:
+                self.verified(path, sha256)
+        return path
+
+    def place(self, bucket: str, sha256: str) -> Path:
+        return self.root / "snapshots" / bucket / f"{sha256}.jsonl"
+
+    def bytes_of(self, bucket: str, sha256: str) -> bytes:
+        """A snapshot's bytes, verified. Raises `NotFound` (`E-SNAPSHOT-MISSING`), `Corrupt` (`E-SNAPSHOT-CHANGED`)."""
+        path = self.place(bucket, sha256)
+        if not self.files.exists(path):
+            raise NotFound(
+                f"There is no snapshot {sha256[:12]} of the bucket {bucket}.",
+                do="Copy it from where the marker was made, or remove the marker: the next night makes another.",
+                code="E-SNAPSHOT-MISSING",
+            )
+        return self.verified(path, sha256)
+
+    def verified(self, path: Path, sha256: str) -> bytes:
+        data = self.files.read(path)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise changed(path)
+        return data
+
+    def open(self, bucket: str, method: str, sha256: str) -> list[CorpusTuple]:
+        """The tuples of a snapshot."""
+        lines = self.bytes_of(bucket, sha256).split(b"\n")
+        return [tuple_of(orjson.loads(line), method) for line in lines if line]
+
+
+def changed(path: Path) -> Corrupt:
+    return Corrupt(
+        f"The snapshot {path.name[:12]} has other bytes than its name says.",
+        why="It was changed after it was written, or it was copied incompletely.",
+        do="Move it away; the next night makes another.",
+        code="E-SNAPSHOT-CHANGED",
+    )
+
+
+def parsed(line: bytes) -> Any:
+    if len(line) > MOST_LINE_BYTES:
+        raise bad(f"the line has {len(line):,} bytes; at most {MOST_LINE_BYTES:,} are read")
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise bad(f"it is no JSON: {error}") from error
+
+
+def bad(why: str) -> InvalidInput:
+    return InvalidInput(
+        "This is no tuple of the bucket.",
+        why=why,
+        do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
+        code="E-CORPUS-TUPLE",
+    )
+
+
+def tuple_of(value: Any, method: str) -> CorpusTuple:
+    """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS-TUPLE`) with the reason."""
+    if not isinstance(value, Mapping):
+        raise bad("it is no JSON object")
+    spelt = engineering(value) if method == "sft" else apprenticeship(value)
+    return CorpusTuple(hashlib.sha256(canonical_json(spelt)).hexdigest(), spelt)
+
+
+def engineering(value: Mapping[str, Any]) -> Value:
+    if "messages" in value:
+        messages = turns(value["messages"], "messages")
+        if messages[-1]["role"] != "assistant":
+            raise bad("its last message is not the assistant's")
+        return {"messages": messages}
+    spelt = {"diff": text(value, "diff"), "message": text(value, "message")}
+    return {**spelt, "brief": text(value, "brief")} if value.get("brief") else spelt
+
+
+def apprenticeship(value: Mapping[str, Any]) -> Value:
+    shadow = text(value, "shadow" if "shadow" in value else "rejected")
+    verdict = text(value, "verdict" if "verdict" in value else "chosen")
+    if shadow == verdict:
+        raise bad("shadow and verdict are the same text, so there is nothing to prefer")
+    prompt = value.get("prompt")
+    asked = turns(prompt, "prompt") if isinstance(prompt, list) else text(value, "prompt")
+    return {"prompt": asked, "shadow": shadow, "verdict": verdict}
+
+
+def text(value: Mapping[str, Any], key: str) -> str:
+    found = value.get(key)
+    if not isinstance(found, str) or not found.strip():
+        raise bad(f"`{key}` is no text" if key in value else f"`{key}` is missing")
+    if len(found) > MOST_CHARS:
+        raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
+    if "\ud800" <= max(found) <= "\udfff":
+        raise bad(f"`{key}` holds half a character")
+    return found.strip()
+
+
+def turns(value: Any, key: str) -> list[Value]:
+    if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
+        raise bad(f"`{key}` is no list of messages")
+    return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
+
+
+# From commits
+
+
+def tuples_of_commits(repository: Repository, briefs: Mapping[str, str] | None = None) -> Iterator[Value]:
+    """Engineering tuples of a repository's commits: diff, message, and the review brief where there is one.
+
+    `briefs` maps a commit's id (or its first twelve digits) to the brief of its review.
+    """
+    known = {name[:12]: brief for name, brief in (briefs or {}).items()}
+    for document in commit_documents(repository):
+        # The text is the message, an empty line and the diff, which begins with its first "diff --git".
+        message, sign, diff = document.text.partition("\n\ndiff --git ")
+        brief = known.get(document.source.rpartition("@")[2])
+        value = {"diff": f"diff --git {diff}", "message": message}
+        if sign and message.strip() and len(diff) <= MOST_CHARS:
+            yield {**value, "brief": brief} if brief else value
+
+
+# Towards training
+
+
+def rows_of(tuples: Iterable[CorpusTuple], method: str, most_chars: int = MOST_CHARS) -> Iterator[Row]:
+    """The tuples as rows that a trainer reads."""
+    for one in tuples:
+        yield sft_row(one, most_chars) if method == "sft" else preference_row(one)
+
+
+def sft_row(one: CorpusTuple, most_chars: int = MOST_CHARS) -> SftRow:
+    """A commit as a question and its answer. A diff that is too long is cut at a line's end: the answer comes last in
+    the row, and a trainer that cuts the row would cut it off."""
+    given = one.value
+    if "messages" in given:
+        messages = [Message(turn["role"], turn["content"]) for turn in given["messages"]]
+    else:
+        # What is the same in every row comes first, so that a served prompt of this shape is a prefix that is cached.
+        brief = f"\n\nReview brief:\n{given['brief']}" if "brief" in given else ""
+        room = max(LEAST_DIFF_CHARS, most_chars - len(ASK) - len(brief) - len(given["message"]))
+        asked = f"{ASK}{brief}\n\n{cut(given['diff'], room)}"
+        messages = [Message("user", asked), Message("assistant", given["message"])]
+    return SftRow(messages, one.digest[:16], one.digest[:16])
+
+
+def cut(diff: str, most_chars: int) -> str:
+    """The first whole lines of a diff that fit, and a mark that there was more."""
+    if len(diff) <= most_chars:
+        return diff
+    head = diff[:most_chars]
+    return f"{head[: head.rfind(chr(10))] if chr(10) in head else head}\n…"
+
+
+def preference_row(one: CorpusTuple) -> PreferenceRow:
+    given = one.value
+    prompt = given["prompt"]
+    asked = [Message("user", prompt)] if isinstance(prompt, str) else [Message(**turn) for turn in prompt]
+    chosen, rejected = [Message("assistant", given["verdict"])], [Message("assistant", given["shadow"])]
+    return PreferenceRow(asked, chosen, rejected, one.digest[:16], one.digest[:16])
+
+
+def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
+    """(to train on, for the gate alone): those with the smallest digests stay apart, at least `LEAST_HELD_OUT`.
+
+    Digests decide, not the order, so that a tuple is on the same side night after night: as a corpus grows, tuples
+    leave the side of the gate, and those that were trained on seldom come to it.
+    """
+    if share == 0:
+        return tuples, []
+    count = max(min(LEAST_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
+    apart = {one.digest for one in sorted(tuples, key=lambda one: one.digest)[:count]}
+    return [one for one in tuples if one.digest not in apart], [one for one in tuples if one.digest in apart]
+
+
+def write_training_set(
+    tuples: list[CorpusTuple], method: str, folder: Path, share: float, max_length: int = MOST_CHARS
+) -> dict[str, int]:
+    """`rows.arrow` and `heldout/heldout.arrow` of a snapshot; returns how many rows each has.
+
+    `max_length` is the trainer's, in tokens; prompts are kept to twice as many characters, which fit.
+    """
+    train, apart = held_out(tuples, share)
+    chars = CHARS_PER_TOKEN * max_length
+    kept = write_rows(folder / ROWS_FILE, PORTS[method], rows_of(train, method, chars))
+    aside = write_rows(folder / HELDOUT_FILE, PORTS[method], rows_of(apart, method, chars)) if apart else 0
+    return {"train": kept, "heldout": aside}
+
+
+def read_lines(path: Path) -> Iterator[Value]:
+    """JSON objects of a file, one a line. Raises `InvalidInput` (`E-CORPUS-TUPLE`) with the line's number."""
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise bad(f"line {number} of {path.name} is no JSON: {error}") from error

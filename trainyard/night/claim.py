@@ -1,0 +1,200 @@
+"""One marker, from claim to completion: train, judge, register, publish, deploy, and only then complete.
+
+Each step looks first whether an earlier attempt has done it, and asks right before its effect whether the claim is
+still ours. So the same function serves the night itself, a worker on another machine, and whoever takes over from
+either after a crash: a marker gives one version, however often it is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainyard.backends.results import TrainingStopped
+from trainyard.data.corpora import CorpusTuple
+from trainyard.errors import Conflict, TrainyardError
+from trainyard.night.publish import point, publish, register, registered
+from trainyard.night.report import Failure, TrainingReport
+from trainyard.night.world import Order, Trained, Verdict, World
+from trainyard.spec.night import NightConfig, Phase2
+from trainyard.stores.adapters import AdapterVersion
+from trainyard.stores.files import disk_error
+from trainyard.stores.markers import Claim, Marker
+
+LOST = "E-MARKER-LOST"
+GRACE_SHARE, MOST_GRACE_S = 0.1, 300.0
+"""Part of the remaining budget that is kept for saving, judging and publishing."""
+TOLD = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\S+): ")
+"""How a marker that was given back says why: failures are counted, pauses are not."""
+
+
+@dataclass
+class Hold:
+    """The claim while its owner works: renewed in good time, asked for before every effect."""
+
+    world: World
+    claim: Claim
+    renew_every_s: float
+    renewed: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.renewed = self.world.clock.monotonic()
+
+    def on_time(self) -> None:
+        """Renew the lease when a third of it is over. Raises `Conflict` (`E-MARKER-LOST`)."""
+        if self.world.clock.monotonic() - self.renewed >= self.renew_every_s:
+            self.claim = self.world.stores.markers.heartbeat(self.claim)
+            self.renewed = self.world.clock.monotonic()
+
+    def sure(self) -> None:
+        """Raises `Conflict` (`E-MARKER-LOST`) when somebody else has the marker now."""
+        self.claim = self.world.stores.markers.verify(self.claim)
+        self.renewed = self.world.clock.monotonic()
+
+
+def claim_and_train(marker: Marker, config: NightConfig, world: World, deadline: float, run: str) -> TrainingReport:
+    """Try to take a marker and bring it to its end before `deadline` (monotonic seconds).
+
+    Whatever goes wrong with this marker is in the report; only a lost process raises.
+    """
+    started = world.clock.monotonic()
+    world.at("night.claim.before")
+    try:
+        claim = world.stores.markers.claim(marker, world.owner)
+    except (TrainyardError, OSError) as error:
+        return TrainingReport(marker=marker.name, outcome="failed", failure=failure_of(error))
+    if claim is None:
+        return TrainingReport(marker=marker.name, outcome="taken", note="another process has it")
+    world.at("night.claim.after")
+    hold = Hold(world, claim, config.phase2.lease_s / 3)
+    try:
+        report = bring_to_end(hold, config, deadline)
+    except TrainingStopped as stopped:
+        report = give_back(hold, config.phase2, "paused", run, stopped)
+    except (TrainyardError, OSError) as error:
+        lost = isinstance(error, Conflict) and error.code == LOST
+        report = taken_over(marker, error) if lost else give_back(hold, config.phase2, "failed", run, error)
+    return report.model_copy(update={"rows": marker.rows, "seconds": world.clock.monotonic() - started})
+
+
+def bring_to_end(hold: Hold, config: NightConfig, deadline: float) -> TrainingReport:
+    """The steps of a claimed marker, each skipped when an earlier attempt has done it."""
+    world, marker = hold.world, hold.claim.marker
+    version = registered(world, marker.tenant, marker.role, marker.name)
+    if version is None:
+        trained, verdict = train_and_judge(hold, config, deadline)
+        if not verdict.better:
+            return reject(hold, trained, verdict)
+        version = keep(hold, trained, verdict)
+    publish(world, version, hold.sure)
+    world.at("night.deploy.before")
+    point(world, version, hold.sure)
+    world.at("night.deploy.after")
+    facts = {"version": version.name, "sha256": version.sha256, "published": True}
+    world.at("night.complete.before")
+    world.stores.markers.complete(hold.claim, facts)
+    world.at("night.complete.after")
+    return told(marker, "published", version.facts, version=version.name)
+
+
+def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[Trained, Verdict]:
+    world, marker = hold.world, hold.claim.marker
+    remaining = deadline - world.clock.monotonic()
+    order = Order(
+        marker=marker,
+        tuples=tuples_of(world, marker),
+        work=world.root / "training" / marker.name,
+        budget_s=max(1.0, remaining - min(MOST_GRACE_S, GRACE_SHARE * remaining)),
+        on_time=hold.on_time,
+    )
+    world.at("night.train.before")
+    trained = world.trainer.train(order)
+    world.at("night.train.after")
+    hold.on_time()
+    verdict = (
+        Verdict(True, facts={"gate": "none"}) if config.phase2.gate == "none" else world.trainer.judge(order, trained)
+    )
+    world.at("night.judge.after")
+    return trained, verdict
+
+
+def tuples_of(world: World, marker: Marker) -> list[CorpusTuple]:
+    """The snapshot that the marker names, fetched from the object store where it is not on this machine."""
+    corpora, objects = world.stores.corpora, world.stores.objects
+    path = corpora.place(marker.bucket, marker.corpus_sha256)
+    if not world.files.exists(path) and objects is not None:
+        corpora.keep(marker.bucket, marker.corpus_sha256, objects.get(marker.corpus))
+    return corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
+
+
+def keep(hold: Hold, trained: Trained, verdict: Verdict) -> AdapterVersion:
+    """Register what was trained, under a number that this marker keeps."""
+    world, marker = hold.world, hold.claim.marker
+    facts = {
+        **trained.facts,
+        "gate": verdict.facts,
+        "evaluated": verdict.facts.get("gate") != "none",
+        "marker": marker.name,
+        "corpus_sha256": marker.corpus_sha256,
+        "base_model": marker.base_model,
+    }
+    world.at("night.version.before")
+    hold.sure()
+    version = register(world, marker, trained.folder, facts)
+    world.at("night.version.after")
+    return version
+
+
+def reject(hold: Hold, trained: Trained, verdict: Verdict) -> TrainingReport:
+    """A completed training that is not better: no version, and its tuples do not ask for the same one again."""
+    facts = {"published": False, "gate": list(verdict.reasons)}
+    hold.world.at("night.complete.before")
+    hold.sure()
+    hold.world.stores.markers.complete(hold.claim, facts)
+    hold.world.at("night.complete.after")
+    note = "not better than what is live: nothing was published"
+    return told(hold.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
+
+
+def told(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:
+    losses = {name: facts.get(name) for name in ("first_loss", "final_loss")}
+    return TrainingReport(marker=marker.name, outcome=outcome, **losses, **more)
+
+
+def give_back(hold: Hold, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
+    """Put the marker back for the next night, or give it up after too many failures."""
+    marker, markers = hold.claim.marker, hold.world.stores.markers
+    failure = failure_of(error)
+    try:
+        before = TOLD.match(markers.show(marker.name).reason)
+        failures = (int(before["failures"]) if before else 0) + (kind == "failed")
+        retry = failures < phase2.attempts
+        markers.fail(hold.claim, f"{kind} {failures} {run}: {failure.code} {failure.what} {failure.why}", retry=retry)
+    except (TrainyardError, OSError) as second:
+        # The claim stays; whoever comes next takes it over when its lease is over.
+        return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=str(second))
+    if kind == "paused":
+        note = "its budget ended; it goes on from its checkpoint the next night"
+        return TrainingReport(marker=marker.name, outcome="checkpointed", note=note)
+    note = f"failure {failures} of {phase2.attempts}" + ("" if retry else "; given up")
+    return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=note)
+
+
+def paused_in(world: World, marker: Marker, run: str) -> bool:
+    """Whether this marker was already worked on in this run, until its budget was spent or it failed."""
+    before = TOLD.match(world.stores.markers.show(marker.name).reason)
+    return before is not None and before["run"] == run
+
+
+def taken_over(marker: Marker, error: Exception) -> TrainingReport:
+    return TrainingReport(marker=marker.name, outcome="taken", note=str(error))
+
+
+def failure_of(error: Exception) -> Failure:
+    """An error in the report's words; a disk's own errors get an answer, others keep their name."""
+    if isinstance(error, OSError) and not isinstance(error, TrainyardError):
+        error = disk_error("The night could not write", error) or error
+    if isinstance(error, TrainyardError):
+        return Failure(code=error.code, what=error.what, why=error.why, do=error.do)
+    return Failure(code="E-CRASH", what=f"{type(error).__name__}: {error}")

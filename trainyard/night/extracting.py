@@ -1,0 +1,258 @@
+"""Documents into the graph: a bounded number in flight, batches written graph first and ledger second.
+
+The model is asked about a document only once: what the ledger's current entries stand on is not asked again, whatever
+its name. An answer that does not conform puts its document into quarantine with the reason. The server's own failures
+leave a document for the next night, and end the phase when nothing gets through any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import orjson
+
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.night.planner import Planner
+from trainyard.night.report import Quarantined
+from trainyard.night.streams import Content, Document, find_documents, read_document
+from trainyard.night.world import World
+from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, version
+from trainyard.spec.night import NightConfig, Serving
+from trainyard.stores.documents import DocumentKey, Entry
+from trainyard.stores.files import make_folders, telling, write_whole
+from trainyard.stores.graph import Graph, Mutation
+
+INTENT_FILE = "intent.json"
+BATCH, BATCH_S = 16, 5.0
+"""Documents, or seconds, after which answers are written: a write is one transaction and one fsync."""
+MOST_PASSES = 5
+"""Looks at the streams in one night. A document whose twin was edited is found at the second."""
+HOPELESS = 3
+"""Failures in a row, for each slot, after which the server counts as gone."""
+
+
+@dataclass
+class Tally:
+    """What phase 1 counts."""
+
+    done: int = 0
+    new_entities: int = 0
+    changed_entities: int = 0
+    new_relations: int = 0
+    quarantined: list[Quarantined] = field(default_factory=list)
+
+
+class Intents:
+    """What is about to be written to the graph, noted before: `<root>/intent.json`.
+
+    After a crash between graph and ledger the graph may hold an edit that the ledger does not know. If the edit is
+    then taken back, ledger and document agree and only this note says that the graph has to be written again.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.path = world, world.root / INTENT_FILE
+        noted = orjson.loads(world.files.read(self.path)) if world.files.exists(self.path) else []
+        self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
+
+    def unsettled(self) -> dict[tuple[str, str], str]:
+        """(stream, name) -> content of the documents whose write was begun and not recorded."""
+        status = self.world.stores.ledger.status
+        found = {place: (sha256, status(place[1], place[0])) for place, sha256 in self.open.items()}
+        return {
+            place: sha256
+            for place, (sha256, entry) in found.items()
+            if entry is None or entry.key.content_sha256 != sha256
+        }
+
+    def begin(self, contents: Iterable[Content]) -> None:
+        """Note a batch durably, with what is still open of earlier ones that it does not write itself."""
+        batch = {(one.document.stream, one.document.name): one.key.content_sha256 for one in contents}
+        self.write({**self.unsettled(), **batch})
+
+    def quarantined(self, documents: Iterable[Document]) -> None:
+        """Nobody can read these any more: whatever the graph has of them stays."""
+        gone = {(one.stream, one.name) for one in documents}
+        if gone & self.open.keys():
+            self.write({place: sha256 for place, sha256 in self.open.items() if place not in gone})
+
+    def write(self, wanted: dict[tuple[str, str], str]) -> None:
+        self.open = wanted
+        noted = [[*place, sha256] for place, sha256 in wanted.items()]
+        with telling("The night's intent was not written"):
+            make_folders(self.world.files, self.path.parent)
+            write_whole(self.world.files, self.path, orjson.dumps(noted))
+
+
+def version_of(serving: Serving) -> str:
+    """Prompt, schema and model as the ledger remembers them."""
+    return version(serving.model, thinking_of(serving))
+
+
+def thinking_of(serving: Serving) -> Thinking:
+    return Thinking(serving.thinking, serving.thinking_tokens)
+
+
+def waiting_documents(config: NightConfig, world: World) -> list[Document]:
+    """The documents whose present content is not what the ledger stands on, stream by stream."""
+    current = {entry.key for entry in world.stores.ledger.current()}
+    doubtful = Intents(world).unsettled()
+    taken: set[DocumentKey] = set()
+    found: list[Document] = []
+    for document in find_documents(config.streams, world.documents, world.files):
+        try:
+            key = read(document, config, world).key
+        except FileNotFoundError:
+            continue  # it was removed since it was listed
+        again = (document.stream, document.name) in doubtful
+        if (key not in current or again) and key not in taken:
+            taken.add(key)
+            found.append(document)
+    return found
+
+
+def read(document: Document, config: NightConfig, world: World) -> Content:
+    serving = config.serving
+    return read_document(document, version_of(serving), world.documents, world.files, serving.max_document_bytes)
+
+
+class Writer:
+    """Collects what became of documents, and writes it: the graph first, then the ledger."""
+
+    def __init__(self, config: NightConfig, world: World, graph: Graph, run: str) -> None:
+        self.config, self.world, self.graph, self.run = config, world, graph, run
+        self.tally, self.intents = Tally(), Intents(world)
+        self.pending: list[tuple[Content, Extraction | None, str]] = []
+        self.since = 0.0
+
+    def add(self, content: Content, extraction: Extraction | None, reason: str = "") -> None:
+        """Note a document; `reason` says why it has no extraction."""
+        if not self.pending:
+            self.since = self.world.clock.monotonic()
+        self.pending.append((content, extraction, reason))
+        if len(self.pending) >= BATCH or self.world.clock.monotonic() - self.since > BATCH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """One transaction of the graph, then one commit of the ledger; a crash between them adds nothing later."""
+        if not self.pending:
+            return
+        batch, self.pending = self.pending, []
+        good = [(content, found) for content, found, _ in batch if found is not None]
+        self.world.at("night.graph.before")
+        if good:
+            self.intents.begin(content for content, _ in good)
+        results = self.graph.mutate([self.mutation(*one) for one in good]) if good else []
+        self.world.at("night.graph.after")
+        self.world.stores.ledger.record_many(self.entry(*one) for one in batch)
+        self.intents.quarantined(content.document for content, found, _ in batch if found is None)
+        self.world.at("night.ledger.after")
+        self.tally.done += len(good)
+        for result in results:
+            self.tally.new_entities += result.new_entities
+            self.tally.changed_entities += result.changed_entities
+            self.tally.new_relations += result.new_relations
+        self.tally.quarantined += [
+            Quarantined(stream=content.document.stream, name=content.document.name, reason=reason[:300])
+            for content, found, reason in batch
+            if found is None
+        ]
+
+    def mutation(self, content: Content, found: Extraction) -> Mutation:
+        document = content.document
+        return Mutation(
+            self.config.tenant, document.stream, document.name, content.key.content_sha256, content.key.version,
+            found.entities, found.relations,
+        )  # fmt: skip
+
+    def entry(self, content: Content, found: Extraction | None, reason: str) -> Entry:
+        return Entry(
+            key=content.key,
+            name=content.document.name,
+            status="quarantined" if found is None else "done",
+            reason=reason,
+            entities=len(found.entities) if found else 0,
+            relations=len(found.relations) if found else 0,
+            night=self.run,
+        )
+
+
+@dataclass
+class Reading:
+    """One phase's reading: the queue, the plan, and whether the server still answers."""
+
+    config: NightConfig
+    world: World
+    planner: Planner
+    writer: Writer
+    waiting: deque[Document] = field(default_factory=deque)
+    flying: int = 0
+    failures: int = 0
+    last_failure: Unavailable | None = None
+
+    @property
+    def hopeless(self) -> bool:
+        return self.failures >= HOPELESS * self.config.serving.concurrency
+
+    async def read_all(self) -> None:
+        """Read what waits while the budget lasts; looks again at the streams when it is through."""
+        async with self.world.server.client() as complete:
+            for _ in range(MOST_PASSES):
+                slots = min(self.config.serving.concurrency, len(self.waiting))
+                await self.together(complete, slots)
+                self.writer.flush()
+                if self.hopeless and self.last_failure is not None:
+                    raise self.last_failure
+                if self.waiting or self.failures or not (again := waiting_documents(self.config, self.world)):
+                    return
+                self.waiting.extend(again)
+
+    async def together(self, complete: Complete, slots: int) -> None:
+        """So many at a time. When one fails for good, nothing of the others is written any more."""
+        limit = self.planner.deadline + self.config.window.drain_s - self.world.clock.monotonic()
+        tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
+        try:
+            async with asyncio.timeout(max(0.0, limit)):
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            self.world.say("documents in flight did not end in time; they wait for the next night")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def one_after_another(self, complete: Complete) -> None:
+        while self.waiting and not self.hopeless and self.planner.admits(self.world.clock.monotonic()):
+            document = self.waiting.popleft()
+            try:
+                content = read(document, self.config, self.world)
+            except FileNotFoundError:
+                continue
+            self.world.at("night.document.read")
+            await self.ask(complete, content)
+
+    async def ask(self, complete: Complete, content: Content) -> None:
+        """One document: extraction, quarantine, or back into the queue's end for another night."""
+        if content.unreadable:
+            self.writer.add(content, None, content.unreadable)
+            return
+        started = self.world.clock.monotonic()
+        serving = self.config.serving
+        self.flying += 1
+        try:
+            found = await extract(content.text, content.document.stream, complete, thinking_of(serving))
+        except InvalidInput as error:
+            self.writer.add(content, None, error.why or error.what)
+            return
+        except Unavailable as error:
+            self.failures, self.last_failure = self.failures + 1, error
+            return
+        finally:
+            self.flying -= 1
+        self.failures = 0
+        self.world.at("night.document.answered")
+        now = self.world.clock.monotonic()
+        self.planner.note(now, now - started, len(self.waiting) + self.flying)
+        self.writer.add(content, found)

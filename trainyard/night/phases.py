@@ -1,0 +1,434 @@
+"""A night, from its first line to its report: `run_night`, and the parts that a flow shows one by one.
+
+    begin       whose night it is: one at a time on a device, one for each tenant and date
+    phase1      serve, read documents into the graph, stop, prove the device free
+    thresholds  count the corpora, snapshot the full ones, leave a marker for each
+    phase2      take the markers, SFT first: train, judge, publish, deploy, complete
+    conclude    the report
+
+Every part can be done again: what is finished is found by its key and not done twice. A part's own failure is a line
+of the report, never an exception; phase 2 follows a failed phase 1 as long as the device is proven free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.data.corpora import Reading as CorpusReading
+from trainyard.data.corpora import Snapshot
+from trainyard.errors import Conflict, TrainyardError
+from trainyard.night.claim import claim_and_train, failure_of
+from trainyard.night.extracting import Reading, Writer, waiting_documents
+from trainyard.night.planner import Planner
+from trainyard.night.publish import sync_snapshot
+from trainyard.night.report import (
+    BucketReport,
+    Failure,
+    NightReport,
+    Phase1Report,
+    Phase2Report,
+    TrainingReport,
+    read_report,
+    write_report,
+)
+from trainyard.night.streams import Document
+from trainyard.night.world import World
+from trainyard.spec.night import BucketSpec, NightConfig, checked_name
+from trainyard.stores.files import make_folders, telling, write_whole
+from trainyard.stores.markers import Marker, MarkerRecord, MarkerState
+
+BEGUN_FILE = "begun.json"
+Find = Callable[["Night"], tuple[Phase1Report, list[Document]]]
+Step = Callable[["Night", Phase1Report], Phase1Report]
+Read = Callable[["Night", Phase1Report, deque[Document]], Phase1Report]
+BUSY = frozenset({"E-DEVICE-BUSY", "E-NIGHT-BUSY"})
+
+
+@dataclass(frozen=True)
+class Night:
+    """One attempt at one night."""
+
+    config: NightConfig
+    world: World
+    run: str
+    attempt: int
+    started: float
+    """Unix seconds, for people."""
+    begun: float
+    """Monotonic seconds at which the window began, perhaps in an earlier attempt of this boot."""
+    entered: float
+    """Monotonic seconds at which this attempt began."""
+
+    @property
+    def ends(self) -> float:
+        """Monotonic seconds at which the window is over."""
+        return self.begun + self.config.window.window_s
+
+    @property
+    def folder(self) -> Path:
+        return night_folder(self.world, self.run)
+
+    def until(self, budget_s: float) -> float:
+        """When a part ends that begins now: after its budget, or with the window."""
+        return min(self.world.clock.monotonic() + budget_s, self.ends)
+
+
+def night_folder(world: World, run: str) -> Path:
+    return world.root / "nights" / checked_name(run, "run")
+
+
+def run_night(config: NightConfig, world: World, run: str | None = None) -> NightReport:
+    """One whole night. Raises only what ends the process, and when not even its record can be written.
+
+    A second night at the same time, or for a date that is done, is skipped and says so.
+    """
+    run = run or config.window.date_of(world.clock.now())
+    night_folder(world, run)
+    try:
+        with world.alone(run):
+            night = begin(config, world, run)
+            if night is None:
+                return skipped(config, run, "this night is done already")
+            first = phase1(night)
+            return conclude(night, first, phase2(night, first))
+    except Conflict as busy:
+        if busy.code not in BUSY:
+            raise
+        return skipped(config, run, f"another run has the device: {busy.what}")
+
+
+def skipped(config: NightConfig, run: str, why: str) -> NightReport:
+    return NightReport(run=run, tenant=config.tenant, state="skipped", skipped=why)
+
+
+def begin(config: NightConfig, world: World, run: str) -> Night | None:
+    """The night's record, written before anything else; None if its report says that it succeeded."""
+    folder, clock = night_folder(world, run), world.clock
+    report = read_report(folder, world.files)
+    if report is not None and report.state == "completed":
+        return None
+    before = read_begun(folder / BEGUN_FILE, world)
+    now, monotonic = clock.now(), clock.monotonic()
+    begun = monotonic
+    if before and before["boot_id"] == world.boot_id and 0 <= monotonic - before["begun"] < config.window.window_s:
+        begun = before["begun"]  # the same night, begun anew: its window goes on
+    attempt = before["attempt"] + 1 if before else 1
+    started = before["started"] if before else now
+    record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
+    with telling("The night was not begun"):
+        make_folders(world.files, folder)
+        write_whole(world.files, folder / BEGUN_FILE, orjson.dumps(record))
+    world.at("night.begun")
+    return Night(config, world, run, attempt, started, begun, monotonic)
+
+
+def read_begun(path: Path, world: World) -> dict[str, Any] | None:
+    return orjson.loads(world.files.read(path)) if world.files.exists(path) else None
+
+
+# Phase 1
+
+
+def phase1(night: Night) -> Phase1Report:
+    """Serve a model, read what waits, and leave the device empty."""
+    return documents(night, look, boot, extract, release)
+
+
+def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> Phase1Report:
+    """The order of phase 1, whose parts a flow shows as tasks: whatever fails, the device is freed."""
+    report = Phase1Report(budget_s=night.config.window.phase1_s)
+    try:
+        report, waiting = find(night)
+        if waiting:
+            report = serve(night, report)
+            report = read(night, report, deque(waiting))
+    except (TrainyardError, OSError) as error:
+        report = report.model_copy(update={"failure": failure_of(error)})
+    return free(night, report)
+
+
+def look(night: Night) -> tuple[Phase1Report, list[Document]]:
+    """The documents that wait, and the report that says how many."""
+    waiting = waiting_documents(night.config, night.world)
+    count = len(waiting)
+    return Phase1Report(budget_s=night.config.window.phase1_s, waiting=count, left=count), waiting
+
+
+def boot(night: Night, report: Phase1Report) -> Phase1Report:
+    """Start the server and wait until it answers; not part of the phase's budget, but of the night's window."""
+    world = night.world
+    begun = world.clock.monotonic()
+    deadline = night.until(night.config.window.boot_s)
+    world.at("night.server.start")
+    world.server.start()
+    world.at("night.server.started")
+    world.server.wait_ready(max(0.0, deadline - world.clock.monotonic()))
+    world.at("night.server.ready")
+    world.server.warm()
+    world.at("night.server.warm")
+    return report.model_copy(update={"boot_s": world.clock.monotonic() - begun})
+
+
+def extract(night: Night, report: Phase1Report, waiting: deque[Document]) -> Phase1Report:
+    """Read documents until nothing waits or the budget ends. What was read counts even if the server then failed."""
+    world, serving, window = night.world, night.config.serving, night.config.window
+    begun = world.clock.monotonic()
+    reserve = window.drain_s + window.free_s
+    # What is in flight at the end, and stopping the server, are inside the window too.
+    deadline = min(night.until(window.phase1_s), night.ends - reserve)
+    planner = Planner(begun, deadline, serving.concurrency, serving.seconds_per_document)
+    predicted = planner.predict(len(waiting))
+    with world.stores.graph() as graph:
+        writer = Writer(night.config, world, graph, night.run)
+        reading = Reading(night.config, world, planner, writer, waiting)
+        failure: Failure | None = None
+        try:
+            world.loop(reading.read_all())
+        except (TrainyardError, OSError) as error:
+            failure = failure_of(error)
+    tally = writer.tally
+    return report.model_copy(
+        update={
+            "done": tally.done,
+            "quarantined": tuple(tally.quarantined),
+            "left": max(0, report.waiting - tally.done - len(tally.quarantined)),
+            "predicted": predicted,
+            "predicted_after_20": planner.learnt_predicted,
+            "new_entities": tally.new_entities,
+            "changed_entities": tally.changed_entities,
+            "new_relations": tally.new_relations,
+            "extract_s": world.clock.monotonic() - begun,
+            "failure": failure,
+        }
+    )
+
+
+def release(night: Night, report: Phase1Report) -> Phase1Report:
+    """Stop the server, also one that an earlier night left, and prove by measured memory that the device is free."""
+    world, window = night.world, night.config.window
+    begun = world.clock.monotonic()
+    failure, free = report.failure, False
+    try:
+        world.server.drain(window.drain_s)
+        world.at("night.server.drained")
+    except (TrainyardError, OSError) as error:
+        failure = failure or failure_of(error)
+    try:
+        world.server.stop()
+        world.at("night.server.stopped")
+        world.server.prove_free(window.free_s)
+        world.at("night.device.free")
+        free = True
+    except (TrainyardError, OSError) as error:
+        failure = failure or failure_of(error)
+    spent = world.clock.monotonic() - begun
+    return report.model_copy(update={"failure": failure, "device_free": free, "release_s": spent})
+
+
+# Phase 2
+
+
+def phase2(night: Night, first: Phase1Report) -> Phase2Report:
+    """Thresholds, then every marker that waits, inside one budget."""
+    return trainings(night, first, tuple(threshold(night, bucket) for bucket in night.config.in_order()))
+
+
+def trainings(night: Night, first: Phase1Report, buckets: tuple[BucketReport, ...]) -> Phase2Report:
+    """Every marker that waits, SFT first, while the budget lasts."""
+    world, budget_s = night.world, night.config.window.phase2_s
+    begun, deadline = world.clock.monotonic(), night.until(budget_s)
+    done: list[TrainingReport] = []
+    failure: Failure | None = None
+    note = ""
+    try:
+        markers = markers_to_train(night)
+        note = why_not_here(night, first)
+        if note:
+            done = [TrainingReport(marker=one.name, outcome="marker-only", note=note) for one in markers]
+        elif night.config.phase2.mode == "remote":
+            done = wait_for_workers(night, markers, deadline)
+        else:
+            done = train_here(night, markers, deadline)
+    except (TrainyardError, OSError) as error:
+        failure = failure_of(error)
+    spent = world.clock.monotonic() - begun
+    return Phase2Report(
+        buckets=buckets, trainings=tuple(done), seconds=spent, budget_s=budget_s, note=note, failure=failure
+    )
+
+
+def why_not_here(night: Night, first: Phase1Report) -> str:
+    """Why no training may start on this device; empty if one may. A worker elsewhere has a device of its own."""
+    if night.config.phase2.mode == "remote":
+        return ""
+    if not night.config.phase2.train:
+        return "training is switched off: the markers wait"
+    if missing := night.world.trainer.missing():
+        return f"no trainer is installed: {missing}"
+    return "" if first.device_free else "the device is not proven free: the markers wait"
+
+
+def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
+    """Count one corpus; if enough of it is new, keep a snapshot and leave a marker that names it."""
+    report = BucketReport(bucket=bucket.name, method=bucket.method, threshold=bucket.threshold)
+    try:
+        reading = night.world.stores.corpora.read(bucket.name, bucket.method)
+        records = bucket_markers(night, bucket)
+        new = reading.new_since(last_trained(night, bucket, records))
+        night.world.at("night.corpus.counted")
+        report = report.model_copy(
+            update={
+                "valid": len(reading.tuples),
+                "invalid": len(reading.invalid),
+                "duplicates": reading.duplicates,
+                "new": new,
+            }
+        )
+        waiting = [one for one in records if one.state in (MarkerState.PENDING, MarkerState.CLAIMED)]
+        if waiting:
+            return report.model_copy(
+                update={"marker": waiting[0].marker.name, "note": "it waits since an earlier night"}
+            )
+        if new < bucket.threshold:
+            return report.model_copy(update={"note": f"{bucket.threshold - new} more are needed"})
+        return report.model_copy(update={"marker": leave_marker(night, bucket, reading)})
+    except (TrainyardError, OSError) as error:
+        return report.model_copy(update={"failure": failure_of(error)})
+
+
+def bucket_markers(night: Night, bucket: BucketSpec) -> list[MarkerRecord]:
+    """Every marker of one bucket, in the order of their runs."""
+    store, tail = night.world.stores.markers, f"-{night.config.tenant}-{bucket.adapter_role}-{bucket.name}"
+    found = [store.show(name) for name in store.states() if name.endswith(tail)]
+    mine = [one for one in found if (one.marker.tenant, one.marker.bucket) == (night.config.tenant, bucket.name)]
+    return sorted(mine, key=lambda one: (one.marker.created, one.marker.run))
+
+
+def last_trained(night: Night, bucket: BucketSpec, records: list[MarkerRecord]) -> frozenset[str]:
+    """Digests of the tuples that the last completed training learned from.
+
+    Which one was the last is told by no clock that may jump: the newest by time, the newest by name and the largest
+    (corpora grow) are nearly always one, and what any of them has was trained on.
+    """
+    completed = [one.marker for one in records if one.state is MarkerState.COMPLETED]
+    if not completed:
+        return frozenset()
+    by_name, largest = max(completed, key=lambda one: one.run), max(completed, key=lambda one: one.rows)
+    digests = {one.corpus_sha256 for one in (completed[-1], by_name, largest)}
+    corpora = night.world.stores.corpora
+    return frozenset(one.digest for sha in digests for one in corpora.open(bucket.name, bucket.method, sha))
+
+
+def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> str:
+    """Snapshot, a copy in the object store if there is one, then the marker; each by its content, again is the same."""
+    world = night.world
+    kept = world.stores.corpora.snapshot(bucket.name, reading)
+    world.at("night.snapshot.after")
+    marker = Marker(
+        run=night.run,
+        tenant=night.config.tenant,
+        role=bucket.adapter_role,
+        bucket=bucket.name,
+        method=bucket.method,
+        rows=kept.rows,
+        corpus_sha256=kept.sha256,
+        corpus=synced(night, bucket, kept),
+        base_model=world.base_model,
+        created=world.clock.now(),
+    )
+    world.at("night.marker.before")
+    if not world.stores.markers.publish(marker):
+        return f"{marker.name} (ended earlier in this night)"
+    world.at("night.marker.after")
+    return marker.name
+
+
+def synced(night: Night, bucket: BucketSpec, kept: Snapshot) -> str:
+    """Where a trainer finds the snapshot: its place in the object store, or its file."""
+    objects = night.world.stores.objects
+    if objects is None:
+        return str(kept.path)
+    name = f"corpora/{night.config.tenant}/{bucket.name}/{kept.sha256}.jsonl"
+    data = night.world.stores.corpora.bytes_of(bucket.name, kept.sha256)
+    sync_snapshot(objects, name, data)
+    night.world.at("night.snapshot.synced")
+    return name
+
+
+def markers_to_train(night: Night) -> list[Marker]:
+    """Pending markers of this tenant's buckets, and claims whose owners are gone: SFT first, then by age."""
+    store = night.world.stores.markers
+    found = {marker.name: marker for marker in [*store.pending(), *(claim.marker for claim in store.expired())]}
+    mine = [one for one in found.values() if one.tenant == night.config.tenant]
+    return sorted(mine, key=lambda one: (one.method != "sft", one.created, one.name))
+
+
+def train_here(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
+    """One after another on this device, while the budget lasts."""
+    reports = []
+    for marker in markers:
+        if night.world.clock.monotonic() >= deadline:
+            reports.append(TrainingReport(marker=marker.name, outcome="waiting", note="the budget is spent"))
+        else:
+            reports.append(claim_and_train(marker, night.config, night.world, deadline, night.run))
+    return reports
+
+
+def wait_for_workers(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
+    """Wait until workers elsewhere have ended the markers, or the budget is over."""
+    world, store = night.world, night.world.stores.markers
+    open_states = (MarkerState.PENDING, MarkerState.CLAIMED)
+    while True:
+        states = store.states()
+        waiting = any(states.get(marker.name) in open_states for marker in markers)
+        if not waiting or world.clock.monotonic() >= deadline:
+            break
+        world.clock.sleep(min(night.config.phase2.poll_s, max(0.0, deadline - world.clock.monotonic())))
+    return [of_worker(store.show(marker.name)) for marker in markers]
+
+
+def of_worker(record: MarkerRecord) -> TrainingReport:
+    name, rows = record.marker.name, record.marker.rows
+    if record.state is MarkerState.COMPLETED:
+        published = bool(record.facts.get("published"))
+        return TrainingReport(
+            marker=name,
+            rows=rows,
+            outcome="published" if published else "rejected",
+            version=str(record.facts.get("version", "")),
+            gate=tuple(record.facts.get("gate", ())) if not published else (),
+        )
+    if record.state is MarkerState.FAILED:
+        failure = Failure(code="E-FAILED", what=f"The worker gave up {name}.", why=record.reason)
+        return TrainingReport(marker=name, rows=rows, outcome="failed", failure=failure)
+    note = "no worker has taken it" if record.state is MarkerState.PENDING else "a worker is at it"
+    return TrainingReport(marker=name, rows=rows, outcome="waiting", note=note)
+
+
+def conclude(night: Night, first: Phase1Report, second: Phase2Report) -> NightReport:
+    """Write the report; from then on this night is over, or may be tried again if something failed."""
+    world = night.world
+    report = NightReport(
+        run=night.run,
+        tenant=night.config.tenant,
+        state="completed",
+        attempt=night.attempt,
+        started=night.started,
+        seconds=world.clock.monotonic() - night.entered,
+        window_s=night.config.window.window_s,
+        phase1=first,
+        phase2=second,
+    )
+    if report.failures:
+        report = report.model_copy(update={"state": "failed"})
+    world.at("night.report.before")
+    with telling("The night's report was not written"):
+        write_report(report, night.folder, world.files)
+    world.at("night.report.after")
+    return report

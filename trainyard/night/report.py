@@ -1,0 +1,223 @@
+"""What a night did: one value, kept as JSON, Markdown and HTML beside the night's record.
+
+The report says first whether the night succeeded, then what is left, and for everything that failed the command that a
+person would type next.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.stores.files import Files, write_whole
+
+REPORT_FILE = "report.json"
+RETRY = "trainyard nightly run --once"
+
+
+class Part(BaseModel):
+    """Immutable; a misspelt field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Failure(Part):
+    """What went wrong, in the words of the error, and what to type."""
+
+    code: str
+    what: str
+    why: str = ""
+    do: str = ""
+
+
+class Quarantined(Part):
+    stream: str
+    name: str
+    reason: str
+
+
+class Phase1Report(Part):
+    """Documents into the graph."""
+
+    waiting: int = 0
+    done: int = 0
+    quarantined: tuple[Quarantined, ...] = ()
+    left: int = 0
+    """Documents for the next night."""
+    predicted: int = 0
+    predicted_after_20: int | None = None
+    new_entities: int = 0
+    changed_entities: int = 0
+    new_relations: int = 0
+    boot_s: float = 0.0
+    extract_s: float = 0.0
+    release_s: float = 0.0
+    budget_s: float = 0.0
+    device_free: bool = False
+    failure: Failure | None = None
+
+
+class BucketReport(Part):
+    """One corpus: what is in it, and whether it was enough."""
+
+    bucket: str
+    method: str
+    valid: int = 0
+    invalid: int = 0
+    duplicates: int = 0
+    new: int = 0
+    """Valid tuples since the last completed training."""
+    threshold: int = 0
+    marker: str = ""
+    note: str = ""
+    failure: Failure | None = None
+
+
+class TrainingReport(Part):
+    """What became of one marker."""
+
+    marker: str
+    outcome: Literal["published", "rejected", "checkpointed", "failed", "taken", "waiting", "marker-only"]
+    version: str = ""
+    rows: int = 0
+    first_loss: float | None = None
+    final_loss: float | None = None
+    gate: tuple[str, ...] = ()
+    seconds: float = 0.0
+    note: str = ""
+    failure: Failure | None = None
+
+
+class Phase2Report(Part):
+    """Full buckets into adapters."""
+
+    buckets: tuple[BucketReport, ...] = ()
+    trainings: tuple[TrainingReport, ...] = ()
+    seconds: float = 0.0
+    budget_s: float = 0.0
+    note: str = ""
+    failure: Failure | None = None
+
+
+class NightReport(Part):
+    """One night. `skipped` says why nothing was done."""
+
+    run: str
+    tenant: str
+    state: Literal["completed", "failed", "skipped"]
+    attempt: int = 1
+    started: float = 0.0
+    """Unix seconds."""
+    seconds: float = 0.0
+    window_s: float = 0.0
+    phase1: Phase1Report = Phase1Report()
+    phase2: Phase2Report = Phase2Report()
+    skipped: str = ""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        parts: list[Any] = [self.phase1, self.phase2, *self.phase2.buckets, *self.phase2.trainings]
+        return tuple(part.failure for part in parts if part.failure is not None)
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.state == "failed" else 0
+
+    @property
+    def headline(self) -> str:
+        """The night in a line."""
+        if self.state == "skipped":
+            return f"Night {self.run} of {self.tenant} was skipped: {self.skipped}"
+        one, published = self.phase1, [one.version for one in self.phase2.trainings if one.outcome == "published"]
+        words = f"{one.done} documents read, {one.new_entities} new entities"
+        words += f", {one.left} left for the next night" if one.left else ""
+        words += f"; published {', '.join(published)}" if published else "; no new adapter"
+        return f"Night {self.run} of {self.tenant} {self.state}: {words}."
+
+
+def write_report(report: NightReport, folder: Path, files: Files) -> None:
+    """`report.md`, `report.html`, then `report.json`, which alone decides whether a night is finished."""
+    write_whole(files, folder / "report.md", markdown(report).encode())
+    write_whole(files, folder / "report.html", page(report).encode())
+    write_whole(files, folder / REPORT_FILE, report.model_dump_json(indent=1).encode())
+
+
+def read_report(folder: Path, files: Files) -> NightReport | None:
+    path = folder / REPORT_FILE
+    return NightReport.model_validate_json(files.read(path)) if files.exists(path) else None
+
+
+def tables(report: NightReport) -> list[tuple[str, list[list[str]]]]:
+    """(title, rows) of every table of the report; the first row is the head."""
+    one, two = report.phase1, report.phase2
+    documents = [
+        ["documents", "count"],
+        ["waiting", str(one.waiting)],
+        ["read into the graph", str(one.done)],
+        ["quarantined", str(len(one.quarantined))],
+        ["left for the next night", str(one.left)],
+        ["predicted", f"{one.predicted}" + (f", {one.predicted_after_20} after 20" if one.predicted_after_20 else "")],
+        ["entities new / changed", f"{one.new_entities} / {one.changed_entities}"],
+        ["relations new", str(one.new_relations)],
+    ]
+    times = [
+        ["phase", "seconds", "budget"],
+        ["boot and readiness", f"{one.boot_s:.1f}", ""],
+        ["1: documents", f"{one.extract_s:.1f}", f"{one.budget_s:.0f}"],
+        ["release of the device", f"{one.release_s:.1f}", ""],
+        ["2: training", f"{two.seconds:.1f}", f"{two.budget_s:.0f}"],
+        ["night", f"{report.seconds:.1f}", f"{report.window_s:.0f}"],
+    ]
+    buckets = [["bucket", "valid", "invalid", "twice", "new", "threshold", "marker"]] + [
+        [b.bucket, str(b.valid), str(b.invalid), str(b.duplicates), str(b.new), str(b.threshold), b.marker or b.note]
+        for b in two.buckets
+    ]
+    trainings = [["marker", "outcome", "version", "rows", "loss", "gate", "seconds"]] + [
+        [t.marker, t.outcome, t.version, str(t.rows), losses(t), "; ".join(t.gate) or t.note, f"{t.seconds:.1f}"]
+        for t in two.trainings
+    ]
+    apart = [["stream", "document", "reason"]] + [[q.stream, q.name, q.reason] for q in one.quarantined]
+    named = [("Documents", documents), ("Time", times), ("Corpora", buckets), ("Adapters", trainings)]
+    return [(title, rows) for title, rows in [*named, ("Quarantine", apart)] if len(rows) > 1]
+
+
+def losses(one: TrainingReport) -> str:
+    found = [value for value in (one.first_loss, one.final_loss) if value is not None]
+    return " → ".join(f"{value:.3f}" for value in found)
+
+
+def next_steps(failures: Sequence[Failure]) -> list[str]:
+    lines = [f"{one.code}: {one.what} {one.why}".strip() + (f" Do: {one.do}" if one.do else "") for one in failures]
+    return [*lines, f"Next: correct the cause, then `{RETRY}`: what is finished is not done again."] if lines else []
+
+
+def markdown(report: NightReport) -> str:
+    """The report for Prefect's page and for reading in a terminal."""
+    lines = [f"# Night {report.run}, {report.tenant}", "", report.headline, ""]
+    lines += [f"- {line}" for line in next_steps(report.failures)]
+    for title, rows in tables(report):
+        head, *body = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+        lines += ["", f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+        lines += [f"| {' | '.join(row)} |" for row in body]
+    return "\n".join(lines) + "\n"
+
+
+STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .8em;text-align:left}"
+
+
+def page(report: NightReport) -> str:
+    """The same as one HTML page; everything that came from documents or errors is escaped."""
+    said = html.escape
+    parts = [f"<h1>Night {said(report.run)}, {said(report.tenant)}</h1><p>{said(report.headline)}</p>"]
+    parts += [f"<p><b>{said(line)}</b></p>" for line in next_steps(report.failures)]
+    for title, rows in tables(report):
+        names, *body = rows
+        cells = "".join(f"<th>{said(cell)}</th>" for cell in names)
+        lines = "".join("<tr>" + "".join(f"<td>{said(cell)}</td>" for cell in row) + "</tr>" for row in body)
+        parts.append(f"<h2>{said(title)}</h2><table><tr>{cells}</tr>{lines}</table>")
+    head = f"<meta charset='utf-8'><title>Night {said(report.run)}</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"

@@ -1,0 +1,123 @@
+"""Thousands of nights in minutes: the product's own functions on a clock, disks and connections that misbehave.
+
+    outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
+
+A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
+`simulate/plants.py` that is put into the night; then a violation has to be found.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainyard.errors import NotFound
+from trainyard.night.simulate import invariants
+from trainyard.night.simulate.campaign import MOST_ATTEMPTS, Campaign
+from trainyard.night.simulate.plants import PLANTS, planted
+
+__all__ = ["PLANTS", "Outcome", "campaign_of", "simulate"]
+
+DATES, QUIET_DATES = 6, 3
+"""Dates with faults, and those without at the end, of one campaign."""
+MOST_TOLD = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation found."""
+
+    seed: int
+    nights: int
+    attempts: int
+    checked: int
+    violations: tuple[str, ...]
+    seconds: float
+    plant: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.violations else 0
+
+    @property
+    def last_line(self) -> str:
+        return f"{self.checked:,} invariants checked, {len(self.violations):,} violated"
+
+
+def campaign_of(seed: int) -> Campaign:
+    """One campaign, carried out."""
+    campaign = Campaign(seed)
+    for date in range(DATES + QUIET_DATES):
+        quiet = campaign.quiet = date >= DATES
+        campaign.heal()
+        campaign.day() if not quiet else None
+        for attempt in range(MOST_ATTEMPTS):
+            one_attempt(campaign, quiet or attempt == MOST_ATTEMPTS - 1)
+            if campaign.violations or (campaign.reports and campaign.reports[-1].state == "completed"):
+                break
+        campaign.next_date()
+    if not campaign.violations:
+        invariants.at_the_end(campaign)
+    return campaign
+
+
+def one_attempt(campaign: Campaign, quiet: bool) -> None:
+    campaign.heal_connections()
+    trouble: set[str] = set()
+    if not quiet:
+        campaign.faults, trouble = campaign.draw_faults()
+    count = len(campaign.reports)
+    campaign.attempts += 1
+    campaign.night_of(campaign.spawn(), trouble)
+    campaign.settle()
+    invariants.check(campaign)
+    for one in campaign.reports[count:]:
+        invariants.report(campaign, one)
+
+
+def simulate(
+    nights: int,
+    seed: int = 0,
+    *,
+    plant: str | None = None,
+    processes: int | None = None,
+    on_progress: Callable[[int], None] = lambda _done: None,
+    until_found: bool = False,
+) -> Outcome:
+    """Simulate at least so many nights. With `until_found` it ends at the first campaign with a violation.
+
+    Raises `NotFound` (`E-PLANT`) for a mistake that does not exist.
+    """
+    if plant is not None and plant not in PLANTS:
+        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(PLANTS)}.", code="E-PLANT")
+    began = time.monotonic()
+    campaigns = -(-nights // (DATES + QUIET_DATES))
+    found: list[str] = []
+    done = attempts = checked = 0
+    for count, looked, wrong in results([(seed * 1_000_003 + index, plant) for index in range(campaigns)], processes):
+        done, attempts, checked = done + DATES + QUIET_DATES, attempts + count, checked + looked
+        found += wrong
+        on_progress(done)
+        if found and until_found:
+            break
+    return Outcome(seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant)
+
+
+def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterator[tuple[int, int, list[str]]]:
+    """The campaigns' results in the order of their seeds."""
+    count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    if count <= 1:
+        yield from map(one_campaign, jobs)
+        return
+    with multiprocessing.get_context("forkserver").Pool(count) as pool:
+        yield from pool.imap(one_campaign, jobs, chunksize=4)
+
+
+def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, list[str]]:
+    seed, plant = job
+    with planted(plant):
+        campaign = campaign_of(seed)
+    return campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]

@@ -1,0 +1,264 @@
+"""What has to hold after every attempt of a simulated night, whatever happened in it, and what at the end.
+
+Each check counts, so that the last line of a simulation says how often something was looked at. What a state promised
+once (a completed marker, a version's number, a ledger's entry) is remembered in the campaign: a disk that loses it is
+found out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from trainyard.data.corpora import Corpora
+from trainyard.night.extracting import version_of
+from trainyard.night.publish import manifest_of, place
+from trainyard.night.report import NightReport
+from trainyard.night.simulate.campaign import DOCUMENTS, HOME, Campaign
+from trainyard.night.simulate.stand_ins import answer_of
+from trainyard.serve.extraction import parse
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.documents import DocumentLedger, Entry
+from trainyard.stores.graph import Mutation, document_key
+from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.markers import MarkerRecord, MarkerState
+
+SLACK_S = 60.0
+"""A training looks at its budget every half minute, and the last look may come late."""
+
+
+def check(campaign: Campaign) -> None:
+    """After an attempt: no process is at work, everything that was acknowledged is there and fits together."""
+    for rule in (ledger_and_graph, versions, markers, cloud):
+        guarded(campaign, rule)
+
+
+def guarded(campaign: Campaign, rule: Callable[[Campaign], None]) -> None:
+    """A store that cannot be read any more is a violation too."""
+    try:
+        rule(campaign)
+    except Exception as error:
+        campaign.violated(f"{rule.__name__}: {type(error).__name__}: {error}")
+
+
+def ledger_of(campaign: Campaign) -> DocumentLedger:
+    return DocumentLedger(HOME / "acme" / "ledger.jsonl", campaign.disk, campaign.clock)
+
+
+def key_of(campaign: Campaign, entry: Entry) -> str:
+    return document_key(campaign.config.tenant, entry.key.stream, entry.key.content_sha256, entry.key.version)
+
+
+def ledger_and_graph(campaign: Campaign) -> None:
+    """A document that is done is in the graph; one that nobody could read is not done."""
+    known = campaign.graph.documents()
+    entries = ledger_of(campaign).current()
+    for entry in entries:
+        campaign.checked += 1
+        if entry.status == "done" and key_of(campaign, entry) not in known and not to_be_redone(campaign, entry):
+            campaign.violated(f"{entry.name} is done in the ledger and not in the graph")
+        text = campaign.texts.get(entry.key.content_sha256)
+        if entry.status == "done" and text is not None and "nonsense" in text:
+            campaign.violated(f"{entry.name} is done although its answer did not conform")
+        if entry.status == "done":
+            campaign.last_done[entry.key.stream, entry.name] = entry
+    kept = {entry.key for entry in ledger_of(campaign).entries()}
+    campaign.checked += 1
+    if campaign.recorded - kept:
+        campaign.violated("the ledger lost an entry that it had acknowledged")
+    campaign.recorded |= kept
+
+
+def to_be_redone(campaign: Campaign, entry: Entry) -> bool:
+    """Whether the next night reads this document again: its content has changed, or its write was left half done."""
+    path = DOCUMENTS / entry.name
+    changed = campaign.digest(campaign.disk.read(path)) != entry.key.content_sha256
+    return changed or (entry.key.stream, entry.name) in campaign.doubtful()
+
+
+def versions(campaign: Campaign) -> None:
+    """Numbers are never used twice, contents never change, a marker has one version."""
+    registry = AdapterRegistry(HOME / "adapters", campaign.disk)
+    keys: dict[str, str] = {}
+    for version in registry.list():
+        campaign.checked += 1
+        registry.verify(version)
+        identity = f"{version.run_key} {version.sha256}"
+        if campaign.numbers.setdefault(version.name, identity) != identity:
+            campaign.violated(f"{version.name} became another adapter")
+        if keys.setdefault(version.run_key, version.name) != version.name:
+            campaign.violated(f"{version.run_key} has two versions: {keys[version.run_key]} and {version.name}")
+    for name in campaign.numbers:
+        campaign.checked += 1
+        if name not in keys.values():
+            campaign.violated(f"{name} is gone")
+    for role in {bucket.adapter_role for bucket in campaign.config.buckets}:
+        live = registry.live("acme", role).version
+        if live is not None and f"acme/{role}/v{live}" not in keys.values():
+            campaign.violated(f"acme/{role}/v{live} is live and does not exist")
+
+
+def markers(campaign: Campaign) -> None:
+    store = campaign.markers()
+    records = [store.show(name) for name in store.states()]
+    ended = dict(campaign.ended_markers)
+    for record in records:
+        campaign.checked += 1
+        name = record.marker.name
+        if record.fence < campaign.fences.get(name, 0):
+            campaign.violated(f"the fencing number of {name} went back")
+        campaign.fences[name] = record.fence
+        before = campaign.ended_markers.get(name)
+        if before is not None and before != record.state:
+            campaign.violated(f"{name} was {before} and is {record.state}")
+        if record.state in (MarkerState.COMPLETED, MarkerState.FAILED):
+            campaign.ended_markers[name] = record.state
+        if record.state is MarkerState.COMPLETED and record.facts.get("published"):
+            is_published(campaign, record)
+        if name not in campaign.seen_markers:
+            campaign.seen_markers.add(name)
+            was_due(campaign, record, [one for one in records if ended.get(one.marker.name) is MarkerState.COMPLETED])
+    for name in set(campaign.seen_markers) - {record.marker.name for record in records}:
+        campaign.violated(f"{name} is gone")
+    for name, digest in campaign.trained:
+        campaign.checked += 1
+        if name in store.states() and store.show(name).marker.corpus_sha256 != digest:
+            campaign.violated(f"{name} was trained on another corpus than its snapshot")
+
+
+def was_due(campaign: Campaign, record: MarkerRecord, completed: list[MarkerRecord]) -> None:
+    """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
+    marker = record.marker
+    bucket = next(one for one in campaign.config.buckets if one.name == marker.bucket)
+    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk)
+    tuples = corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
+    earlier = [one.marker for one in completed if one.marker.bucket == marker.bucket]
+    known: set[str] = set()
+    if earlier:
+        last = max(earlier, key=lambda one: one.rows)
+        known = {one.digest for one in corpora.open(last.bucket, last.method, last.corpus_sha256)}
+    if marker.method != bucket.method or len([one for one in tuples if one.digest not in known]) < bucket.threshold:
+        campaign.violated(f"{marker.name} was made for too few new tuples, or by the wrong method")
+
+
+def is_published(campaign: Campaign, record: MarkerRecord) -> None:
+    """A completed marker's version is there for readers."""
+    registry = AdapterRegistry(HOME / "adapters", campaign.disk)
+    name = str(record.facts["version"])
+    found = next((one for one in registry.list() if one.name == name), None)
+    if found is None or found.run_key != record.marker.name:
+        campaign.violated(f"{record.marker.name} is completed and its version {name} is not there")
+    elif campaign.cloud is not None and not readable(campaign, found):
+        campaign.violated(f"{record.marker.name} is completed and {name} is not published")
+
+
+def readable(campaign: Campaign, version: AdapterVersion) -> bool:
+    assert campaign.cloud is not None
+    prefix = place(version.tenant, version.role, version.version)
+    there = campaign.cloud.head(f"{prefix}/manifest.json")
+    return there is not None and campaign.cloud.get(f"{prefix}/manifest.json") == manifest_of(version)
+
+
+def cloud(campaign: Campaign) -> None:
+    """Whoever sees a manifest sees every file of it; nothing below a version is ever written twice."""
+    store = campaign.cloud
+    if store is None:
+        return
+    listed = {info.name: info for info in store.list("adapters/")}
+    for name in [name for name in listed if name.endswith("/manifest.json")]:
+        campaign.checked += 1
+        prefix = name.removesuffix("/manifest.json")
+        for file, one in json.loads(store.get(name))["files"].items():
+            there = listed.get(f"{prefix}/{file}")
+            if there is None or there.metadata.get("sha256") != one["sha256"]:
+                campaign.violated(f"{prefix} is published without {file}")
+    for name, generation in store.writes:
+        if name.startswith("adapters/") and not name.endswith("live.json") and generation > 1:
+            campaign.violated(f"{name} was overwritten")
+    store.writes.clear()
+
+
+def report(campaign: Campaign, one: NightReport) -> None:
+    """Budgets by the clock that does not jump, and each date once."""
+    window = campaign.config.window
+    if one.state == "skipped":
+        return
+    campaign.checked += 1
+    if one.run in campaign.finished:
+        campaign.violated(f"the night {one.run} was done twice")
+    if one.state == "completed":
+        campaign.finished.add(one.run)
+    spans = [
+        ("phase 1", one.phase1.extract_s, window.phase1_s + window.drain_s + campaign.slept),
+        ("boot", one.phase1.boot_s, window.boot_s + SLACK_S + campaign.slept),
+        ("phase 2", one.phase2.seconds, window.phase2_s + SLACK_S + campaign.slept),
+        ("night", one.seconds, window.window_s + SLACK_S + campaign.slept),
+    ]
+    for what, spent, budget in spans:
+        if not 0 <= spent <= budget:
+            campaign.violated(f"{what} of {one.run} took {spent:.0f} s of {budget:.0f}")
+
+
+def at_the_end(campaign: Campaign) -> None:
+    """After nights without faults: nothing waits, the graph is what the documents say, the newest adapter is live."""
+    guarded(campaign, everything_read)
+    guarded(campaign, everything_trained)
+    campaign.checked += 1
+    if not campaign.reports or campaign.reports[-1].state == "failed":
+        why = campaign.reports[-1].failures if campaign.reports else "no night ended"
+        campaign.violated(f"the last night failed without a fault: {why}")
+
+
+def everything_read(campaign: Campaign) -> None:
+    entries = {(entry.key.stream, entry.name): entry for entry in ledger_of(campaign).current()}
+    digests = {entry.key.content_sha256: entry for entry in entries.values()}
+    oracle = MemoryGraph()
+    stated = {
+        (one.key.stream, one.name): (one.key.content_sha256, one.key.version) for one in campaign.last_done.values()
+    }
+    stated |= half_written(campaign, entries)
+    for (stream, name), (sha256, version) in stated.items():
+        found = parse(answer_of(campaign.texts[sha256]))
+        given = (campaign.config.tenant, stream, name, sha256, version)
+        oracle.mutate([Mutation(*given, found.entities, found.relations)])
+    campaign.checked += 1
+    if list(oracle.dump()) != list(campaign.graph.dump()):
+        campaign.violated("the graph is not what the documents say")
+    for name in campaign.contents:
+        campaign.checked += 1
+        text = campaign.disk.read(DOCUMENTS / name)
+        known = digests.get(campaign.digest(text))
+        wanted = "quarantined" if b"nonsense" in text else "done"
+        if known is None or (known.status != wanted and known.key.version == version_of(campaign.config.serving)):
+            campaign.violated(f"{name} was never {wanted}")
+
+
+def half_written(campaign: Campaign, entries: dict[tuple[str, str], Entry]) -> dict[tuple[str, str], tuple[str, str]]:
+    """What the graph has of documents that nobody can read any more: their last readable content, also when the
+    crash came before the ledger knew it. An edit that nobody can read takes nothing away."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for line in map(json.loads, campaign.graph.dump()):
+        for name in line["names"] if line["a"] == "document" else ():
+            entry = entries.get((line["stream"], name))
+            if entry is not None and entry.status == "quarantined":
+                found[line["stream"], name] = (line["content_sha256"], line["version"])
+    return found
+
+
+def everything_trained(campaign: Campaign) -> None:
+    store = campaign.markers()
+    for name, state in store.states().items():
+        campaign.checked += 1
+        if state in (MarkerState.PENDING, MarkerState.CLAIMED):
+            campaign.violated(f"{name} is still {state}: {store.show(name).reason}")
+    registry = AdapterRegistry(HOME / "adapters", campaign.disk)
+    for bucket in campaign.config.buckets:
+        published = [
+            one.version
+            for one in registry.list("acme", bucket.adapter_role)
+            if store.states().get(one.run_key) is MarkerState.COMPLETED
+        ]
+        campaign.checked += 1
+        live = registry.live("acme", bucket.adapter_role).version
+        if published and live != max(published):
+            campaign.violated(f"v{live} of {bucket.adapter_role} is live, published are {published}")

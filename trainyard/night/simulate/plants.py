@@ -1,0 +1,205 @@
+"""Faults that are planted on purpose: each is a mistake that somebody could make, and the simulator has to find it.
+
+    trainyard nightly simulate --nights 2000 --plant ledger-before-graph        ends with exit code 1
+
+A plant replaces one function of the night or of a store by a wrong one while it is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainyard.data.corpora import Corpora, CorpusTuple, Reading
+from trainyard.night import claim, extracting, phases, publish
+from trainyard.night.simulate import stand_ins
+from trainyard.night.world import World
+from trainyard.stores import adapters
+from trainyard.stores.documents import Entry
+from trainyard.stores.markers import local, records
+from trainyard.testing.simulated_files import SimulatedFiles
+
+Swap = tuple[Any, str, Any]
+"""(object, attribute, what stands there while the plant is in)."""
+
+
+def no_fsync(self: SimulatedFiles, path: Path) -> None:
+    """Bytes are never flushed."""
+
+
+def ledger_first(self: extracting.Writer) -> None:
+    if not self.pending:
+        return
+    batch, self.pending = self.pending, []
+    self.world.stores.ledger.record_many(self.entry(*one) for one in batch)
+    self.world.at("night.graph.before")
+    self.graph.mutate([self.mutation(content, found) for content, found, _ in batch if found is not None])
+    self.world.at("night.graph.after")
+    self.world.at("night.ledger.after")
+
+
+def nonsense_is_done(self: extracting.Writer, content: Any, found: Any, reason: str) -> Entry:
+    return Entry(key=content.key, name=content.document.name, status="done", night=self.run)
+
+
+def not_asked(self: claim.Hold) -> None:
+    """The claim is never looked at again."""
+
+
+def complete_first(hold: claim.Hold, config: Any, deadline: float) -> Any:
+    world, marker = hold.world, hold.claim.marker
+    version = publish.registered(world, marker.tenant, marker.role, marker.name)
+    if version is None:
+        trained, verdict = claim.train_and_judge(hold, config, deadline)
+        if not verdict.better:
+            return claim.reject(hold, trained, verdict)
+        version = claim.keep(hold, trained, verdict)
+    world.stores.markers.complete(hold.claim, {"version": version.name, "published": True})
+    world.at("night.complete.after")
+    publish.publish(world, version, lambda: None)
+    publish.point(world, version, lambda: None)
+    return claim.told(marker, "published", version.facts, version=version.name)
+
+
+def never_registered(*_given: Any) -> None:
+    """Every attempt trains and registers anew."""
+
+
+def manifest_first(world: World, objects: Any, version: Any, sure: Callable[[], None]) -> None:
+    folder, prefix = world.stores.versions.path(version), publish.place(version.tenant, version.role, version.version)
+    publish.create(objects, f"{prefix}/manifest.json", publish.manifest_of(version))
+    for name in sorted(version.files):
+        world.at("night.upload.file")
+        publish.upload_file(world.files, objects, folder / name, f"{prefix}/{name}", version.files[name]["sha256"])
+    world.at("night.upload.manifest")
+
+
+def highest_plus_one(files: Any, folder: Path) -> int:
+    complete = [n for n in adapters.numbers_in(files, folder) if files.exists(folder / f"v{n}" / "manifest.json")]
+    number = max(complete, default=0) + 1
+    files.mkdir(folder / f"v{number}")
+    return number
+
+
+def not_reserved(_objects: Any, versions: Any, tenant: str, role: str, _key: str) -> int:
+    """The local disk alone decides about numbers."""
+    return max((one.version for one in versions.list(tenant, role)), default=0) + 1
+
+
+def always_stale(*_given: Any, **_more: Any) -> bool:
+    return True
+
+
+def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> records.MarkerRecord:
+    """The fencing number stays 1, so that a claim of yesterday looks like today's."""
+    return replace(RENEWED(record, clock, lease_s), fence=1)
+
+
+RENEWED = records.renewed
+
+
+def believes(self: stand_ins.SimulatedServer, timeout_s: float) -> None:
+    """Nobody measures the device."""
+
+
+def trains_anyway(night: Any, first: Any) -> str:
+    return ""
+
+
+def today(world: World, marker: Any) -> list[CorpusTuple]:
+    """The bucket as it is now, not the snapshot."""
+    return list(world.stores.corpora.read(marker.bucket, marker.method).tuples)
+
+
+def counts_lines(self: Corpora, bucket: str, method: str) -> Reading:
+    reading = READ(self, bucket, method)
+    spelt = {"diff": "?", "message": "?"} if method == "sft" else {"prompt": "?", "shadow": "?", "verdict": "!"}
+    more = [CorpusTuple(f"line-{one.line}", spelt) for one in reading.invalid]
+    return Reading((*reading.tuples, *more))
+
+
+READ = Corpora.read
+
+
+def nothing_trained(*_given: Any) -> frozenset[str]:
+    return frozenset()
+
+
+def no_record(*_given: Any) -> None:
+    return None
+
+
+@contextmanager
+def no_lock(self: Any, _run: str) -> Iterator[None]:
+    yield
+
+
+def backwards(world: World, version: Any, sure: Callable[[], None]) -> None:
+    world.trainer.deploy(version)
+
+
+def overwrites(files: Any, objects: Any, path: Path, name: str, _sha256: str) -> None:
+    objects.put(name, files.read(path), metadata={"sha256": _sha256})
+
+
+def adds_up(self: Any, mutations: Any) -> Any:
+    """An edited document adds to what its earlier content stated."""
+    renamed = [extracting.Mutation(**{**vars(one), "name": f"{one.name}#{one.content_sha256}"}) for one in mutations]
+    return MUTATE(self, renamed)
+
+
+MUTATE = stand_ins.FlakyGraph.mutate
+
+
+def table() -> dict[str, tuple[Swap, ...]]:
+    """Name -> what is replaced."""
+    return {
+        "no-fsync": ((SimulatedFiles, "fsync", no_fsync),),
+        "no-folder-fsync": ((SimulatedFiles, "fsync_folder", no_fsync),),
+        "ledger-before-graph": ((extracting.Writer, "flush", ledger_first),),
+        "quarantine-as-done": ((extracting.Writer, "entry", nonsense_is_done),),
+        "edited-adds": ((stand_ins.FlakyGraph, "mutate", adds_up),),
+        "no-lease-check": ((claim.Hold, "sure", not_asked), (claim.Hold, "on_time", not_asked)),
+        "claim-without-fencing": (
+            (local, "renewed", never_growing),
+            (records.MarkerRecord, "held_by", always_stale),
+        ),
+        "steals-live-claims": ((local, "is_stale", always_stale),),
+        "complete-before-publish": ((claim, "bring_to_end", complete_first),),
+        "manifest-first": ((publish, "upload", manifest_first),),
+        "max-plus-one-version": ((adapters, "reserve", highest_plus_one), (publish, "reserve", not_reserved)),
+        "trains-again": (
+            (claim, "registered", never_registered),
+            (adapters.AdapterRegistry, "_with_key", never_registered),
+            (publish, "reserve", not_reserved),
+        ),
+        "overwrites-versions": ((publish, "upload_file", overwrites),),
+        "live-goes-backwards": ((claim, "point", backwards),),
+        "device-not-measured": ((stand_ins.SimulatedServer, "prove_free", believes),),
+        "trains-without-proof": ((phases, "why_not_here", trains_anyway),),
+        "trains-on-live-corpus": ((claim, "tuples_of", today),),
+        "counts-invalid-lines": ((Corpora, "read", counts_lines),),
+        "forgets-what-was-trained": ((phases, "last_trained", nothing_trained),),
+        "same-night-twice": ((phases, "read_report", no_record),),
+        "two-nights-at-once": ((stand_ins.Lease, "alone", no_lock),),
+    }
+
+
+PLANTS = tuple(table())
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """The night with this mistake in it; None changes nothing."""
+    swaps = table()[name] if name else ()
+    kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]
+    for where, what, wrong in swaps:
+        setattr(where, what, wrong)
+    try:
+        yield
+    finally:
+        for where, what, right in kept:
+            setattr(where, what, right)

@@ -1,0 +1,337 @@
+"""What a simulated night has instead of the world: a clock, disks that forget, a device, a model, a trainer, a cloud.
+
+Only these are faked: the clock, file-system calls, HTTP (the model's and the graph server's answers, the object store's
+connection), the ends of processes and the trainer's weights. Stores, markers, ledger, registry and the night's own
+functions are the product's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import selectors
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.results import TrainingStopped
+from trainyard.errors import Conflict, Unavailable
+from trainyard.night.world import Order, Trained, Verdict
+from trainyard.serve.extraction import Complete, Messages, document_of
+from trainyard.spec.chain import canonical_json
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.files import make_folders, write_whole
+from trainyard.stores.graph import Mutation
+from trainyard.stores.graph.facts import MutateResult
+from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.markers import Owner
+from trainyard.stores.markers.records import boot_id
+from trainyard.stores.objects import ObjectInfo
+from trainyard.stores.objects.local import FolderStore
+from trainyard.testing.simulated_files import SimulatedFiles
+
+EPOCH = 1_800_000_000.0
+CHUNK_S = 30.0
+"""Simulated seconds between two looks of a training at its budget and its claim."""
+
+
+class Crash(BaseException):
+    """A process ended here. Not an `Exception`: nothing of the night may catch it."""
+
+
+class SimulatedClock:
+    """Wall and monotonic time, moved by whoever waits."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = EPOCH, 1_000.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def sleep(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+class Waiting(selectors.SelectSelector):
+    """Instead of waiting for a socket, time passes."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "a simulated night waits for something that never happens"
+        if timeout > 0:
+            self.clock.sleep(timeout)
+        return []
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """asyncio in simulated time: the order of events depends on nothing but the program."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self.clock = clock
+        super().__init__(Waiting(clock))
+
+    def time(self) -> float:
+        return self.clock.monotonic()
+
+
+def run_in(clock: SimulatedClock) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        loop = SimulatedLoop(clock)
+        try:
+            loop.run_until_complete(coroutine)
+        finally:
+            loop.close()
+
+    return run
+
+
+@dataclass
+class Process:
+    """A process that may act: its owner's identity, and whether it lives."""
+
+    number: int
+    elsewhere: bool = False
+    """On another machine: only its lease says whether it lives."""
+    dead: bool = False
+
+    @property
+    def owner(self) -> Owner:
+        host = "another-machine" if self.elsewhere else socket.gethostname()
+        return Owner(host, self.number, float(self.number), boot_id())
+
+
+@dataclass
+class Lease:
+    """One process's view of the device's lease; the kernel frees it when its holder dies."""
+
+    shared: dict[str, Process]
+    process: Process
+
+    @contextmanager
+    def alone(self, run: str) -> Iterator[None]:
+        holder = self.shared.get("holder")
+        if holder is not None and not holder.dead:
+            raise Conflict("The device is in use by another run.", do="Wait for it.", code="E-NIGHT-BUSY")
+        self.shared["holder"] = self.process
+        try:
+            yield
+        finally:
+            if self.shared.get("holder") is self.process:
+                del self.shared["holder"]
+
+
+@dataclass
+class Device:
+    """Who computes on it: `server`, `training`, `foreign`."""
+
+    holders: dict[str, float] = field(default_factory=dict)
+    """Holder -> monotonic second at which it leaves by itself; infinity: never."""
+    stuck: bool = False
+    """The server does not end when it is told to."""
+
+    def present(self, now: float) -> set[str]:
+        self.holders = {name: until for name, until in self.holders.items() if until > now}
+        return set(self.holders)
+
+
+@dataclass
+class SimulatedServer:
+    """The model server. What a document says decides the answer: `kind name` lines become entities."""
+
+    clock: SimulatedClock
+    device: Device
+    process: Process
+    chance: random.Random
+    trouble: set[str] = field(default_factory=set)
+    """never-ready, stuck, foreign, refuses, slow."""
+    answering: bool = False
+
+    def start(self) -> None:
+        if self.device.present(self.clock.monotonic()) - {"server"}:
+            raise Conflict("The device is in use.", do="End that program.", code="E-DEVICE-OCCUPIED")
+        self.device.holders["server"] = float("inf")
+        if "foreign" in self.trouble:
+            self.device.holders["foreign"] = self.clock.monotonic() + 50_000
+
+    def wait_ready(self, timeout_s: float) -> None:
+        wanted = 10_000.0 if "never-ready" in self.trouble else self.chance.uniform(20, 400)
+        self.clock.sleep(min(wanted, timeout_s))
+        if wanted > timeout_s:
+            raise Unavailable("The model server did not come up.", do="Read its log.", code="E-SERVER-START")
+        self.answering = True
+
+    def warm(self) -> None:
+        self.clock.sleep(2)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Complete]:
+        yield self.complete
+
+    async def complete(self, messages: Messages, schema: Mapping[str, Any] | None, max_tokens: int) -> str:
+        await asyncio.sleep(self.chance.uniform(1, 9) * (40 if "slow" in self.trouble else 1))
+        if self.process.dead:
+            raise Crash
+        if not self.answering or ("refuses" in self.trouble and self.chance.random() < 0.5):
+            raise Unavailable("The model server refused.", do="Look at its log.", code="E-SERVER-REFUSED")
+        return answer_of(document_of(messages)[0])
+
+    def drain(self, timeout_s: float) -> None:
+        self.answering = False
+
+    def stop(self) -> None:
+        if "stuck" in self.trouble or self.device.stuck:
+            self.device.stuck = True
+            return
+        self.device.holders.pop("server", None)
+        self.clock.sleep(3)
+
+    def prove_free(self, timeout_s: float) -> None:
+        if self.device.present(self.clock.monotonic()):
+            self.clock.sleep(timeout_s)
+        if self.device.present(self.clock.monotonic()):
+            raise Conflict("Somebody holds the device.", do="End that program.", code="E-DEVICE-OCCUPIED")
+
+
+def answer_of(text: str) -> str:
+    """What a model that reads `kind name` lines answers; a line `nonsense` spoils the answer."""
+    if "nonsense" in text:
+        return "I would rather not."
+    text = json.loads(text) if text.startswith('"') else text
+    pairs = [line.split(" ", 1) for line in text.splitlines() if " " in line]
+    return json.dumps({"entities": [{"kind": kind, "name": name} for kind, name in pairs], "relations": []})
+
+
+class FlakyGraph(MemoryGraph):
+    """The graph role's server: durable when it answers, but an answer may be lost on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lose: list[str] = []
+        """`before` or `after` the next writes."""
+
+    def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
+        when = self.lose.pop() if self.lose and mutations else ""
+        if when == "before":
+            raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-SERVER")
+        results = super().mutate(mutations)
+        if when == "after":
+            raise Unavailable("The graph server broke off.", do="Start it.", code="E-GRAPH-SERVER")
+        return results
+
+    @contextmanager
+    def opened(self) -> Iterator[FlakyGraph]:
+        yield self
+
+    def documents(self) -> Collection[str]:
+        return self.state.documents.keys()
+
+
+class FlakyObjects(FolderStore):
+    """A bucket: never loses what it acknowledged, but a connection may break before or after."""
+
+    def __init__(self, disk: SimulatedFiles) -> None:
+        super().__init__(Path("/cloud"), disk)
+        self.lose: list[str] = []
+        self.writes: list[tuple[str, int]] = []
+        """(name, generation) of every write, for the invariants."""
+        self.watch: Callable[[str], None] = lambda _name: None
+
+    def put(
+        self,
+        name: str,
+        data: bytes | Path,
+        *,
+        if_generation_match: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        when = self.lose.pop() if self.lose else ""
+        if when == "before":
+            raise Unavailable("The object store does not answer.", do="Try later.", code="E-OBJECT-STORE")
+        self.watch(name)
+        content = data if isinstance(data, bytes) else self.files.read(data)
+        info = super().put(name, content, if_generation_match=if_generation_match, metadata=metadata)
+        self.writes.append((name, info.generation))
+        if when == "after":
+            raise Unavailable("The object store broke off.", do="Try later.", code="E-OBJECT-STORE")
+        return info
+
+
+@dataclass
+class SimulatedTrainer:
+    """Makes adapters whose weights are the digest of what they learned from; stops and goes on like a real one."""
+
+    clock: SimulatedClock
+    disk: SimulatedFiles
+    device: Device
+    versions: AdapterRegistry
+    process: Process
+    seconds: float
+    """How long one training takes."""
+    trouble: set[str] = field(default_factory=set)
+    """dies, worse."""
+    trained: list[tuple[str, str]] = field(default_factory=list)
+    """(marker, digest of the tuples) of every training that ended."""
+    deployed: Callable[[AdapterVersion], None] = lambda _version: None
+    begins: Callable[[], None] = lambda: None
+
+    def missing(self) -> str:
+        return ""
+
+    def train(self, order: Order) -> Trained:
+        self.begins()
+        result, saved = order.work / "adapter", order.work / "checkpoint"
+        make_folders(self.disk, order.work)
+        if not self.disk.exists(result / "training.json"):
+            self.work(order, saved)
+            if "dies" in self.trouble:
+                raise Unavailable("The training ended by itself.", do="Read its log.", code="E-KILLED")
+            self.leave(order, result)
+        return Trained(result, json.loads(self.disk.read(result / "training.json")))
+
+    def work(self, order: Order, saved: Path) -> None:
+        """Train from the last checkpoint until the end, or until the budget is spent."""
+        done = float(self.disk.read(saved)) if self.disk.exists(saved) else 0.0
+        spent = 0.0
+        self.device.holders["training"] = float("inf")
+        try:
+            while done < self.seconds:
+                if spent + CHUNK_S > order.budget_s:
+                    write_whole(self.disk, saved, str(done).encode())
+                    raise TrainingStopped("The training was stopped.", why="budget", do="Start it again.")
+                self.clock.sleep(CHUNK_S)
+                done, spent = done + CHUNK_S, spent + CHUNK_S
+                order.on_time()
+        finally:
+            self.device.holders.pop("training", None)
+
+    def leave(self, order: Order, result: Path) -> None:
+        content = b"".join(canonical_json(one.value) + b"\n" for one in order.tuples)
+        digest = hashlib.sha256(content).hexdigest()
+        self.trained.append((order.marker.name, digest))
+        make_folders(self.disk, result)
+        weights = hashlib.sha256(f"{order.marker.base_model}:{digest}".encode()).digest()
+        write_whole(self.disk, result / "adapter_model.safetensors", weights)
+        write_whole(self.disk, result / "adapter_config.json", b"{}")
+        facts = {"first_loss": 2.0, "final_loss": 1.0, "corpus": digest}
+        write_whole(self.disk, result / "training.json", json.dumps(facts).encode())
+
+    def judge(self, order: Order, trained: Trained) -> Verdict:
+        self.clock.sleep(20)
+        order.on_time()
+        return Verdict(False, ("worse",)) if "worse" in self.trouble else Verdict(True, facts={"better": True})
+
+    def deploy(self, version: AdapterVersion) -> None:
+        self.deployed(version)
+        self.versions.promote(version.name)

@@ -1,0 +1,127 @@
+"""The real world of a night, from the settings: this machine's disk, clock, device and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from pathlib import Path
+
+import trainyard
+from trainyard.compute.child import faultpoint
+from trainyard.compute.lease import device_lock
+from trainyard.data.corpora import Corpora
+from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.night.points import nothing
+from trainyard.night.training import HouseTrainer, tenant_root
+from trainyard.night.world import Stores, World
+from trainyard.serve.extraction import SCHEMA, Complete
+from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.inference_server.profiles import ServerProfile
+from trainyard.settings import Settings
+from trainyard.spec.night import NightConfig
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.clock import RealClock
+from trainyard.stores.documents import DocumentLedger
+from trainyard.stores.files import RealFiles
+from trainyard.stores.graph import open_graph
+from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, this_owner
+from trainyard.stores.markers.records import boot_id
+from trainyard.stores.objects import ObjectStore, open_store
+
+PROFILES = Path(trainyard.__file__).parent.parent / "deployments" / "profiles"
+LEDGER_FILE = "documents.jsonl"
+DEVICE = 0
+
+
+class HouseServer:
+    """`world.ModelServer` over `serve/inference_server`."""
+
+    def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
+        self.server = InferenceServer(profile, folder, settings, index=DEVICE)
+        self.config = config
+
+    def start(self) -> None:
+        self.server.start()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        self.server.wait_ready(timeout_s)
+
+    def warm(self) -> None:
+        self.server.warm(SCHEMA)
+
+    def client(self) -> AbstractAsyncContextManager[Complete]:
+        serving = self.config.serving
+        return self.server.completing(serving.concurrency, timeout_s=serving.timeout_s)
+
+    def drain(self, timeout_s: float) -> None:
+        self.server.drain(timeout_s)
+
+    def stop(self) -> None:
+        """End the server of this night, or one that a killed night left in the same folder."""
+        if self.server.running is None and self.server.profile.url is None:
+            self.server.end_leftover()
+        else:
+            self.server.stop()
+
+    def prove_free(self, timeout_s: float) -> None:
+        self.server.prove_free(timeout_s)
+
+
+def world_of(
+    config: NightConfig,
+    settings: Settings,
+    *,
+    say: Callable[[str], None] = nothing,
+    held: bool = False,
+) -> World:
+    """What a night of this config touches on this machine. `held`: the caller has the device's lease already.
+
+    Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base.
+    """
+    root, files, clock = tenant_root(settings, config.tenant), RealFiles(), RealClock()
+    objects = open_store(settings.weights_store) if settings.weights_store else None
+
+    def alone(run: str) -> AbstractContextManager[None]:
+        return nullcontext() if held else exclusive(settings, run)
+
+    return World(
+        root=root,
+        documents=resolve_inside(config.documents, data_roots(settings, config.tenant), field="documents"),
+        files=files,
+        clock=clock,
+        stores=Stores(
+            ledger=DocumentLedger(root / LEDGER_FILE, files, clock, at=faultpoint),
+            graph=lambda: open_graph(config.graph, settings),
+            markers=markers_of(config, settings, objects),
+            corpora=Corpora(root / "corpora", files),
+            versions=AdapterRegistry(settings.adapters),
+            objects=objects,
+        ),
+        server=HouseServer(profile_of(config, settings), settings.services / "night-server", config, settings),
+        trainer=HouseTrainer(config, settings),
+        owner=this_owner(),
+        boot_id=boot_id(),
+        base_model=config.phase2.training.base_model or settings.default_base_model,
+        alone=alone,
+        at=faultpoint,
+        say=say,
+    )
+
+
+def exclusive(settings: Settings, run: str) -> AbstractContextManager[None]:
+    """The lock that every training of this machine takes too. Raises `Conflict` (`E-DEVICE-BUSY`)."""
+    return device_lock(settings.services / f"slot-{DEVICE}.lock", run=run)  # type: ignore[return-value]
+
+
+def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:
+    """In the object store when workers elsewhere have to see them, else in the tenant's folder."""
+    lease_s = float(config.phase2.lease_s)
+    if config.phase2.mode == "remote" and objects is not None:
+        return ObjectMarkers(objects, f"markers/{config.tenant}", lease_s=lease_s, at=faultpoint)
+    return LocalMarkers(tenant_root(settings, config.tenant) / "markers", lease_s=lease_s, at=faultpoint)
+
+
+def profile_of(config: NightConfig, settings: Settings) -> ServerProfile:
+    """The operator's profile of that name, else the shipped one."""
+    own = settings.home / "profiles" / f"{config.serving.profile}.yaml"
+    return read_profile(own if own.is_file() else PROFILES / own.name)

@@ -1,0 +1,143 @@
+"""How a night trains for real: the snapshot's rows, a supervised child, the gate, and the live pointer."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.backends.base import probe, run_training
+from trainyard.backends.job import TrainingJob
+from trainyard.compute.gpus import training_threads
+from trainyard.compute.supervise import Wanted
+from trainyard.data.corpora import PORTS, write_training_set
+from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
+from trainyard.night.world import Order, Trained, Verdict
+from trainyard.serve.deploy import deploy
+from trainyard.settings import Settings
+from trainyard.spec.axes import Port, Stage
+from trainyard.spec.night import NightConfig
+from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
+from trainyard.spec.training import resolve_trainer
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
+from trainyard.stores.artifacts import Reference, describe_files, write_json_durably
+from trainyard.stores.models import resolve_model
+
+DONE_FILE = "trained.json"
+REPORT_FILE = "report.json"
+
+
+class HouseTrainer:
+    """`world.Trainer` with the product's own backends, evaluations and deployments."""
+
+    def __init__(self, config: NightConfig, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+        self.registry = AdapterRegistry(settings.adapters)
+
+    def missing(self) -> str:
+        found = probe(self.config.phase2.training.backend, self.settings)
+        return "" if found.available else f"{found.why} {found.fix}".strip()
+
+    def train(self, order: Order) -> Trained:
+        """Train in a child; a finished training of the same order is taken as it is."""
+        done = order.work / DONE_FILE
+        if not done.is_file():
+            order.work.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(order.work / "adapter", ignore_errors=True)
+            produced = run_training(
+                self.job(order), order.work, wanted=still(order), settings=self.settings, budget_s=order.budget_s
+            )
+            write_json_durably(done, produced.facts)
+        return Trained(order.work / "adapter", orjson.loads(done.read_bytes()))
+
+    def job(self, order: Order) -> TrainingJob:
+        """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
+        marker, port = order.marker, PORTS[order.marker.method]
+        rows = order.work / "rows"
+        share = self.config.phase2.holdout
+        length = self.config.phase2.training.hyperparameters.max_length
+        write_training_set(list(order.tuples), marker.method, rows, share, length)
+        stage = self.config.phase2.training.model_copy(update={"stage": Stage(marker.method)})
+        trainer = resolve_trainer(stage, self.settings.default_base_model)
+        base = resolve_model(marker.base_model, self.settings)
+        return TrainingJob(
+            config=trainer,
+            data={port: str(rows)},
+            data_sha256={port: hashlib.sha256(f"{marker.corpus_sha256}:{share}:{length}".encode()).hexdigest()},
+            base=base.location,
+            base_sha256=base.sha256,
+            threads=training_threads(self.settings.threads),
+            locks=str(self.settings.services / "devices"),
+            run=marker.name,
+            node="nightly",
+        )
+
+    def judge(self, order: Order, trained: Trained) -> Verdict:
+        """Candidate against the live adapter, on tuples that no training sees."""
+        marker, port = order.marker, PORTS[order.marker.method]
+        inputs: Mapping[Port, list[Reference]] = {
+            Port.ADAPTER: [reference(trained.folder, Port.ADAPTER)],
+            port: [reference(order.work / "rows", port)],
+        }
+        config = EvaluatorConfig(baseline="live", samples=0)
+        live = self.live(marker.tenant, marker.role)
+        job = job_from_inputs(config, inputs, threads=training_threads(self.settings.threads), live=live)
+        shutil.rmtree(order.work / "judge", ignore_errors=True)
+        evaluate(job, order.work / "judge", wanted=still(order), settings=self.settings)
+        report: dict[str, Any] = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
+        gate = report["gate"]
+        return Verdict(bool(gate["better"]), tuple(gate["reasons"]), gate)
+
+    def live(self, tenant: str, role: str) -> Path | None:
+        number = self.registry.live(tenant, role).version
+        return self.registry.path(self.registry.show(f"{tenant}/{role}/v{number}")) if number else None
+
+    def deploy(self, version: AdapterVersion) -> None:
+        """Switch the live pointer, after the checks of every deployment: gate, base, template, files."""
+        folder = self.work_of(version)
+        report = folder / "judge" / REPORT_FOLDER
+        judged = (report / REPORT_FILE).is_file()
+        config = DeployerConfig(tenant=version.tenant, role=version.role, unevaluated=not judged)
+        folder.mkdir(parents=True, exist_ok=True)
+        deploy(
+            config,
+            adapter=reference(self.registry.path(version), Port.ADAPTER),
+            report=reference(report, Port.REPORT) if judged else None,
+            folder=folder,
+            settings=self.settings,
+            tenant=version.tenant,
+            run_key=version.run_key,
+        )
+
+    def work_of(self, version: AdapterVersion) -> Path:
+        return tenant_root(self.settings, version.tenant) / "training" / version.run_key
+
+
+def tenant_root(settings: Settings, tenant: str) -> Path:
+    """Where a tenant's nights, corpora, markers and trainings lie."""
+    return settings.home / "tenants" / tenant
+
+
+def still(order: Order) -> Any:
+    """`wanted` of a supervised child: go on, after the claim was renewed if it was time for that."""
+
+    def wanted() -> Wanted:
+        order.on_time()
+        return Wanted.RUN
+
+    return wanted
+
+
+def reference(folder: Path, kind: Port) -> Reference:
+    """A folder of ours as an input of an evaluation or a deployment."""
+    files = describe_files(folder)
+    return Reference(
+        uri=f"file://{folder}",
+        sha256=files_digest(files),
+        kind=kind,
+        bytes=sum(int(one["bytes"]) for one in files.values()),
+    )

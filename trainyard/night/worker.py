@@ -1,0 +1,48 @@
+"""A trainer on a machine of its own: polls for markers, and brings each that it gets to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainyard.errors import Conflict
+from trainyard.night.claim import claim_and_train, paused_in
+from trainyard.night.phases import BUSY
+from trainyard.night.report import TrainingReport
+from trainyard.night.world import World
+from trainyard.spec.night import NightConfig
+
+
+def poll(config: NightConfig, world: World) -> list[TrainingReport]:
+    """One look: every marker that is free or abandoned, SFT first, each within the budget of phase 2.
+
+    A marker whose budget ended, or that failed, is left alone until the next date.
+    """
+    run, store = config.window.date_of(world.clock.now()), world.stores.markers
+    found = {marker.name: marker for marker in [*store.pending(), *(claim.marker for claim in store.expired())]}
+    mine = sorted(found.values(), key=lambda one: (one.method != "sft", one.created, one.name))
+    reports = []
+    for marker in mine:
+        if marker.tenant != config.tenant or paused_in(world, marker, run):
+            continue
+        try:
+            with world.alone(marker.name):
+                deadline = world.clock.monotonic() + config.window.phase2_s
+                reports.append(claim_and_train(marker, config, world, deadline, run))
+        except Conflict as busy:
+            if busy.code not in BUSY:
+                raise
+            world.say(f"{marker.name} waits: {busy.what}")
+    return reports
+
+
+def work(config: NightConfig, world: World, *, on: Callable[[], bool]) -> list[TrainingReport]:
+    """Poll while `on()`; returns the reports of the last poll that did something."""
+    last: list[TrainingReport] = []
+    while True:
+        reports = poll(config, world)
+        for one in reports:
+            world.say(f"{one.marker}: {one.outcome} {one.version} {one.note}".rstrip())
+        last = reports or last
+        if not on():
+            return last
+        world.clock.sleep(config.phase2.poll_s)

@@ -1,0 +1,155 @@
+"""Everything that a night touches outside of itself, as small objects that are handed in.
+
+`night/surroundings.py` builds the real ones from the settings; `night/simulate` builds ones that lose what was not
+flushed, break connections, crash at any point and let other processes act. The functions of a night are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainyard.data.corpora import Corpora, CorpusTuple
+from trainyard.night.points import nothing
+from trainyard.serve.extraction import Complete
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.clock import Clock
+from trainyard.stores.documents import DocumentLedger
+from trainyard.stores.files import Files
+from trainyard.stores.graph import Graph
+from trainyard.stores.markers import Marker, MarkerStore, Owner
+
+Facts = dict[str, Any]
+
+
+class ModelServer(Protocol):
+    """The server that reads documents in phase 1. Times are seconds; each call raises what went wrong."""
+
+    def start(self) -> None:
+        """Boot the machine if there is a command for it, and start the server."""
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when it answers. Raises `Unavailable` after `timeout_s`."""
+
+    def warm(self) -> None:
+        """Let it compile the schema, so that the first document does not pay for it."""
+
+    def client(self) -> AbstractAsyncContextManager[Complete]:
+        """A client with one slot per document in flight."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Admit nothing more and let what is in flight end."""
+
+    def stop(self) -> None:
+        """End our own process tree. A server that is not there is stopped."""
+
+    def prove_free(self, timeout_s: float) -> None:
+        """Return when nobody computes on the device, by its measured memory. Raises `Conflict`."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One training as the night wants it."""
+
+    marker: Marker
+    tuples: Sequence[CorpusTuple]
+    """The tuples of the marker's snapshot, verified."""
+    work: Path
+    """Folder for what is made on the way; the same marker always gets the same one."""
+    budget_s: float
+    """After that many seconds it has to have stopped with a checkpoint."""
+    on_time: Callable[[], None]
+    """Called often while it runs: renews the claim. What it raises ends the training."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished adapter: its folder, and what is told about it."""
+
+    folder: Path
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says; `facts` go into the report."""
+
+    better: bool
+    reasons: tuple[str, ...] = ()
+    facts: Facts = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """How adapters are made, judged and made to answer."""
+
+    def missing(self) -> str:
+        """Why no training is possible here; empty if one is."""
+
+    def train(self, order: Order) -> Trained:
+        """Raises `TrainingStopped` (a checkpoint is kept), or the training's own error."""
+
+    def judge(self, order: Order, trained: Trained) -> Verdict:
+        """Compare the adapter with the one that is live."""
+
+    def deploy(self, version: AdapterVersion) -> None:
+        """Make a registered version the live one. Doing it twice changes nothing."""
+
+
+class Objects(Protocol):
+    """The part of an object store that a night uses; `stores/objects` has the contract."""
+
+    def put(
+        self,
+        name: str,
+        data: bytes | Path,
+        *,
+        if_generation_match: int | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Any: ...
+
+    def get(self, name: str) -> bytes: ...
+
+    def head(self, name: str) -> Any: ...
+
+    def list(self, prefix: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What is remembered."""
+
+    ledger: DocumentLedger
+    graph: Callable[[], AbstractContextManager[Graph]]
+    """Opened for phase 1 only: its writer is a process."""
+    markers: MarkerStore
+    corpora: Corpora
+    versions: AdapterRegistry
+    objects: Objects | None = None
+    """None: nothing is sent anywhere."""
+
+
+@dataclass(frozen=True)
+class World:
+    """All of it together."""
+
+    root: Path
+    """The tenant's folder: nights, corpora, markers, ledger."""
+    documents: Path
+    files: Files
+    clock: Clock
+    stores: Stores
+    server: ModelServer
+    trainer: Trainer
+    owner: Owner
+    boot_id: str
+    base_model: str
+    alone: Callable[[str], AbstractContextManager[None]]
+    """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
+    at: Callable[[str], None] = nothing
+    say: Callable[[str], None] = nothing
+    loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    """Runs phase 1's client to its end."""

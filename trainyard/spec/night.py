@@ -1,0 +1,204 @@
+"""What a night is asked to do: streams, budgets, buckets, where things are kept. Data only, read by `trainyard/night`.
+
+Two phases share one device and never overlap: a model is served that turns documents into a knowledge graph, then it is
+stopped and small adapters are trained on what people did that day. Every time is in seconds of a monotonic clock; the
+zone only decides to which date a night belongs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.spec.axes import Method, Stage
+from trainyard.spec.load.parse import reasons_of
+from trainyard.spec.nodes import Name
+from trainyard.spec.training import Hyperparameters, LoraSettings, Strict, TrainerConfig
+
+Seconds = Annotated[int, Field(ge=1, le=86_400)]
+Pattern = Annotated[str, Field(min_length=1, max_length=256)]
+OUTSIDE = re.compile(r"^[/\\~]|(^|[/\\])\.\.([/\\]|$)|\x00")
+"""Patterns that could name something outside of the folder of documents."""
+
+
+class StreamSpec(Strict):
+    """Documents of one kind: where they lie below the night's folder of documents, and how they are read."""
+
+    name: Name
+    globs: tuple[Pattern, ...] = Field(min_length=1, max_length=32, description="Relative; `**` crosses folders.")
+    parser: Literal["auto", "markdown", "yaml", "json", "text"] = Field("auto", description="auto: by the suffix.")
+
+    @field_validator("globs")
+    @classmethod
+    def stays_inside(cls, globs: tuple[str, ...]) -> tuple[str, ...]:
+        for one in globs:
+            if OUTSIDE.search(one):
+                raise ValueError(f"the pattern {one!r} leads out of the folder of documents")
+        return globs
+
+
+STREAMS = (
+    StreamSpec(name="meetings", globs=("meetings/**/*.md",)),
+    StreamSpec(name="research", globs=("research/**/*.yaml", "research/**/*.md")),
+    StreamSpec(name="contacts", globs=("contacts/**/*.json",)),
+)
+"""The shipped example: meeting transcripts, research notes, contact records."""
+
+
+class BucketSpec(Strict):
+    """A corpus that people fill by working, and what becomes of it."""
+
+    name: Name
+    method: Literal["sft", "dpo"]
+    role: Name | None = Field(None, description="Role of the adapter; default: the bucket's name.")
+    threshold: int = Field(50, ge=1, le=1_000_000, description="New valid tuples that make it worth a training.")
+
+    @property
+    def adapter_role(self) -> str:
+        return self.role or self.name
+
+
+BUCKETS = (BucketSpec(name="engineering", method="sft"), BucketSpec(name="apprenticeship", method="dpo"))
+
+
+class Window(Strict):
+    """When a night belongs to which date, and how long each part may take."""
+
+    zone: str = Field("UTC", max_length=64, description="Name of a time zone, such as Europe/Berlin.")
+    starts: str = Field(
+        "01:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time at which a night begins."
+    )
+    window_s: Seconds = Field(14_400, description="The whole night; wins over every other budget.")
+    boot_s: Seconds = Field(5_400, description="Until the model server has to be ready; not part of phase 1.")
+    phase1_s: Seconds = 7_200
+    phase2_s: Seconds = 7_200
+    drain_s: Seconds = Field(120, description="What requests in flight have after the last one was admitted.")
+    free_s: Seconds = Field(120, description="Until the device has to be free after the server was stopped.")
+
+    @field_validator("zone")
+    @classmethod
+    def known(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"there is no time zone {zone!r}") from None
+        return zone
+
+    def date_of(self, now: float) -> str:
+        """The date (YYYYMMDD) of the night that a moment (Unix seconds) belongs to: from one start to the next.
+
+        Wall-clock arithmetic, so a night with 23 or 25 hours is still one night.
+        """
+        hour, minute = map(int, self.starts.split(":"))
+        local = datetime.fromtimestamp(now, ZoneInfo(self.zone)).replace(tzinfo=None)
+        return (local - timedelta(hours=hour, minutes=minute)).strftime("%Y%m%d")
+
+
+class Serving(Strict):
+    """Which model reads the documents, and how."""
+
+    profile: Name = Field("rules", description="A model profile of TRAINYARD_HOME/profiles or deployments/profiles.")
+    model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything anew.")
+    concurrency: int = Field(8, ge=1, le=1024, description="Documents in flight.")
+    thinking: bool = Field(False, description="Let a reasoning model think before its answer: 5 to 8 times slower.")
+    thinking_tokens: int = Field(2_000, ge=1, le=32_768)
+    seconds_per_document: float = Field(1.0, gt=0, le=3_600, description="One document alone; corrected after 20.")
+    timeout_s: Seconds = 300
+    max_document_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="Longer ones are quarantined.")
+
+
+class Phase2(Strict):
+    """How adapters are made of full buckets."""
+
+    mode: Literal["inline", "remote"] = Field("inline", description="remote: `trainyard nightly worker` elsewhere.")
+    train: bool = Field(True, description="false: only leave the markers.")
+    training: TrainerConfig = Field(
+        default_factory=lambda: TrainerConfig(
+            method=Method.QLORA,
+            hyperparameters=Hyperparameters(epochs=2, max_length=512, gradient_checkpointing=True),
+            lora=LoraSettings(profile="nightly"),
+        ),
+        description="The stage is the bucket's method.",
+    )
+    gate: Literal["better", "none"] = Field("better", description="none: deploy without an evaluation.")
+    holdout: float = Field(0.2, ge=0, lt=0.5, description="Share of a bucket that the gate looks at.")
+    attempts: int = Field(3, ge=1, le=20, description="Failures after which a marker is given up.")
+    lease_s: Seconds = Field(120, description="A claim without a sign of life for this long may be taken over.")
+    poll_s: Seconds = 30
+
+
+class NightConfig(Strict):
+    """One deployment of the night. `read_night` makes one from plain values."""
+
+    tenant: Name = "default"
+    documents: str = Field("examples/night", min_length=1, max_length=1024, description="Folder of the streams.")
+    streams: tuple[StreamSpec, ...] = STREAMS
+    buckets: tuple[BucketSpec, ...] = BUCKETS
+    window: Window = Field(default_factory=Window)
+    serving: Serving = Field(default_factory=Serving)
+    phase2: Phase2 = Field(default_factory=Phase2)
+    graph: str = Field("", max_length=1024, description="URL of a graph server; default: the store of this home.")
+
+    @model_validator(mode="after")
+    def names_are_told_apart(self) -> NightConfig:
+        for kind, names in (
+            ("stream", [one.name for one in self.streams]),
+            ("bucket", [one.name for one in self.buckets]),
+            ("role", [one.adapter_role for one in self.buckets]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"the {kind} {twice[0]!r} is listed twice")
+        return self
+
+    def in_order(self) -> tuple[BucketSpec, ...]:
+        """The buckets as they are trained: SFT first, then DPO, each in the order of the config."""
+        return tuple(sorted(self.buckets, key=lambda one: one.method != "sft"))
+
+
+def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
+    """The config that plain values describe.
+
+    Raises `Refused` with every reason: `R-NIGHT-CPT` for a scheduled continued pre-training, `E-SPEC-…` for the rest.
+    """
+    given = dict(value or {})
+    if reasons := scheduled_pretraining(given):
+        raise Refused(reasons, "A night does not pre-train.")
+    try:
+        return NightConfig.model_validate(given)
+    except ValidationError as error:
+        raise Refused(reasons_of(error, NightConfig), "The night's config is not valid.") from error
+
+
+def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
+    """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
+    buckets, phase2 = given.get("buckets"), given.get("phase2")
+    training = phase2.get("training") if isinstance(phase2, Mapping) else None
+    stage = training.get("stage") if isinstance(training, Mapping) else None
+    places = [
+        f"buckets.{index}.method"
+        for index, one in enumerate(buckets if isinstance(buckets, list | tuple) else ())
+        if isinstance(one, Mapping) and one.get("method") == Stage.CPT
+    ]
+    places += ["phase2.training.stage"] if stage == Stage.CPT else []
+    because = "continued pre-training makes a new base model; a schedule may only make adapters."
+    instead = "method: sft or dpo; start a pre-training by hand with `trainyard run`."
+    return [Reason("R-NIGHT-CPT", None, place, because, instead) for place in places]
+
+
+def checked_name(text: str, what: str) -> str:
+    """A tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
+        raise InvalidInput(
+            f"{text[:80]!r} is no {what}.",
+            why="It becomes part of a path: 1 to 63 small letters, digits and hyphens, no dot and no slash.",
+            do="Rename it, such as `engineering`.",
+            code="E-NAME",
+        )
+    return text
