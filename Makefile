@@ -13,10 +13,10 @@ export DO_NOT_TRACK ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup check test test-all demo up down bench faults docs clean
+.PHONY: help setup check test test-all test-backends demo demo-nightly up down bench faults docs clean
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies
 
@@ -44,8 +44,18 @@ test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
 
+test-backends: setup ## Install every trainer's environment, train on each, write docs/backends.md (ONLY=name for a part)
+	@$(BIN)/trainyard backends install
+	$(BIN)/python -m tests.backends_report $(if $(ONLY),-k $(ONLY))
+
 demo: setup ## Documents in, a served adapter out, through a real Prefect server and worker
 	@$(BIN)/trainyard demo
+
+demo-nightly: setup ## A whole night on the sample streams: graph, corpora, adapters, report
+	@test -d $(TRAINYARD_HOME)/models/starter || $(BIN)/trainyard starter build
+	@$(BIN)/trainyard corpus engineering --repo . >/dev/null
+	@$(BIN)/trainyard corpus apprenticeship add --file examples/night/corpora/corrections.jsonl >/dev/null
+	@$(BIN)/trainyard nightly run --once --preset nightly-demo
 
 up: setup ## Start the Prefect server, the worker and the model server
 	@$(BIN)/trainyard up
@@ -65,4 +75,5 @@ docs: setup ## Check that every page, command and code in docs/ is what the prod
 
 clean: ## Remove what the targets made, the downloaded dependencies excepted
 	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down
-	rm -rf .trainyard .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	@test ! -d .trainyard || find .trainyard -mindepth 1 -maxdepth 1 ! -name envs -exec rm -rf {} +
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

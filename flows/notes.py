@@ -15,7 +15,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from trainyard.api.records import EventReader, NodeResult, NodeState, RunResult
+from trainyard.api.records import JOB_TAG, EventReader, NodeResult, NodeState, RunResult
 from trainyard.spec.axes import Port
 from trainyard.spec.graph import ResolvedChain
 
@@ -27,6 +27,7 @@ async def announce(chain: ResolvedChain) -> None:
     """Name and tag the run, and write its plan, while the first nodes are already at work."""
     async with get_client() as client:
         tags = {*flow_run.tags, f"chain:{chain.name}", f"tenant:{chain.tenant}"}
+        tags |= {JOB_TAG} if any(node.type == "trainer" for node in chain.nodes) else set()
         await client.update_flow_run(UUID(flow_run.id), name=run_name(chain), tags=sorted(tags))
     await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {run_name(chain)}")
 

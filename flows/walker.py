@@ -1,31 +1,34 @@
 """Walks any resolved chain: every node a task, independent branches at once, a failure costs only its descendants.
 
 The flows are `async def` and submit synchronous tasks: Prefect's synchronous engine joins its heartbeat thread when a
-flow ends, which alone costs about a second. Waiting happens in a thread, so the event loop stays free for the run's
-notes. Measured: `benchmarks/chain_overhead.py`.
+flow ends, which alone costs about a second. Measured: `benchmarks/chain_overhead.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect import Task
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture, wait
+from prefect.exceptions import Pause, PrefectHTTPStatusError
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped
 from flows.notes import Progress, announce, publish_report, run_name
 from nodes import NODES
 from nodes.runner import RunInfo
 from trainyard.api.planning import refuse_here, resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.api.runs import node_state
+from trainyard.api.runs import INTERRUPTED, PREEMPTED, node_state
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
@@ -35,6 +38,8 @@ from trainyard.stores.artifacts import NodeOutput
 
 PROGRESS_EVERY_S = 10.0
 """Seconds between two updates of the progress artifact: each is a row in the server's database."""
+POLL_S = 0.25
+"""How soon a request to end is seen while nodes work."""
 THREADS = 64
 """Nodes in flight. They are submitted in topological order, so a thread only ever waits for an earlier one."""
 
@@ -42,7 +47,10 @@ FLOW: dict[str, Any] = {"persist_result": True, "validate_parameters": True, "lo
 """Options of every flow here. Each call builds its own task runner."""
 
 Table = Mapping[str, Task[..., Any]]
-Futures = dict[str, PrefectFuture[Any]]
+Future = PrefectConcurrentFuture[Any]
+Futures = dict[str, Future]
+
+logger = logging.getLogger(__name__)
 
 
 def task_runner() -> Any:
@@ -67,16 +75,91 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     record = RunRecord(Path(run.folder))
     record.begin(chain.model_dump(mode="json"))
     progress = Progress(chain, EventReader(record.folder, size(record.events)))
-    announcing = asyncio.create_task(announce(chain))
-    futures = submit(chain, run, table)
-    waiting = asyncio.create_task(asyncio.to_thread(wait, list(futures.values())))
-    while not (await asyncio.wait({waiting}, timeout=PROGRESS_EVERY_S))[0]:
-        await progress.show()
-    await waiting
-    await announcing
-    result = await conclude(chain, run, record, futures, time.time() - started)
-    await asyncio.gather(progress.show(result.message), publish_report(result))
+    with interruptible():
+        announcing = asyncio.create_task(quietly(announce(chain)))
+        futures = submit(chain, run, table)
+        await all_done(list(futures.values()), progress)
+        await announcing
+        result = await conclude(chain, run, record, futures, time.time() - started)
+        if stopped(result.nodes):
+            return await leave(run.run_id, result.nodes, record, unfinished=not all(map(done, futures.values())))
+    if not await tell_end(progress, result):
+        await server_back(run.run_id)
+        await tell_end(progress, result)
     return final_state(result)
+
+
+async def tell_end(progress: Progress, result: RunResult) -> bool:
+    """The last word of the progress bar, and the report; whether the server took both."""
+    return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result))))
+
+
+async def all_done(futures: list[Future], progress: Progress) -> None:
+    """Return when every node has ended, or soon after this process was asked to go.
+
+    Prefect's own `wait` ends at a suspension, while a training is still saving.
+    """
+    loop, ended, left = asyncio.get_running_loop(), asyncio.Event(), len(futures)
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            ended.set()
+
+    def on_done(_: PrefectFuture[Any]) -> None:
+        loop.call_soon_threadsafe(count)
+
+    for future in futures:
+        future.add_done_callback(on_done)
+    shown, interrupted_at = time.monotonic(), None
+    while not await ended_within(ended, POLL_S):
+        if INTERRUPTED.is_set():
+            interrupted_at = interrupted_at or time.monotonic()
+            if time.monotonic() - interrupted_at > INTERRUPT_GRACE_S:
+                return
+        elif time.monotonic() - shown >= PROGRESS_EVERY_S:
+            shown = time.monotonic()
+            await quietly(progress.show())
+
+
+async def ended_within(ended: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(ended.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def quietly(note: Awaitable[None]) -> bool:
+    """A note to the server that may fail: a run does not end because its progress bar could not be moved."""
+    try:
+        await note
+    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+        logger.warning("Prefect's pages could not be told how the run stands: %s", error)
+        return False
+    return True
+
+
+def done(future: Future) -> bool:
+    return future.wrapped_future.done()
+
+
+def state_of(future: Future, told: str = "") -> State[Any]:
+    """How a node ended; `told` is what it said when it was stopped.
+
+    Prefect raises `Pause` in a node that it did not start, or whose end it saw suspended.
+    """
+    if not done(future):
+        return Cancelled(name=PREEMPTED, message="it was still at work")
+    if future.wrapped_future.cancelled():
+        return Pending(name="NotReady")
+    error = future.wrapped_future.exception()
+    if isinstance(error, Pause):
+        return Cancelled(name="Paused", message=told or "the run was paused")
+    if error is not None:
+        return Crashed(message=f"{type(error).__name__}: {error}")
+    return future.wrapped_future.result()
 
 
 def run_info(chain: ResolvedChain) -> RunInfo:
@@ -108,7 +191,9 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
         before = {source.node_id for sources in node.inputs.values() for source in sources} | set(node.needs)
         named = table[node.type].with_options(name=node_id, task_run_name=node_id)
         upstream = {earlier: futures[earlier] for earlier in chain.order if earlier in before}
-        futures[node_id] = named.submit(node, upstream, run)
+        future = named.submit(node, upstream, run)
+        assert isinstance(future, PrefectConcurrentFuture), "flows here run their nodes in threads"
+        futures[node_id] = future
     return futures
 
 
@@ -119,7 +204,9 @@ async def conclude(
     spans = node_seconds(record.folder)
     types = {node.id: node.type for node in chain.nodes}
     given = {one: {"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order}
-    nodes = tuple([await node_result(given[one], futures[one].state) for one in chain.order])
+    told = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
+    states = {one: state_of(futures[one], told.get(one, "")) for one in chain.order}
+    nodes = tuple([await node_result(given[one], states[one]) for one in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
             record.emit(node.id, "skipped", message=node.message)

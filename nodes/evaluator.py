@@ -9,7 +9,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.runs import gpu_slot, wanted_by
+from trainyard.api.runs import gpu_slot
 from trainyard.compute.gpus import training_threads
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.runner import evaluate, job_from_inputs
@@ -26,7 +26,7 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
 
 
 def slot(context: NodeContext) -> AbstractContextManager[None]:
-    return gpu_slot(context.settings, run=context.run.run_id)
+    return gpu_slot(context.settings, run=context.run.run_id, wanted=context.wanted)
 
 
 def prepare(context: NodeContext) -> Make:
@@ -38,8 +38,7 @@ def prepare(context: NodeContext) -> Make:
     job = job_from_inputs(config, context.inputs, threads=threads, live=live_adapter(context, config))
 
     def make(folder: Path) -> Produced:
-        wanted = wanted_by(context.run.run_id)
-        return evaluate(job, folder, wanted=wanted, on_event=context.on_event, settings=context.settings)
+        return evaluate(job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings)
 
     return make
 

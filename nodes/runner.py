@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ from prefect.states import Cancelled, Completed, Failed
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key
 from trainyard.api.records import RunRecord, read_events
+from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, STOPPED_NAMES, WANTED_EVERY_S, wanted_by
+from trainyard.compute.supervise import Wanted
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes import Port
@@ -34,7 +37,9 @@ Make = Callable[[Path], Produced]
 Upstream = dict[str, NodeOutput]
 
 STOPPED = "E-STOPPED"
-"""Code of a child that ended because its run was paused or cancelled, which is no failure."""
+"""Code of a node that ended because its run was paused, cancelled or preempted, which is no failure."""
+BUDGET = "budget"
+"""Reason of a supervised child that was stopped because its wall time was used up."""
 NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
 """Options of every node's task."""
 
@@ -68,13 +73,28 @@ class NodeContext:
     left: tuple[str, ...] = ()
     """Ports that the nodes before it have filled, also those that it does not take."""
 
+    @property
+    def wanted(self) -> Callable[[], Wanted]:
+        """Whether the run should go on, for whoever supervises a child; one question for all nodes of the run."""
+        return wanted_of(self.run.run_id)
+
     def config(self, kind: type[Config]) -> Config:
         """The node's complete config, which the resolved chain holds as the config of its type."""
         assert isinstance(self.node.config, kind)
         return self.node.config
 
     def report(self, fraction: float, text: str) -> None:
-        """Progress of this node: 0 … 1 and a few words."""
+        """Progress of this node: 0 … 1 and a few words.
+
+        Raises `TrainyardError` (`E-STOPPED`) when this process has been asked to end: what a node does here is made
+        again by whoever continues the run. A pause lets it finish.
+        """
+        if INTERRUPTED.is_set():
+            raise TrainyardError("The node was stopped: its process has to end.", code=STOPPED)
+        self.show(fraction, text)
+
+    def show(self, fraction: float, text: str) -> None:
+        """Like `report` for a supervised child, which is stopped by its supervisor."""
         self.record.emit(self.node.id, "progress", fraction=round(fraction, 4), text=text)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
@@ -96,7 +116,7 @@ class NodeContext:
         if event["event"] == "progress":
             step, total = event.get("step", 0), event.get("total_steps") or 1
             figures = [f"step {step}/{total}"] + [f"{k} {event[k]:.4g}" for k in ("loss",) if event.get(k) is not None]
-            self.report(step / total, ", ".join(figures))
+            self.show(step / total, ", ".join(figures))
         elif event["event"] in ("warning", "restart"):
             self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
 
@@ -119,6 +139,12 @@ class NodeContext:
         return next((self.inputs[port][0] for port in ports if self.inputs.get(port)), None)
 
 
+@lru_cache(maxsize=8)
+def wanted_of(run_id: str) -> Callable[[], Wanted]:
+    """Shared by the nodes of a run; a chain that is done within two seconds never asks the server."""
+    return wanted_by(run_id, first_after_s=WANTED_EVERY_S)
+
+
 Prepare = Callable[[NodeContext], Make]
 Slot = Callable[[NodeContext], AbstractContextManager[None]]
 
@@ -136,8 +162,7 @@ def carry_out(
         output = reuse_or_make(context, prepare, slot)
     except TrainyardError as error:
         if error.code == STOPPED:
-            context.record.emit(node.id, "stopped", message=str(error))
-            return Cancelled(message=str(error))
+            return stopped_state(context, error)
         context.record.emit(node.id, "failed", message=str(error), error=error.as_dict())
         return Failed(message=str(error))
     event = "reused" if output.reused else "finished"
@@ -145,6 +170,21 @@ def carry_out(
     context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + words, data=output)
+
+
+def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutput]:
+    """The state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
+    reason = getattr(error, "reason", "")
+    if reason == BUDGET:
+        message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it goes on for as long again."
+        context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
+        return Failed(name=BUDGET_EXCEEDED, message=message)
+    if reason not in STOPPED_NAMES:
+        # The child was told by somebody else, or the node is no training: the run's own state says why.
+        reason = context.wanted().value
+    reason = reason if reason in STOPPED_NAMES else Wanted.PREEMPT.value
+    context.record.emit(context.node.id, "stopped", message=error.what, reason=reason)
+    return Cancelled(name=STOPPED_NAMES[reason], message=error.what)
 
 
 def open_context(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> NodeContext:
@@ -172,6 +212,8 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     found = None if anew else store.find(key)
     if found is not None:
         return found
+    if context.wanted() is not Wanted.RUN:
+        raise TrainyardError("The run was stopped before the node began.", code=STOPPED)
     context.begin(key)
     with slot(context):
         # Another run may have made the same result while this one waited for the slot.

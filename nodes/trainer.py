@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.runs import gpu_slot, wanted_by
-from trainyard.backends.base import run_training
-from trainyard.backends.job import TrainingJob
-from trainyard.compute.gpus import training_threads
+from trainyard.api.records import read_events
+from trainyard.api.runs import gpu_slot
+from trainyard.backends.base import work_folder
+from trainyard.backends.job import TrainingJob, changed_since
+from trainyard.backends.oom import train_within_memory
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.compute.gpus import read_gpus, training_threads
+from trainyard.errors import Conflict
 from trainyard.spec.axes import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import TrainerConfig
@@ -26,23 +32,51 @@ def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeO
     return carry_out(node, upstream, run, prepare, slot)
 
 
-def slot(context: NodeContext) -> AbstractContextManager[None]:
-    return gpu_slot(context.settings, run=context.run.run_id)
+@contextmanager
+def slot(context: NodeContext) -> Iterator[None]:
+    """One device, or one for each process of a distributed training, always in one order: nobody waits in a ring."""
+    gpus = len(read_gpus().gpus)
+    devices = range(min(context.config(TrainerConfig).launch.processes, gpus) or 1)
+    run, wanted = context.run.run_id, context.wanted
+    with ExitStack() as held:
+        for device in devices:
+            held.enter_context(gpu_slot(context.settings, run=run, device=device, wanted=wanted))
+        yield
 
 
 def prepare(context: NodeContext) -> Make:
     job = job_of(context)
+    require_same(context, job)
 
     def make(folder: Path) -> Produced:
-        return run_training(
-            job,
-            folder,
-            wanted=wanted_by(context.run.run_id),
-            on_event=context.on_event,
-            settings=context.settings,
+        work = work_folder(job, context.settings)
+        context.record.emit(context.node.id, "job", digest=job.digest, folder=str(work))
+        return train_within_memory(
+            job, folder, wanted=context.wanted, on_event=context.on_event, settings=context.settings
         )
 
     return make
+
+
+def require_same(context: NodeContext, job: TrainingJob) -> None:
+    """Refuse to go on when what an earlier attempt of this run trained has changed, and say what.
+
+    Raises `Conflict` (`E-RESUME-CHANGED`): starting from zero would throw the checkpoints of that attempt away unasked.
+    """
+    earlier = [e for e in read_events(context.record.folder) if e["node"] == context.node.id and e["event"] == "job"]
+    if not earlier or earlier[-1]["digest"] == job.digest:
+        return
+    before = Path(earlier[-1]["folder"])
+    changes = "; ".join(changed_since(before, job)) or "what it trains on"
+    if not any((before / CHECKPOINT_FOLDER).glob("*")):
+        context.say(f"starts from zero, because this has changed since the earlier attempt: {changes}", logging.WARNING)
+        return
+    raise Conflict(
+        f"The training of this run cannot go on with something else: {changes}.",
+        why="Its checkpoints belong to what it was started with.",
+        do="Put it back and resume, or start a new run.",
+        code="E-RESUME-CHANGED",
+    )
 
 
 def job_of(context: NodeContext) -> TrainingJob:

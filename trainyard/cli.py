@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +20,26 @@ from pydantic import BaseModel
 import trainyard
 from trainyard.api import terminal
 from trainyard.api.operations import OPERATIONS, Context
+from trainyard.api.records import RunState
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import settings
-from trainyard.spec.axes import Method, Stage
+from trainyard.spec.axes import BackendName, Method, Stage
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 adapters = typer.Typer(no_args_is_help=True, help="The registry of deployed adapter versions.")
 starter = typer.Typer(no_args_is_help=True, help="The small model that everything runs with by default.")
+backends = typer.Typer(help=OPERATIONS["backends"].summary)
+jobs = typer.Typer(no_args_is_help=True, help="Trainings: start, watch, pause, resume and cancel them.")
+graph = typer.Typer(no_args_is_help=True, help="The knowledge graph that nights write.")
+nightly = typer.Typer(no_args_is_help=True, help="The night: documents into the graph, work into adapters.")
+corpus = typer.Typer(no_args_is_help=True, help="What people did, as tuples that nights train on.")
 renderers = typer.Typer(no_args_is_help=True, help="How conversations become tokens.")
 app.add_typer(adapters, name="adapters")
+app.add_typer(backends, name="backends")
+app.add_typer(jobs, name="jobs")
+app.add_typer(graph, name="graph")
+app.add_typer(nightly, name="nightly")
+app.add_typer(corpus, name="corpus")
 app.add_typer(renderers, name="renderers")
 app.add_typer(starter, name="starter")
 
@@ -46,13 +58,21 @@ def perform(verb: str, as_json: bool, /, **given: Any) -> BaseModel:
     """Carry an operation out and print its result; errors become one message and an exit code in `main`."""
     operation = OPERATIONS[verb]
     with terminal.Progress() as progress:
-        context = Context(settings(), say=progress.say, on_progress=progress.event)
+        tell = partial(print_part, verb, as_json)
+        context = Context(settings(), say=progress.say, on_progress=progress.event, tell=tell)
         result = operation.do(operation.takes(**given), context)
+    if getattr(result, "told", False):
+        return result
     print(result.model_dump_json(indent=2) if as_json else terminal.render(verb, result))
     code = getattr(result, "exit_code", 0)
     if code:
         raise typer.Exit(code)
     return result
+
+
+def print_part(verb: str, as_json: bool, part: BaseModel) -> None:
+    """One part of a result that comes bit by bit; with `--json` each part is a line."""
+    print(part.model_dump_json() if as_json else terminal.render(f"{verb} part", part), flush=True)
 
 
 def version(wanted: bool) -> None:
@@ -118,6 +138,71 @@ def run(
     perform("run", as_json, **given, watch=watch, refresh=refresh, tags=tuple(tag or ()))
 
 
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, the beginning of one, or its name.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until its process has ended.")]
+
+
+@jobs.command("create", help=OPERATIONS["jobs create"].summary)
+def jobs_create(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A job: a data set and a trainer.")] = None,
+    param: Parameters = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow it to its end.")] = False,
+    as_json: Json = False,
+) -> None:
+    perform("jobs create", as_json, file=file, parameters=parsed(param), watch=watch)
+
+
+@jobs.command("list", help=OPERATIONS["jobs list"].summary)
+def jobs_list(
+    state: Annotated[RunState | None, typer.Option(help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    as_json: Json = False,
+) -> None:
+    perform("jobs list", as_json, state=state, limit=limit)
+
+
+@jobs.command("show", help=OPERATIONS["jobs show"].summary)
+def jobs_show(job: JobName, as_json: Json = False) -> None:
+    perform("jobs show", as_json, job=job)
+
+
+@jobs.command("logs", help=OPERATIONS["jobs logs"].summary)
+def jobs_logs(
+    job: JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
+    tail: Annotated[int | None, typer.Option(help="Only the last lines.")] = None,
+    as_json: Json = False,
+) -> None:
+    perform("jobs logs", as_json, job=job, follow=follow, tail=tail)
+
+
+@jobs.command("metrics", help=OPERATIONS["jobs metrics"].summary)
+def jobs_metrics(
+    job: JobName, node: Annotated[str | None, typer.Option(help="Only this trainer.")] = None, as_json: Json = False
+) -> None:
+    perform("jobs metrics", as_json, job=job, node=node)
+
+
+@jobs.command("pause", help=OPERATIONS["jobs pause"].summary)
+def jobs_pause(job: JobName, wait: Wait = True, as_json: Json = False) -> None:
+    perform("jobs pause", as_json, job=job, wait=wait)
+
+
+@jobs.command("resume", help=OPERATIONS["jobs resume"].summary)
+def jobs_resume(
+    job: JobName,
+    param: Parameters = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow it to its end.")] = False,
+    as_json: Json = False,
+) -> None:
+    perform("jobs resume", as_json, job=job, parameters=parsed(param), watch=watch)
+
+
+@jobs.command("cancel", help=OPERATIONS["jobs cancel"].summary)
+def jobs_cancel(job: JobName, wait: Wait = True, as_json: Json = False) -> None:
+    perform("jobs cancel", as_json, job=job, wait=wait)
+
+
 @adapters.command("list", help=OPERATIONS["adapters list"].summary)
 def adapters_list(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None, as_json: Json = False
@@ -143,6 +228,122 @@ def prove_resume(
     perform("prove-resume", as_json, everything=everything, **given)
 
 
+Address = Annotated[str, typer.Option("--graph", help="A graph server or file:// address; default: this home's.")]
+
+
+@graph.command("query", help=OPERATIONS["graph query"].summary)
+def graph_query(cypher: str, param: Parameters = None, address: Address = "", as_json: Json = False) -> None:
+    perform("graph query", as_json, cypher=cypher, parameters=parsed(param), graph=address)
+
+
+@graph.command("stats", help=OPERATIONS["graph stats"].summary)
+def graph_stats(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    perform("graph stats", as_json, tenant=tenant, graph=address)
+
+
+@graph.command("export", help=OPERATIONS["graph export"].summary)
+def graph_export(
+    file: Path,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    perform("graph export", as_json, file=file, tenant=tenant, graph=address)
+
+
+@app.command(help=OPERATIONS["serve"].summary)
+def serve(
+    *,
+    role: Annotated[str, typer.Option(help="What to serve: graph.")] = "graph",
+    host: Annotated[str, typer.Option(help="Another one than loopback needs TRAINYARD_TOKEN.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 9081,
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    perform("serve", as_json, role=role, host=host, port=port, graph=address)
+
+
+NightConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; default: nightly.yaml of the home.")]
+NightPreset = Annotated[str | None, typer.Option(help="A night's preset of deployments/presets, such as nightly-l4.")]
+Bucket = Annotated[str | None, typer.Option(help="A bucket of the config; default: the first of its kind.")]
+
+
+@nightly.command("run", help=OPERATIONS["nightly run"].summary)
+def nightly_run(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="One night, now; schedules belong to Prefect.")] = True,
+    config: NightConfigFile = None,
+    preset: NightPreset = None,
+    run: Annotated[str | None, typer.Option(help="The night's name; default: its date.")] = None,
+    as_json: Json = False,
+) -> None:
+    perform("nightly run", as_json, config=config, preset=preset, run=run)
+
+
+@nightly.command("simulate", help=OPERATIONS["nightly simulate"].summary)
+def nightly_simulate(
+    nights: Annotated[int, typer.Option(help="At least so many nights.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same nights.")] = 0,
+    plant: Annotated[str | None, typer.Option(help="A mistake to put in, which has to be found.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Default: one per core.")] = None,
+    as_json: Json = False,
+) -> None:
+    perform("nightly simulate", as_json, nights=nights, seed=seed, plant=plant, processes=processes)
+
+
+@nightly.command("worker", help=OPERATIONS["nightly worker"].summary)
+def nightly_worker(
+    config: NightConfigFile = None,
+    preset: NightPreset = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    perform("nightly worker", as_json, config=config, preset=preset, once=once)
+
+
+@nightly.command("status", help=OPERATIONS["nightly status"].summary)
+def nightly_status(config: NightConfigFile = None, preset: NightPreset = None, as_json: Json = False) -> None:
+    perform("nightly status", as_json, config=config, preset=preset)
+
+
+@corpus.command("engineering", help=OPERATIONS["corpus engineering"].summary)
+def corpus_engineering(
+    repo: Annotated[Path, typer.Option(help="A git repository.")],
+    bucket: Bucket = None,
+    briefs: Annotated[Path | None, typer.Option(help="JSON object: commit -> brief of its review.")] = None,
+    config: NightConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    perform("corpus engineering", as_json, repo=repo, bucket=bucket, briefs=briefs, config=config)
+
+
+@corpus.command("apprenticeship", help=OPERATIONS["corpus apprenticeship"].summary)
+def corpus_apprenticeship(
+    *,
+    action: Annotated[str, typer.Argument(metavar="add", help="What to do: add.")] = "add",
+    file: Annotated[Path | None, typer.Option(help="JSON lines {prompt, shadow, verdict}.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What was asked.")] = None,
+    shadow: Annotated[str | None, typer.Option(help="What the model said.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="What a person stands for.")] = None,
+    bucket: Bucket = None,
+    config: NightConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    if action != "add":
+        raise typer.BadParameter("only `add` is known", param_hint="action")
+    given = {"file": file, "prompt": prompt, "shadow": shadow, "verdict": verdict}
+    perform("corpus apprenticeship", as_json, bucket=bucket, config=config, **given)
+
+
+@corpus.command("status", help=OPERATIONS["corpus status"].summary)
+def corpus_status(config: NightConfigFile = None, preset: NightPreset = None, as_json: Json = False) -> None:
+    perform("corpus status", as_json, config=config, preset=preset)
+
+
 @renderers.command("verify", help=OPERATIONS["renderers verify"].summary)
 def renderers_verify(
     names: Annotated[
@@ -151,6 +352,36 @@ def renderers_verify(
     as_json: Json = False,
 ) -> None:
     perform("renderers verify", as_json, names=tuple(names or ()))
+
+
+@backends.callback(invoke_without_command=True)
+def backends_table(
+    context: typer.Context,
+    imports: Annotated[bool, typer.Option("--imports/--no-imports", help="Run import tests that are due.")] = True,
+    as_json: Json = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        perform("backends", as_json, imports=imports)
+
+
+@backends.command("install", help=OPERATIONS["backends install"].summary)
+def backends_install(
+    names: Annotated[
+        list[BackendName] | None, typer.Argument(metavar="NAME...", help="Trainers; default: all that need one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    perform("backends install", as_json, names=tuple(names or ()))
+
+
+@app.command(help=OPERATIONS["eject"].summary)
+def eject(
+    target: Annotated[str, typer.Argument(metavar="JOB", help="A chain or job file, a template, or a run's id.")],
+    node: Annotated[str | None, typer.Option(help="Which trainer, if there are several.")] = None,
+    into: Annotated[Path | None, typer.Option(help="Folder to write; default: <trainer>-script here.")] = None,
+    as_json: Json = False,
+) -> None:
+    perform("eject", as_json, target=target, node=node, into=into)
 
 
 @starter.command("build", help=OPERATIONS["starter build"].summary)

@@ -59,6 +59,13 @@ class Settings(BaseSettings):
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
     allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
+    backend_envs: dict[str, Path] = Field(
+        default_factory=dict, description="Backend -> an environment that is there already, instead of envs/NAME."
+    )
+    allow_scripts: bool = Field(False, description="Whether chains may run the training scripts of this home.")
+    weights_store: str = Field(
+        "", description="Where nights publish adapters, such as gs://bucket/prefix; empty: nowhere."
+    )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
 
     @classmethod

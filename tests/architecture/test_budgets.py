@@ -17,7 +17,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS, CLASS_FIELDS, FOLDER_FILES, DEPTH = 60
 WIDE_FOLDERS = {"benchmarks", "renderers", "cloud"}
 """Folders of one file a row, which may be as wide as their table."""
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "core", "util", "helper"}
-COMPOSITION_SCHEMAS: set[str] = {"DataSourceConfig", "AiGeneratorConfig", "TrainerConfig", "Hyperparameters"}
+COMPOSITION_SCHEMAS = {"DataSourceConfig", "AiGeneratorConfig", "TrainerConfig", "Hyperparameters", "Settings"}
 """Configs whose fields are a user's own list of settings; each is still at most 16."""
 
 

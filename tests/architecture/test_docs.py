@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, sources
 from trainyard.cli import adapters as adapter_commands
-from trainyard.cli import app, renderers, starter
+from trainyard.cli import app, backends, corpus, graph, jobs, nightly, renderers, starter
 from trainyard.spec.compat import ROWS
 
 DOCS = REPOSITORY / "docs"
@@ -18,7 +18,16 @@ READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ {4,}|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
 
-GROUPS = {"adapters": adapter_commands, "renderers": renderers, "starter": starter}
+GROUPS = {
+    "corpus": corpus,
+    "nightly": nightly,
+    "adapters": adapter_commands,
+    "backends": backends,
+    "graph": graph,
+    "jobs": jobs,
+    "renderers": renderers,
+    "starter": starter,
+}
 
 
 def product_codes() -> set[str]:

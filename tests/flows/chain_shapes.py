@@ -22,6 +22,8 @@ from trainyard.stores.artifacts import NodeOutput, Produced, ProducedSet
 
 FAILING: set[str] = set()
 CRASHING: set[str] = set()
+REPORTING: set[str] = set()
+"""Nodes that report progress, and do nothing else, until they are stopped."""
 SLOW: dict[str, float] = {}
 MADE: list[str] = []
 """Ids of the nodes that did work, in the order in which they ended."""
@@ -30,7 +32,7 @@ _lock = threading.Lock()
 
 
 def reset() -> None:
-    for collection in (FAILING, CRASHING, SLOW, MADE, SPANS):
+    for collection in (FAILING, CRASHING, REPORTING, SLOW, MADE, SPANS):
         collection.clear()
 
 
@@ -40,6 +42,9 @@ def prepare(context: NodeContext) -> Make:
     def make(folder: Path) -> Produced:
         started = time.monotonic()
         time.sleep(SLOW.get(node_id, 0.0))
+        while node_id in REPORTING:
+            context.report(0.5, "at work")
+            time.sleep(0.05)
         if node_id in FAILING:
             raise InvalidInput("Line 3 is not JSON.", why="A brace is missing.", do="Correct it.", code="E-TEST")
         if node_id in CRASHING:

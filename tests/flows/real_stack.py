@@ -1,20 +1,50 @@
-"""A real Prefect server and worker in a home of their own, driven by the command line."""
+"""A real Prefect server and worker in a home of their own, driven by the command line and by signals."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
+from trainyard.api.records import read_events, read_result
 from trainyard.api.services import running
+from trainyard.api.work import works_of
+from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
 
 FIRST_PORT = 4600
+STEPS, SAVE_STEPS = 1000, 100
+"""Long enough for a command to reach a training in the middle, which takes some 3 of its 30 to 60 s."""
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str = "it") -> float:
+    """Wait for a condition and return how long it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"{what} took more than {seconds:.0f} s"
+        time.sleep(0.1)
+    return time.monotonic() - started
+
+
+def kill_tree(pid: int) -> None:
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
 
 
 class Stack:
@@ -56,3 +86,88 @@ class Stack:
         lines = path.read_text().splitlines() if path.is_file() else []
         events = [json.loads(line) for line in lines]
         return max([e["fraction"] for e in events if e["event"] == "progress" and e["node"] == "trainer"], default=0.0)
+
+    # jobs
+
+    def start_job(self, *, budget_s: int | None = None, data: str = "data.jsonl", **hyperparameters: Any) -> str:
+        """Start a training that does the same in the same bits each time, unless its settings differ.
+
+        It is made anew although an identical one has finished, which `jobs create` would reuse.
+        """
+        given = {"max_steps": STEPS, "save_steps": SAVE_STEPS, "precision": "fp32", **hyperparameters}
+        pairs = {"dataset.path": data, "lora.dropout": 0.1, **({"budget_s": budget_s} if budget_s else {})}
+        pairs |= {f"hyperparameters.{key}": value for key, value in given.items()}
+        words = [word for key, value in pairs.items() for word in ("-p", f"{key}={value}")]
+        return str(self.json("run", "training-job", *words, "--refresh")["run_id"])
+
+    def finish(self, run_id: str) -> str:
+        """Wait for a job's result and return the digest of its weights."""
+        self.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", "CANCELLED", seconds=240)
+        assert self.state_of(run_id)["type"] == "COMPLETED", self.state_of(run_id)["message"]
+        return self.weights(run_id)
+
+    def write_data(self, name: str = "data.jsonl", rows: int = 80) -> None:
+        given = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(rows)]
+        (self.work / name).write_text("\n".join(json.dumps(row) for row in given))
+
+    def step(self, run_id: str) -> int:
+        """The newest step of a job's trainer, read from its own events."""
+        works = works_of(self.settings.runs / run_id)
+        return works[-1].progress().step if works else 0
+
+    def wait_for_step(self, run_id: str, step: int = 1) -> None:
+        until(lambda: self.step(run_id) >= step, 120, "the training")
+
+    def wait_for_state(self, run_id: str, *types: str, seconds: float = 120) -> float:
+        """Wait until the run is in one of Prefect's state types."""
+        return until(lambda: self.state_of(run_id)["type"] in types, seconds, f"becoming {'/'.join(types)}")
+
+    def flow_process(self, run_id: str) -> psutil.Process:
+        server = running(self.settings, "server")
+        assert server is not None
+        return psutil.Process(
+            int(httpx.get(f"{server.url}/flow_runs/{run_id}", timeout=20).json()["infrastructure_pid"])
+        )
+
+    def children(self) -> list[psutil.Process]:
+        """Every live supervised child of this home, whoever its parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                ours = environment.get("TRAINYARD_HOME") == str(self.settings.home) and PARENT_VARIABLE in environment
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def slot_is_free(self) -> bool:
+        """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
+        server = running(self.settings, "server")
+        assert server is not None
+        name = f"device:{socket.gethostname()}:0"
+        limit = httpx.get(f"{server.url}/v2/concurrency_limits/{name}", timeout=20).json()
+        locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu.lock"]
+        return limit["active_slots"] == 0 and all(map(unlocked, locks))
+
+    def events(self, run_id: str, name: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.settings.runs / run_id) if event["event"] == name]
+
+    def weights(self, run_id: str) -> str:
+        """SHA-256 of the adapter's weights that a finished job has left."""
+        result = read_result(self.settings.runs / run_id)
+        assert result is not None
+        (reference,) = result.node("trainer").outputs.values()
+        return hashlib.sha256((reference.path / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def unlocked(path: Path) -> bool:
+    if not path.exists():
+        return True
+    with path.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -26,9 +26,19 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 def test_the_commands_are_the_promised_ones() -> None:
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert commands == {"up", "down", "env", "doctor", "check", "plan", "run", "demo", "prove-resume"}
+    assert commands == {"up", "down", "env", "doctor", "check", "plan", "run", "demo", "prove-resume", "eject", "serve"}
     groups = {group.name: {c.name for c in group.typer_instance.registered_commands} for group in app.registered_groups}
-    assert groups == {"adapters": {"list", "show"}, "renderers": {"verify"}, "starter": {"build"}}
+    jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
+    assert groups == {
+        "adapters": {"list", "show"},
+        "backends": {"install"},
+        "corpus": {"engineering", "apprenticeship", "status"},
+        "graph": {"query", "stats", "export"},
+        "jobs": jobs,
+        "nightly": {"run", "simulate", "worker", "status"},
+        "renderers": {"verify"},
+        "starter": {"build"},
+    }
 
 
 def test_check_prints_one_line_per_reason_and_exits_5(tmp_path: Path) -> None:

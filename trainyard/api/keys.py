@@ -14,9 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import trainyard
+from trainyard.backends import environments
+from trainyard.backends.script.files import template_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes import BackendName, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -58,13 +60,22 @@ def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, st
         files = {f"evaluation/{n}": path_digest(path, settings) for n, path in enumerate(config.evaluation_sets)}
         return files | ({"tokenizer": model_digest(config.tokenizer, settings)} if config.tokenizer else {})
     if isinstance(config, TrainerConfig):
-        own = {} if config.reuse else {"run": run_id}
+        own = trainer_identity(config, settings) | ({} if config.reuse else {"run": run_id})
         return {"base": model_digest(config.base_model or settings.default_base_model, settings), **own}
     if isinstance(config, EvaluatorConfig):
         paths = [line.path for line in config.benchmarks if line.path]
         files = {f"task/{n}": path_digest(path, settings) for n, path in enumerate(paths)}
         return files | ({"live": live_digest(settings)} if config.baseline == "live" else {})
     return {"run": run_id} if node.type == "deployer" else {}
+
+
+def trainer_identity(config: TrainerConfig, settings: Settings) -> dict[str, str]:
+    """What a trainer outside this package is: the versions in its environment, or the text of a person's script."""
+    if config.backend is BackendName.SCRIPT:
+        return {"script": template_digest(config.launch.script, settings)}
+    installed = environments.installed(config.backend, settings) if config.backend in environments.ENVIRONMENTS else {}
+    text = "\n".join(f"{name}=={version}" for name, version in sorted(installed.items()))
+    return {"environment": hashlib.sha256(text.encode()).hexdigest()} if installed else {}
 
 
 def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:

@@ -20,9 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
-from trainyard.api.verbs import demo, doctor, proof, renderers
+from trainyard.api.verbs import backends, demo, doctor, graph, jobs, night, proof, renderers
+from trainyard.compute.orphans import sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
+from trainyard.night.report import NightReport
 from trainyard.serve import embedded
+from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.spec.axes import Method, Stage
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -32,8 +35,8 @@ Event = dict[str, Any]
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def ignore(_event: Event) -> None:
-    """Default of `on_progress`."""
+def ignore(_told: Any) -> None:
+    """Default of `on_progress` and `tell`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Context:
     settings: Settings
     say: Callable[[str], None] = field(default=print)
     on_progress: Callable[[Event], None] = ignore
+    tell: Callable[[BaseModel], None] = ignore
+    """Takes the parts of a result that are handed out one by one (`jobs logs --follow`)."""
 
 
 class Model(BaseModel):
@@ -178,6 +183,7 @@ class UpOutput(Model):
     ui_url: str
     own_server: bool
     worker_pid: int
+    watchdog_pid: int
     embedded_url: str | None
     home: str
 
@@ -193,23 +199,29 @@ def up(_: Nothing, context: Context) -> UpOutput:
         if not stack.bootstrapped(settings, url):
             bootstrap(settings, url, context.say)
         worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
+        watchdog = stack.start_watchdog(settings, url)
         embedded = start_embedded(settings, context.say)
     return UpOutput(
         api_url=url,
         ui_url=url.removesuffix("/api"),
         own_server=attached is None,
         worker_pid=worker.pid,
+        watchdog_pid=watchdog.pid,
         embedded_url=embedded,
         home=str(settings.home),
     )
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
-    """Start a worker, after the runs that died with the one before it are marked as crashed."""
+    """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    for pid in sweep(settings.home):
+        say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():
-        dead = load("trainyard.api.runs", settings).crash_dead_runs(settings, stack.worker_name(settings))
-        for run_id in dead:
+        runs = load("trainyard.api.runs", settings)
+        for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard run {run_id} --watch` continues it")
+        if stack.foreign_api_url(settings) is None and runs.free_unheld_slot(settings):
+            say("freed the device's slot, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
 
@@ -217,6 +229,7 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     say("writing the work pool, the device limit, the automation and the deployments")
     os.environ.update(stack.prefect_environment(settings, url))
     load("trainyard.api.runs", settings).bootstrap(settings)
+    load("trainyard.api.runs.nights", settings).ensure_night_automations()
     stack.deploy_all(settings, url)
     stack.mark_bootstrapped(settings, url)
 
@@ -255,8 +268,9 @@ def down(_: Nothing, context: Context) -> DownOutput:
     """End the processes that `up` started on this home, the worker first so that its runs can save."""
     settings = context.settings
     with services.exclusive(settings):
-        stopped = [name for name in ("worker",) if services.stop(settings, name)]
+        stopped = [name for name in ("worker", "watchdog") if services.stop(settings, name)]
         stopped += ["embedded"] if embedded.stop(settings) else []
+        stopped += local.end_all(settings)
         stopped += [name for name in ("server",) if services.stop(settings, name)]
     return DownOutput(stopped=tuple(stopped))
 
@@ -288,6 +302,59 @@ def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
     result, seconds = demo.timed(lambda: run(given, context))
     assert stack_is.embedded_url is not None, "the starter model was built two lines above"
     return demo.summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
+
+
+# jobs
+
+
+def jobs_create(given: jobs.CreateInput, context: Context) -> RunResult:
+    """Start one training on one data set, from a file or from parameters."""
+    return run(RunInput(target=planning.JOB, parameters=jobs.body(given), watch=given.watch), context)
+
+
+def jobs_list(given: jobs.JobsInput, context: Context) -> jobs.JobList:
+    """The newest jobs, their states and how far they are."""
+    return jobs.listed(the_runs(context), given, context.settings)
+
+
+def jobs_show(given: jobs.JobInput, context: Context) -> jobs.JobDetail:
+    """One job: state, trainers, checkpoints, nodes and what it was started with."""
+    return jobs.shown(the_runs(context), given.job, context.settings)
+
+
+def jobs_logs(given: jobs.LogsInput, context: Context) -> jobs.JobLog:
+    """A job's log, with what its trainers printed; with --follow, as it comes."""
+    return jobs.logs(the_runs(context), given, context.settings, context.tell)
+
+
+def jobs_metrics(given: jobs.MetricsInput, context: Context) -> jobs.JobMetrics:
+    """Loss and learning rate of every step of a job."""
+    return jobs.metrics(the_runs(context), given, context.settings)
+
+
+def jobs_pause(given: jobs.StopInput, context: Context) -> jobs.Job:
+    """Pause a job: its training saves at the next step, its process ends and its device is free."""
+    return jobs.stopped(the_runs(context), given, context.settings, context.say, "pause")
+
+
+def jobs_resume(given: jobs.ResumeInput, context: Context) -> BaseModel:
+    """Continue a job that is paused or has ended without a result, from its newest valid checkpoint."""
+    since = time.time()
+    runs = the_runs(context)
+    job = jobs.resumed(runs, given, context.settings)
+    if not given.watch:
+        return job
+    watched: RunResult = runs.watch(job.id, settings=context.settings, on_progress=context.on_progress, since=since)
+    return watched
+
+
+def jobs_cancel(given: jobs.StopInput, context: Context) -> jobs.Job:
+    """End a job; its training saves first, so that it can be resumed all the same."""
+    return jobs.stopped(the_runs(context), given, context.settings, context.say, "cancel")
+
+
+def the_runs(context: Context) -> Any:
+    return load("trainyard.api.runs", context.settings)
 
 
 # adapters and the starter
@@ -361,6 +428,68 @@ def renderers_verify(given: RenderersInput, _context: Context) -> renderers.Rend
     return renderers.verify(given.names)
 
 
+# backends
+
+
+def backends_table(given: backends.BackendsInput, context: Context) -> backends.BackendTable:
+    """Show every trainer: version, import, device, why it is not available and what mends it."""
+    return backends.backend_table(context.settings, imports=given.imports)
+
+
+def backends_install(given: backends.InstallInput, context: Context) -> backends.BackendTable:
+    """Make the environment of a trainer that cannot share ours; whole, or not at all."""
+    return backends.install(given, context.settings, context.say)
+
+
+def eject(given: backends.EjectInput, context: Context) -> backends.EjectOutput:
+    """Write a training as a folder of its own: a plain script to edit and run by hand, its spec and its rows."""
+    return backends.eject(given, context.settings)
+
+
+# nights and corpora
+
+
+def nightly_run(given: night.RunNightInput, context: Context) -> NightReport:
+    """Carry out one night: documents into the graph, full corpora into adapters; what is done is not done twice."""
+    return night.run_once(given, context.settings, context.say)
+
+
+def nightly_simulate(given: night.SimulateInput, context: Context) -> night.Simulated:
+    """Simulate nights in which everything goes wrong, and check that nothing is lost, doubled or half done."""
+    context.say(f"seed {given.seed}")
+
+    def progress(done: int) -> None:
+        fraction = min(1.0, done / given.nights)
+        context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
+
+    return night.simulated(given, progress)
+
+
+def nightly_worker(given: night.WorkerInput, context: Context) -> night.Worked:
+    """Poll for markers and train them on this machine, until it is told to stop."""
+    return night.worker(given, context.settings, context.say)
+
+
+def nightly_status(given: night.NightInput, context: Context) -> night.NightStatus:
+    """The last nights and the state of every marker."""
+    return night.status(given, context.settings)
+
+
+def corpus_engineering(given: night.EngineeringInput, context: Context) -> night.Added:
+    """Add the commits of a repository to a corpus: diff, message, review brief."""
+    return night.engineering(given, context.settings)
+
+
+def corpus_apprenticeship(given: night.AddInput, context: Context) -> night.Added:
+    """Add corrections to a corpus: what the model said (shadow), and what a person stands for (verdict)."""
+    return night.apprenticeship(given, context.settings)
+
+
+def corpus_status(given: night.NightInput, context: Context) -> night.CorpusStatus:
+    """How many valid tuples each corpus holds, and how many make a training."""
+    return night.corpus_status(given, context.settings)
+
+
 # prove-resume
 
 
@@ -374,6 +503,29 @@ class ProveInput(Model):
 def prove_resume(given: ProveInput, context: Context) -> proof.Proof:
     """Show that a training that was stopped or killed ends in the same bits as one that was not."""
     return proof.prove(*proof.chosen(given.stages, given.methods, given.everything), given.jobs, context.say)
+
+
+# graph
+
+
+def graph_query(given: graph.QueryInput, context: Context) -> graph.QueryRows:
+    """Rows of one reading Cypher statement; values are given as parameters."""
+    return graph.query(given, context.settings)
+
+
+def graph_stats(given: graph.GraphInput, context: Context) -> graph.GraphCounts:
+    """Count the documents, entities and relations of the knowledge graph."""
+    return graph.stats(given, context.settings)
+
+
+def graph_export(given: graph.ExportInput, context: Context) -> graph.Exported:
+    """Write the knowledge graph as JSON lines, in the same order every time."""
+    return graph.export(given, context.settings)
+
+
+def serve(given: graph.ServeInput, context: Context) -> graph.Served:
+    """Answer over HTTP in one role until stopped; the role graph takes what nights write."""
+    return graph.serve(given, context.settings, context.say)
 
 
 @dataclass(frozen=True)
@@ -398,8 +550,30 @@ OPERATIONS: dict[str, Operation] = {
     "demo": Operation(Nothing, demo.DemoResult, run_demo),
     "env": Operation(Nothing, EnvOutput, env),
     "doctor": Operation(Nothing, doctor.Diagnosis, examine),
+    "jobs create": Operation(jobs.CreateInput, RunResult, jobs_create),
+    "jobs list": Operation(jobs.JobsInput, jobs.JobList, jobs_list),
+    "jobs show": Operation(jobs.JobInput, jobs.JobDetail, jobs_show),
+    "jobs logs": Operation(jobs.LogsInput, jobs.JobLog, jobs_logs),
+    "jobs metrics": Operation(jobs.MetricsInput, jobs.JobMetrics, jobs_metrics),
+    "jobs pause": Operation(jobs.StopInput, jobs.Job, jobs_pause),
+    "jobs resume": Operation(jobs.ResumeInput, jobs.Job, jobs_resume),
+    "jobs cancel": Operation(jobs.StopInput, jobs.Job, jobs_cancel),
     "adapters list": Operation(AdaptersInput, Rows, adapters_list),
     "adapters show": Operation(AdapterName, Record, adapters_show),
+    "backends": Operation(backends.BackendsInput, backends.BackendTable, backends_table),
+    "backends install": Operation(backends.InstallInput, backends.BackendTable, backends_install),
+    "eject": Operation(backends.EjectInput, backends.EjectOutput, eject),
+    "graph query": Operation(graph.QueryInput, graph.QueryRows, graph_query),
+    "graph stats": Operation(graph.GraphInput, graph.GraphCounts, graph_stats),
+    "graph export": Operation(graph.ExportInput, graph.Exported, graph_export),
+    "serve": Operation(graph.ServeInput, graph.Served, serve),
+    "nightly run": Operation(night.RunNightInput, NightReport, nightly_run),
+    "nightly simulate": Operation(night.SimulateInput, night.Simulated, nightly_simulate),
+    "nightly worker": Operation(night.WorkerInput, night.Worked, nightly_worker),
+    "nightly status": Operation(night.NightInput, night.NightStatus, nightly_status),
+    "corpus engineering": Operation(night.EngineeringInput, night.Added, corpus_engineering),
+    "corpus apprenticeship": Operation(night.AddInput, night.Added, corpus_apprenticeship),
+    "corpus status": Operation(night.NightInput, night.CorpusStatus, corpus_status),
     "prove-resume": Operation(ProveInput, proof.Proof, prove_resume),
     "renderers verify": Operation(RenderersInput, renderers.RendererTable, renderers_verify),
     "starter build": Operation(Nothing, Record, starter_build),

@@ -196,7 +196,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
     return RunFacts(
         endpoints=frozenset(settings.endpoints),
         path_problem=path_problem,
-        backends=backends(),
+        backends=backends(settings),
         devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
@@ -209,12 +209,10 @@ def wants_embedded(chain: ResolvedChain) -> bool:
     return any(target.type is TargetType.EMBEDDED for config in configs for target in config.targets)
 
 
-@cache
-def backends() -> dict[BackendName, str | None]:
+def backends(settings: Settings) -> dict[BackendName, str | None]:
     """Backend -> why it cannot be used here; None if it can."""
-    return {
-        name: None if found.available else f"{found.why} {found.fix}".strip() for name, found in probe_all().items()
-    }
+    found = probe_all(settings)
+    return {name: None if one.available else f"{one.why} {one.fix}".strip() for name, one in found.items()}
 
 
 @cache
@@ -240,7 +238,7 @@ def plan(spec: ChainSpec, settings: Settings) -> Plan:
         digest=chain.digest,
         order=chain.order,
         nodes=tuple(plan_node(chain.node(one), looks[one], estimates[one]) for one in chain.order),
-        backends={name.value: "available" if why is None else why for name, why in backends().items()},
+        backends={name.value: "available" if why is None else why for name, why in backends(settings).items()},
         refusals=tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons),
     )
 

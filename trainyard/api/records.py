@@ -27,6 +27,8 @@ from trainyard.stores.artifacts import Reference, write_json_durably
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result anew, also those that are finished."""
+JOB_TAG = "job"
+"""Runs with a trainer carry this tag: they are what `trainyard jobs` speaks of."""
 PROGRESS_EVERY_S = 0.5
 """Least time between two progress lines of one node: a reader's eye is no faster, and a file stays small."""
 

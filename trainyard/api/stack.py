@@ -91,6 +91,8 @@ def service_environment(settings: Settings, api_url: str) -> dict[str, str]:
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        # In memory, the default, a server that restarts forgets who has a slot and never frees it again.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -222,15 +224,26 @@ def running_worker(settings: Settings, url: str) -> Service | None:
 
 
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
-    """A worker in its own session, so that a closing terminal does not end runs."""
+    """A worker in its own session, so that a closing terminal does not end runs; one that lets them save at its end."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
-    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
+    argv = [sys.executable, "-m", "trainyard.api.draining"]
+    argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
     service = spawn(settings, "worker", argv, service_environment(settings, url), url)
     time.sleep(0.5)
     if service.process() is None:
         raise cannot_start(service, "it ended at once")
     return service
+
+
+def start_watchdog(settings: Settings, url: str) -> Service:
+    """The watchdog of this home, for this server: the running one, or a new one."""
+    existing = running(settings, "watchdog")
+    if existing and existing.url == url:
+        return existing
+    stop(settings, "watchdog")
+    argv = [sys.executable, "-m", "trainyard.api.runs.watchdog"]
+    return spawn(settings, "watchdog", argv, service_environment(settings, url), url)
 
 
 def deploy_all(settings: Settings, url: str) -> None:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
-from trainyard.api.verbs import demo
+from trainyard.api.records import RunResult
+from trainyard.api.verbs import demo, night
 from trainyard.errors import TrainyardError
 
 LINE_EVERY_S = 10.0
@@ -106,6 +107,8 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
 
 def render(name: str, result: Any) -> str:
     """A result as text for people."""
+    if isinstance(result, RunResult):
+        return run_text(result)
     return RENDERERS.get(name, as_json)(result)
 
 
@@ -129,6 +132,7 @@ def up_text(result: Any) -> str:
     rows = [
         ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
         ("worker", f"pid {result.worker_pid}"),
+        ("watchdog", f"pid {result.watchdog_pid}"),
         ("model server", result.embedded_url or "-"),
         ("home", result.home),
     ]
@@ -188,6 +192,65 @@ def adapters_text(result: Any) -> str:
     return table([[str(row[key]) for key in header] for row in result.rows], header)
 
 
+def jobs_text(result: Any) -> str:
+    if not result.jobs:
+        return "no jobs yet"
+    return table([job_row(job) for job in result.jobs], ("id", "name", "state", "step", "loss", "seconds", "message"))
+
+
+def job_row(job: Any) -> list[str]:
+    step = f"{job.step}/{job.total_steps}" if job.total_steps else "-"
+    message = job.message.splitlines()[0][:60] if job.message else ""
+    loss = "-" if job.loss is None else f"{job.loss:.4f}"
+    return [job.id[:8], job.name, job_state(job), step, loss, f"{job.seconds:.0f}", message]
+
+
+def job_state(job: Any) -> str:
+    return f"{job.state.value} ({job.detail})" if job.detail else str(job.state.value)
+
+
+def job_text(result: Any) -> str:
+    """One job in one line, with what can be done next."""
+    step = f" at step {result.step} of {result.total_steps}" if result.total_steps else ""
+    after = {"paused": f"\nContinue it by `trainyard jobs resume {result.id[:8]}`."}.get(result.state.value, "")
+    return f"{result.name} ({result.id}): {job_state(result)}{step}. {result.message}{after}"
+
+
+def job_detail_text(result: Any) -> str:
+    """One job, then its trainers, then how its nodes ended."""
+    lines = [job_text(result), result.url]
+    for one in result.trainings:
+        rate = "" if one.learning_rate is None else f", learning rate {one.learning_rate:.3g}"
+        loss = "" if one.loss is None else f", loss {one.loss:.4f}"
+        kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
+        lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
+        lines.append(f"{one.node}: {one.folder}")
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
+            for node in result.nodes]  # fmt: skip
+    return "\n".join([*lines, table(rows, ("node", "state", "seconds", "result")) if rows else ""]).rstrip()
+
+
+def log_line_text(line: Any) -> str:
+    when = "" if line.time is None else time.strftime("%H:%M:%S ", time.localtime(line.time))
+    return f"{when}{line.source}: {line.text}"
+
+
+def log_text(result: Any) -> str:
+    return "\n".join(map(log_line_text, result.lines))
+
+
+def metrics_text(result: Any) -> str:
+    """Every step, a table for each trainer: the figures are for other programs, too."""
+    parts = []
+    for one in result.trainings:
+        rows = [
+            (str(p.step), *("-" if value is None else f"{value:.6g}" for value in (p.loss, p.learning_rate)))
+            for p in one.points
+        ]
+        parts.append(f"{one.node}\n{table(rows, ('step', 'loss', 'learning_rate'))}")
+    return "\n".join(parts)
+
+
 def renderers_text(result: Any) -> str:
     """The table, then what is wrong, a line each."""
     kinds = list(result.rows[0].kinds) if result.rows else []
@@ -216,7 +279,45 @@ def record_text(result: Any) -> str:
     return json.dumps(result.record, indent=2, default=str)
 
 
+def backends_text(result: Any) -> str:
+    """The table, then a line for each backend that cannot be used."""
+    rows = [
+        (one.name.value, backend_state(one), one.version or "-", one.imports, ", ".join(one.devices))
+        for one in result.rows
+    ]
+    told = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
+    return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *told])
+
+
+def backend_state(one: Any) -> str:
+    return "absent" if not one.available else "ready" if one.fits else "no device"
+
+
+def eject_text(result: Any) -> str:
+    return f"{result.folder}: train.py, spec.json and {result.rows:,} rows\nRun it: {result.command}"
+
+
+def query_text(result: Any) -> str:
+    if not result.rows:
+        return "no rows"
+    return table([tuple(str(value) for value in row.values()) for row in result.rows], tuple(result.rows[0]))
+
+
+def counts_text(result: Any) -> str:
+    kinds = [(f"  {name}", f"{count:,}") for name, count in result.entities_by_kind.items()]
+    edges = [(f"  {name}", f"{count:,}") for name, count in result.relations_by_kind.items()]
+    rows = [("documents", f"{result.documents:,}"), ("entities", f"{result.entities:,}"), *kinds]
+    return "\n".join(
+        f"{name:<24}{count:>12}" for name, count in [*rows, ("relations", f"{result.relations:,}"), *edges]
+    )
+
+
+def exported_text(result: Any) -> str:
+    return f"{result.file}: {result.lines:,} lines"
+
+
 RENDERERS: dict[str, Callable[[Any], str]] = {
+    **night.TEXTS,
     "check": check_text,
     "demo": demo.text,
     "env": env_text,
@@ -225,8 +326,22 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "doctor": doctor_text,
     "run": run_text,
     "plan": plan_text,
+    "jobs list": jobs_text,
+    "jobs show": job_detail_text,
+    "jobs logs": log_text,
+    "jobs logs part": log_line_text,
+    "jobs metrics": metrics_text,
+    "jobs pause": job_text,
+    "jobs resume": job_text,
+    "jobs cancel": job_text,
     "adapters list": adapters_text,
     "adapters show": record_text,
+    "backends": backends_text,
+    "backends install": backends_text,
+    "eject": eject_text,
+    "graph query": query_text,
+    "graph stats": counts_text,
+    "graph export": exported_text,
     "prove-resume": proof_text,
     "renderers verify": renderers_text,
     "starter build": record_text,

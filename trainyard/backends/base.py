@@ -1,49 +1,70 @@
-"""Who trains: the table of backends, and one way to run any of them.
+"""Who trains: the table of backends, the protocol that all of them speak, and one way to run any of them.
 
-A backend is a program that fulfils the contract of `trainyard.compute.child`: it reads `spec.json` (a `TrainingJob`)
-and leaves `result/adapter` or `result/model` with a `training.json`. This module imports no torch; the program does.
-
-The work folder `runs/training/<job digest>` outlives a killed run: it holds the checkpoints that a restarted trainer
-continues from. A finished job leaves only its log and events there.
+A *local* backend is a program that fulfils the contract of `trainyard.compute.child`: it reads `spec.json` (a
+`TrainingJob`) and leaves `result/adapter` or `result/model` with a `training.json`. Its module says how it is started;
+`LocalBackend` does the rest for all of them. This module imports no torch; the program does.
 """
 
 from __future__ import annotations
 
-import errno
 import importlib
-import json
-import shutil
+import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Thread
+from typing import Protocol, cast, runtime_checkable
 
-from trainyard import errors
 from trainyard.backends.job import TrainingJob
-from trainyard.compute.child import EVENTS_FILE, LOG_FILE, SPEC_FILE
+from trainyard.backends.results import (
+    CHECKPOINT_FOLDER,
+    DECISIONS_FILE,
+    FITTED_FILE,
+    KEPT_FACTS,
+    RESULT_FOLDER,
+    TRAINING_FILE,
+    Listener,
+    Start,
+    TrainingStopped,
+    collect,
+    count_starts,
+    failure,
+    rebuilt,
+)
+from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, after, replayed
+from trainyard.compute.child import EVENTS_FILE, SPEC_FILE
 from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
 from trainyard.compute.tail import Event
-from trainyard.errors import Reason, Refused, TrainyardError, Unavailable
+from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, write_json_durably
+from trainyard.stores.metrics import read_events
 
-TRAINING_FILE = "training.json"
-RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
-DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
-"""What was measured at the first start (precision, free memory); a restart takes it from here."""
-KEPT_FACTS = (
-    "stage",
-    "method",
-    "steps",
-    "first_loss",
-    "final_loss",
-    "tokens",
-    "rows",
-    "device",
-    "precision",
-    "seconds",
-)
+__all__ = [
+    "BACKENDS",
+    "CHECKPOINT_FOLDER",
+    "DECISIONS_FILE",
+    "FITTED_FILE",
+    "KEPT_FACTS",
+    "RESULT_FOLDER",
+    "TRAINING_FILE",
+    "Backend",
+    "Handle",
+    "LocalBackend",
+    "Options",
+    "Probe",
+    "Program",
+    "TrainingStopped",
+    "load",
+    "probe",
+    "probe_all",
+    "rebuilt",
+    "run_training",
+    "work_folder",
+]
 
 
 @dataclass(frozen=True)
@@ -54,12 +75,14 @@ class Probe:
     version: str = ""
     why: str = ""
     fix: str = ""
+    code: str = "R-BACKEND-MISSING"
+    """What a job that needs it is refused with."""
 
 
-class Backend(Protocol):
-    """What the module of a backend offers."""
+class Program(Protocol):
+    """What the module of a local backend offers. It imports fast: neither torch nor its tool."""
 
-    def probe(self) -> Probe:
+    def probe(self, settings: Settings | None = None) -> Probe:
         """Look whether it can run here, without importing anything heavy."""
 
     def reasons(self, job: TrainingJob) -> list[Reason]:
@@ -72,77 +95,248 @@ class Backend(Protocol):
         """What the program needs in its environment beside ours."""
 
 
-BACKENDS: dict[BackendName, str] = {
-    BackendName.NATIVE: "trainyard.backends.native",
-    BackendName.TRL: "trainyard.backends.trl",
-}
-"""Name -> module of the backends that are built in."""
+@runtime_checkable
+class Preparing(Protocol):
+    """A module that also writes files into the work folder before its program is started."""
 
-ABSENT: dict[BackendName, str] = {
-    BackendName.UNSLOTH: "unsloth needs a CUDA device and its own environment, and is not connected yet.",
-    BackendName.AXOLOTL: "axolotl needs its own environment, and is not connected yet.",
-    BackendName.DEEPSPEED: "deepspeed needs several CUDA devices, and is not connected yet.",
-    BackendName.MLX: "mlx trains on Apple silicon only, and is not connected yet.",
-    BackendName.LLAMACPP: "llama.cpp serves models and does not train them here.",
-    BackendName.SCRIPT: "Training scripts of your own are not connected yet.",
-}
-"""Name -> why it cannot be used."""
+    def prepare(self, job: TrainingJob, folder: Path) -> None:
+        """Write what the program reads beside `spec.json`; called at every start."""
 
 
-class TrainingStopped(TrainyardError):
-    """The training stopped at a safe point because it was asked to; the same job continues from there."""
+@dataclass(frozen=True)
+class Handle:
+    """A submitted job: enough to ask for it again, from another process too."""
 
-    default_code = "E-STOPPED"
-
-    def __init__(self, what: str, *, why: str = "", do: str = "", code: str | None = None) -> None:
-        super().__init__(what, why=why, do=do, code=code)
-
-    @property
-    def reason(self) -> str:
-        """pause, cancel, budget, or what the child said."""
-        return self.why
+    id: str
+    folder: Path
 
 
-@dataclass
-class Listener:
-    """Remembers the events that matter for the result while handing all of them on."""
+class Backend(Protocol):
+    """What a trainer can be asked, on this machine and on another alike."""
 
-    on_event: Callable[[Event], None]
-    begun: Event = field(default_factory=dict)
-    stopped: Event = field(default_factory=dict)
+    def probe(self) -> Probe:
+        """Whether it can be used now."""
 
-    def __call__(self, event: Event) -> None:
-        if event["event"] == "begin":
-            self.begun = event
-        if event["event"] == "stopped":
-            self.stopped = event
-        self.on_event(event)
+    def submit(self, job: TrainingJob, folder: Path) -> Handle:
+        """Start the job with `folder` as its work folder, and return at once."""
+
+    def status(self, handle: Handle) -> JobStatus:
+        """Where the job stands."""
+
+    def cancel(self, handle: Handle) -> None:
+        """Ask it to save and end; returns at once, and may be called twice."""
+
+    def fetch(self, handle: Handle, folder: Path) -> Produced:
+        """Move the finished result to `folder`. Raises the training's own error if there is none."""
 
 
-def load(name: BackendName) -> Backend:
-    """The backend of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
-    found = probe(name)
+BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}" for name in BackendName}
+"""Name -> module of the backend, which is imported without its tool."""
+
+
+def load(name: BackendName, settings: Settings | None = None) -> Program:
+    """The program module of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
+    found = probe(name, settings)
     if not found.available:
-        raise Unavailable(
-            f"The backend {name.value!r} is not available.", why=found.why, do=found.fix, code="R-BACKEND-MISSING"
-        )
-    return cast(Backend, importlib.import_module(BACKENDS[name]))
+        what = f"The backend {name.value!r} is not available."
+        raise Unavailable(what, why=found.why, do=found.fix, code=found.code)
+    return cast(Program, importlib.import_module(BACKENDS[name]))
 
 
-def probe(name: BackendName) -> Probe:
+def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     """Whether a backend can be used here; never raises."""
-    if name not in BACKENDS:
-        return Probe(False, why=ABSENT[name], fix="Use backend: native or trl, which are built in.")
-    return cast(Backend, importlib.import_module(BACKENDS[name])).probe()
+    found = importlib.util.find_spec(BACKENDS[name])
+    if found is None or found.origin is None:  # no folder, or one without a module
+        return Probe(False, why=f"This installation has no module for {name.value}.", fix="Install trainyard again.")
+    return cast(Program, importlib.import_module(BACKENDS[name])).probe(settings)
 
 
-def probe_all() -> dict[BackendName, Probe]:
+def probe_all(settings: Settings | None = None) -> dict[BackendName, Probe]:
     """Every backend's probe, for `plan` and `doctor`."""
-    return {name: probe(name) for name in BackendName}
+    return {name: probe(name, settings) for name in BackendName}
 
 
 def work_folder(job: TrainingJob, settings: Settings) -> Path:
     return settings.runs / "training" / job.digest[:32]
+
+
+class Abandoned(Exception):
+    """Whoever waited for the training is gone; ends the supervision, which ends the child."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a local training is watched."""
+
+    budget_s: float | None = None
+    """Default: the job's own budget."""
+    grace_s: float = 300
+    poll_s: float = 0.5
+
+
+class Running:
+    """A supervised training of this process: its thread, what it said last, and what is wanted of it.
+
+    The thread that starts the child watches it to its end: the kernel signals a child when that thread ends.
+    """
+
+    def __init__(self, job: TrainingJob, folder: Path, program: Program, options: Options) -> None:
+        self.job, self.folder, self.program, self.options = job, folder, program, options
+        self.status = JobStatus()
+        self.attempts = count_starts(folder)
+        self.listener = Listener(self.note)
+        self.news: SimpleQueue[Event | None] = SimpleQueue()
+        """Events in order; None after the last one."""
+        self.wanted, self.abandoned = Wanted.RUN, Flag()
+        self.outcome: Outcome | None = None
+        self.broke: BaseException | None = None
+        self.thread = Thread(target=self.run, name=f"training-{job.digest[:8]}", daemon=True)
+
+    def run(self) -> None:
+        """Supervise the child to its end; whatever happens here is told by `fetch`."""
+        try:
+            self.outcome = supervise(
+                self.program.command(self.job, self.folder),
+                self.folder,
+                env=self.program.environment(self.job),
+                wanted=self.answer,
+                on_event=self.listener,
+                budget_s=self.options.budget_s or self.job.config.budget_s,
+                grace_s=self.options.grace_s,
+                poll_s=self.options.poll_s,
+            )
+            self.status = ended_as(self.status, self.outcome)
+        except BaseException as error:  # it belongs to the thread that asked for the training
+            self.broke = error
+            self.status = self.status.to(FAILED, str(error))
+        finally:
+            self.news.put(None)
+
+    def note(self, event: Event) -> None:
+        self.status = after(self.status, event)
+        self.news.put(event)
+
+    def answer(self) -> Wanted:
+        if self.abandoned.is_set():
+            raise Abandoned
+        return self.wanted
+
+    def ask(self, wanted: Wanted) -> None:
+        """Pass a wish on; a cancel is not taken back by a later pause."""
+        if self.wanted is not Wanted.CANCEL and wanted is not Wanted.RUN:
+            self.wanted = wanted
+
+    def abandon(self) -> None:
+        """End the child now, with little time for saving, and wait for it."""
+        self.abandoned.set()
+        self.thread.join()
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """The next event; an empty one when none came in time, None when the training is over."""
+        try:
+            return self.news.get(timeout=timeout_s)
+        except Empty:
+            return {}
+
+
+def ended_as(status: JobStatus, outcome: Outcome) -> JobStatus:
+    """What the end of a child means for its job."""
+    if status.state is PENDING:
+        status = status.to(RUNNING)  # it ended before its first event
+    if outcome.status is Status.DONE:
+        return status.to(COMPLETED)
+    if outcome.status is Status.FAILED:
+        assert outcome.error is not None
+        return status.to(FAILED, f"{outcome.error['code']}: {outcome.error['what']}")
+    states = {"cancel": CANCELED, "pause": PAUSED, "budget": PAUSED}
+    preempted = "preempted; it continues when it is started again"
+    return status.to(states.get(outcome.reason, PENDING), outcome.reason if outcome.reason in states else preempted)
+
+
+class LocalBackend:
+    """A trainer of this machine: the protocol over supervised child processes."""
+
+    def __init__(self, name: BackendName, settings: Settings) -> None:
+        self.name, self.settings = name, settings
+        self.running: dict[str, Running] = {}
+
+    def probe(self) -> Probe:
+        return probe(self.name, self.settings)
+
+    def submit(self, job: TrainingJob, folder: Path, options: Options = Options()) -> Handle:
+        """Start the job. Raises `Unavailable` (no such backend here) or `Refused` (it cannot run this job)."""
+        program = self.check(job)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json_durably(folder / SPEC_FILE, job.model_dump(mode="json"))
+        if isinstance(program, Preparing):
+            program.prepare(job, folder)
+        handle = Handle(job.digest[:32], folder)
+        self.running[handle.id] = running = Running(job, folder, program, options)
+        running.thread.start()
+        return handle
+
+    def check(self, job: TrainingJob) -> Program:
+        """The module that would run the job. Raises `Unavailable` or `Refused`, with all reasons."""
+        program = load(self.name, self.settings)
+        if found := program.reasons(job):
+            raise Refused(found)
+        return program
+
+    def status(self, handle: Handle) -> JobStatus:
+        """Where a job stands; of a job that another process submitted, what its events say."""
+        running = self.running.get(handle.id)
+        return running.status if running else replayed(read_events(handle.folder / EVENTS_FILE))
+
+    def cancel(self, handle: Handle, wanted: Wanted = Wanted.CANCEL) -> None:
+        """Ask a job of this process to save and end; `wanted` may be PAUSE."""
+        self.mine(handle).ask(wanted)
+
+    def fetch(self, handle: Handle, folder: Path) -> Produced:
+        """Move the result to `folder/adapter` or `folder/model`.
+
+        Raises `Conflict` (`E-JOB-STATE`) while it runs, `TrainingStopped` if it was asked to stop, and the child's
+        own error if it failed.
+        """
+        running = self.mine(handle)
+        if running.thread.is_alive():
+            raise Conflict(
+                f"The job {handle.id} is {running.status.state}; it has no result yet.",
+                do="Wait for its end.",
+                code="E-JOB-STATE",
+            )
+        if running.broke is not None:
+            raise running.broke
+        assert running.outcome is not None
+        if running.outcome.status is not Status.DONE:
+            raise failure(running.outcome, running.listener, running.folder)
+        start = Start(running.listener, running.attempts, self.probe().version)
+        return collect(running.job, running.folder, folder, start)
+
+    def mine(self, handle: Handle) -> Running:
+        """What this process knows of a job. Raises `NotFound` (`E-JOB-UNKNOWN`) for another's."""
+        if handle.id not in self.running:
+            raise NotFound(
+                f"The job {handle.id} was not started by this process.",
+                do="Ask where it was started, or start it again: it continues.",
+                code="E-JOB-UNKNOWN",
+            )
+        return self.running[handle.id]
+
+
+def follow(running: Running, wanted: Callable[[], Wanted], on_event: Callable[[Event], None]) -> None:
+    """Wait for the end, handing events on and wishes in, on the calling thread.
+
+    Raises only what `wanted` or `on_event` raise, after the child has been ended.
+    """
+    try:
+        while (event := running.next_event(running.options.poll_s)) is not None:
+            if event:
+                on_event(event)
+            running.ask(wanted())
+        running.thread.join()
+    except BaseException:
+        running.abandon()
+        raise
 
 
 def run_training(
@@ -161,90 +355,7 @@ def run_training(
     `budget_s` defaults to the job's own budget. Raises `Unavailable` (no such backend here), `Refused` (the backend
     cannot run this job), `TrainingStopped` (asked to; a checkpoint is kept), and the child's own error otherwise.
     """
-    backend = load(job.config.backend)
-    if found := backend.reasons(job):
-        raise Refused(found)
-    work = work_folder(job, settings)
-    work.mkdir(parents=True, exist_ok=True)
-    write_json_durably(work / SPEC_FILE, job.model_dump(mode="json"))
-    attempts = count_starts(work)
-    listener = Listener(on_event)
-    outcome = supervise(
-        backend.command(job, work),
-        work,
-        env=backend.environment(job),
-        wanted=wanted,
-        on_event=listener,
-        budget_s=budget_s or job.config.budget_s,
-        grace_s=grace_s,
-        poll_s=poll_s,
-    )
-    if outcome.status is not Status.DONE:
-        raise failure(outcome, listener, work)
-    return collect(job, work, folder, listener.begun.get("restarted_from"), attempts + 1)
-
-
-def count_starts(work: Path) -> int:
-    """How often this job was started since it was last finished."""
-    path = work / EVENTS_FILE
-    if not path.exists():
-        return 0
-    starts = 0
-    with path.open("rb") as lines:
-        for line in lines:
-            starts = 0 if line.startswith(b'{"event":"done"') else starts + line.startswith(b'{"event":"started"')
-    return starts
-
-
-def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
-    """The error that tells why a child did not finish."""
-    if outcome.status is Status.STOPPED:
-        step = listener.stopped.get("step")
-        saved = f"at step {step}; its checkpoint is kept" if step else "before its first step"
-        if outcome.killed:
-            saved = "by force, as it did not save in time; earlier checkpoints are kept"
-        return TrainingStopped(
-            f"The training stopped {saved}.", why=outcome.reason, do="Start the same run again: it continues."
-        )
-    assert outcome.error is not None
-    return rebuilt(outcome.error, work)
-
-
-def rebuilt(error: dict[str, Any], work: Path) -> TrainyardError:
-    """The child's error as an exception of its own class."""
-    if error.get("reasons"):
-        return Refused([Reason(**reason) for reason in error["reasons"]])
-    kind = getattr(errors, str(error.get("kind")), TrainyardError)
-    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
-        kind = TrainyardError
-    do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
-    return kind(str(error.get("what")), why=str(error.get("why") or ""), do=do, code=error.get("code"))
-
-
-def collect(job: TrainingJob, work: Path, folder: Path, restarted_from: Any, attempts: int) -> Produced:
-    """Hand the result over and leave only log and events behind."""
-    port = job.output
-    made = work / RESULT_FOLDER / port.value
-    training = json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))
-    target = folder / port.value
-    folder.mkdir(parents=True, exist_ok=True)
-    move(made, target)
-    for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
-        shutil.rmtree(work / name, ignore_errors=True)
-    for name in (DECISIONS_FILE, FITTED_FILE):
-        (work / name).unlink(missing_ok=True)
-    facts = {name: training[name] for name in KEPT_FACTS}
-    facts |= {"backend": job.config.backend.value, "attempts": attempts, "restarted_from": restarted_from}
-    if job.config.control:
-        facts["control"] = job.config.control
-    return Produced(outputs={port: ProducedSet(folder=port.value, facts=facts)}, facts=facts)
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename, or copy where the two folders are on different disks."""
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copytree(source, target)
+    backend = LocalBackend(job.config.backend, settings)
+    handle = backend.submit(job, work_folder(job, settings), Options(budget_s, grace_s, poll_s))
+    follow(backend.mine(handle), wanted, on_event)
+    return backend.fetch(handle, folder)

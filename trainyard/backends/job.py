@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import orjson
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.compute.child import SPEC_FILE
 from trainyard.spec.axes import ADAPTER_METHODS, Port
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
@@ -43,8 +48,30 @@ class TrainingJob(BaseModel):
 
         Where things lie is left out, what they contain is in. With `reuse: false` each run starts for itself.
         """
-        content = self.model_dump(mode="json", exclude={"threads", "locks", "run", "node", "data", "base", "adapter"})
+        content = self.model_dump(mode="json", exclude=PLACES)
         places = {} if self.base_sha256 else {"base": self.base}
         data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
         own = {} if self.config.reuse else {"run": self.run}
         return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
+
+
+PLACES = {"threads", "locks", "run", "node", "data", "base", "adapter"}
+"""Where things lie and who runs it: no part of what is trained."""
+
+
+def changed_since(work: Path, job: TrainingJob) -> list[str]:
+    """What is different from the job whose work folder this is: `config.lora.rank: 8 before, 16 now`."""
+    path = work / SPEC_FILE
+    if not path.is_file():
+        return []
+    before = flat(orjson.loads(path.read_bytes()))
+    now = flat(job.model_dump(mode="json"))
+    names = [name for name in {**before, **now} if name.partition(".")[0] not in PLACES]
+    return [f"{n}: {before.get(n)} before, {now.get(n)} now" for n in names if before.get(n) != now.get(n)]
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings with dotted names."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {k: v for key, one in value.items() for k, v in flat(one, f"{prefix}.{key}" if prefix else key).items()}

@@ -1,10 +1,11 @@
-"""The environment variables of every training child: fixed threads, no telemetry, one device."""
+"""The environment variables of every training child: fixed threads, no telemetry, a device for each process."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from trainyard.backends import launching
 from trainyard.backends.job import TrainingJob
 
 
@@ -23,6 +24,8 @@ def environment(job: TrainingJob) -> dict[str, str]:
     }
     if Path(job.base).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        variables["CUDA_VISIBLE_DEVICES"] = "0"  # this backend trains on one device
+    several = job.config.launch.processes > 1
+    variables |= {"CUDA_VISIBLE_DEVICES": "0"} | (launching.several(job) if several else {})
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        del variables["CUDA_VISIBLE_DEVICES"]  # whoever chose the devices keeps them
     return variables

@@ -39,8 +39,8 @@ FAILED_EXIT = 1
 EVENTS_FILE, ERROR_FILE, LOG_FILE, SPEC_FILE = "events.jsonl", "error.json", "child.log", "spec.json"
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
-ORPHAN_GRACE_S = 60
-"""What a child has for saving after its parent died; nobody else is left to end it."""
+ORPHAN_GRACE_S = 45
+"""What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
 
 MOST_KILLS = 10
 """Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""

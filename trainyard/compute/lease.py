@@ -17,9 +17,13 @@ from pathlib import Path
 import orjson
 import psutil
 
+from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.errors import Conflict
 
 POLL_S = 0.2
+LOOK_EVERY_S = 1.0
+FOREIGN_MEMORY_MB = 2048
+"""Used memory that means somebody is there whose process cannot be seen (another container); a driver takes less."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,40 @@ def device_lock(
         yield mine
     finally:
         os.close(descriptor)  # which frees the lock
+
+
+def wait_until_empty(
+    index: int,
+    *,
+    read: Callable[[], GpuReadings] = read_gpus,
+    ours: Callable[[], frozenset[int]] = frozenset,
+    wait_s: float = 60.0,
+    give_up: Callable[[], bool] = never,
+) -> None:
+    """Return when nobody but `ours()` (pids of our own services) computes on the GPU; at once without such a GPU.
+
+    A lock says who may use a device, this says who does: a child whose parent died saves for a while, and other
+    programs know nothing of our lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
+    """
+    deadline = time.monotonic() + wait_s
+    while found := occupants(index, read(), ours()):
+        if time.monotonic() >= deadline or give_up():
+            raise Conflict(
+                f"The device cuda:{index} is in use by {found}.",
+                why="Its memory would not suffice for both, and a training would end in the middle.",
+                do="End that program, or choose another device by CUDA_VISIBLE_DEVICES.",
+                code="E-DEVICE-OCCUPIED",
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def occupants(index: int, readings: GpuReadings, ours: frozenset[int]) -> str:
+    """Who computes on a GPU, in words; empty if nobody does, or if there is no such GPU."""
+    gpu = next((gpu for gpu in readings.gpus if gpu.index == index), None)
+    if gpu is None:
+        return ""
+    others = [pid for pid in gpu.processes if pid not in ours and pid != os.getpid()]
+    if others:
+        return "process " + ", ".join(map(str, others))
+    unseen = not gpu.processes and gpu.memory_used_mb > FOREIGN_MEMORY_MB
+    return f"somebody who holds {gpu.memory_used_mb:,} MB of its memory" if unseen else ""

@@ -47,6 +47,8 @@ class Wanted(StrEnum):
     RUN = "run"
     PAUSE = "pause"
     CANCEL = "cancel"
+    PREEMPT = "preempt"
+    """The caller itself has been asked to end, and somebody continues the run later."""
 
 
 class Status(StrEnum):
@@ -63,7 +65,7 @@ class Outcome:
     exit_code: int
     """Negative: the number of the signal that ended it."""
     reason: str
-    """pause, cancel or budget if we asked; what the child said in its `stopped` event otherwise."""
+    """pause, cancel, preempt or budget if we asked; what the child said in its `stopped` event otherwise."""
     error: dict[str, Any] | None
     """{kind, code, what, why, do} of a failed program."""
     seconds: float
@@ -150,7 +152,7 @@ def supervise(
     """Run a program to its end under the contract of `trainyard.compute.child`.
 
     `folder` holds `spec.json`; events, log and error appear in it. `env` is added to this process's environment.
-    `wanted` is asked at every poll; PAUSE, CANCEL and the end of `budget_s` all lead to one SIGTERM, and after
+    `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead to one SIGTERM, and after
     `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the calling thread.
     Returns the outcome; raises only what `wanted` or `on_event` raise, after the child has been ended.
     """

@@ -31,9 +31,10 @@ from trainyard.spec.axes import Port, TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
-from trainyard.stores.models import chat_template_sha256, model_sha256
+from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256
 
 DEPLOYMENT_FILE = "deployment.json"
+OLLAMA_URL = "http://127.0.0.1:11434"
 Clients = Callable[[Target, str], httpx.Client]
 
 
@@ -113,7 +114,7 @@ def open_sites(
     previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
     sites = []
     for index, target in [*listed, (len(listed), Target(type=TargetType.REGISTRY))]:
-        site = Site(target, candidate, registry, index, previous=previous)
+        site = Site(target, candidate, registry, index, previous=previous, settings=settings)
         site.canary, site.canary_max_tokens = wanted.config.canary, wanted.config.canary_max_tokens
         if target.type in SERVERS:
             site.http = stack.enter_context(clients(target, address(target, settings)))
@@ -122,8 +123,9 @@ def open_sites(
 
 
 def address(target: Target, settings: Settings) -> str:
-    """A target's url, or that of the embedded server which is up."""
-    url = target.url or (running(settings) if target.type is TargetType.EMBEDDED else None)
+    """A target's url, that of the embedded server which is up, or where ollama listens by default."""
+    known = {TargetType.EMBEDDED: running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
+    url = target.url or (known[target.type](settings) if target.type in known else None)
     if url is None:
         hint = "Call `trainyard up`." if target.type is TargetType.EMBEDDED else "Give the target its url."
         raise Unavailable(f"The target `{target.type.value}` has no address.", do=hint, code="R-TARGET-DOWN")
@@ -142,7 +144,13 @@ def describe(wanted: Wanted) -> Candidate:
         base_sha256=str(training.get("base_sha256") or ""),
         chat_template_sha256=str(training.get("chat_template_sha256") or ""),
         adapter_config=config,
+        template=next((found for folder in carriers(wanted.path) if (found := chat_template(folder))), ""),
     )
+
+
+def carriers(path: Path) -> list[Path]:
+    """Folders of an adapter or a model that may hold its chat template."""
+    return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -175,8 +183,7 @@ def refuse_control(wanted: Wanted) -> list[Reason]:
 def check_template(wanted: Wanted) -> list[Reason]:
     """The template that travels with the adapter has to be the one it was trained with."""
     trained = str(read_json(wanted.path / "training.json").get("chat_template_sha256") or "")
-    folders = (wanted.path / "tokenizer", wanted.path)
-    carried = next((found for folder in folders if folder.is_dir() and (found := chat_template_sha256(folder))), None)
+    carried = next((found for folder in carriers(wanted.path) if (found := chat_template_sha256(folder))), None)
     if not trained or not carried or trained == carried:
         return []
     because = "the chat template in the adapter's folder is not the one that it was trained with."

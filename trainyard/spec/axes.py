@@ -45,6 +45,22 @@ class BackendName(StrEnum):
     SCRIPT = "script"
 
 
+class JobState(StrEnum):
+    """Where a training job stands; a detail in words stands beside it."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing can follow; a failed job can be started again from its checkpoint."""
+        return self in (JobState.COMPLETED, JobState.CANCELED)
+
+
 class Strategy(StrEnum):
     """How several processes share a training; `single` is one process."""
 

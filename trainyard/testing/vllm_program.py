@@ -46,6 +46,15 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--served-model-name", nargs="+")
     serve.add_argument("--load-format", default="auto", choices=("auto", "safetensors", "dummy"))
     serve.add_argument("--max-model-len", type=int)
+    serve.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    serve.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    serve.add_argument("--enable-prefix-caching", "--no-enable-prefix-caching", action="store_true")
+    serve.add_argument("--max-num-seqs", type=int)
+    serve.add_argument("--quantization")
+    serve.add_argument("--reasoning-parser")
+    serve.add_argument("--enable-lora", action="store_true")
+    serve.add_argument("--max-lora-rank", type=int)
+    serve.add_argument("--enable-sleep-mode", action="store_true")
     return parser
 
 

@@ -83,8 +83,9 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     if stage.smallest_batch > 1 and mode == "buckets":
         mode, why = "padded", f"stage {config.stage} compares the rows of a batch"
     budget = config.engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
-    rows = hyper.batch_size * hyper.gradient_accumulation
-    return Cut(mode, why, rows, hyper.batch_size, budget, hyper.seed)
+    each = config.launch.processes  # a batch is shared by all of them
+    rows = hyper.batch_size * hyper.gradient_accumulation * each
+    return Cut(mode, why, rows, hyper.batch_size * each, budget * each, hyper.seed)
 
 
 def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:

@@ -103,6 +103,12 @@ class Assembly:
         for part in self.parts.values():
             part.zero_grad(set_to_none=set_to_none)
 
+    def train(self) -> None:
+        """Put back the weights that a step moves."""
+
+    def eval(self) -> None:
+        """Show the weights that are served, where those are others."""
+
     def state_dict(self) -> State:
         return {name: part.state_dict() for name, part in self.parts.items()}
 
@@ -391,11 +397,11 @@ def build(name: Optimizer, row: OptimizerRow, groups: list[Group]) -> Any:
 
 def on_train(optimizer: Any) -> None:
     """Before steps: a schedule-free optimizer puts back the weights that it moves. Nothing for the others."""
-    if isinstance(optimizer, ScheduleFree):
+    if isinstance(optimizer, Assembly):
         optimizer.train()
 
 
 def on_eval(optimizer: Any) -> None:
     """Before a look at the weights, or their export: a schedule-free optimizer shows its average. Nothing otherwise."""
-    if isinstance(optimizer, ScheduleFree):
+    if isinstance(optimizer, Assembly):
         optimizer.eval()

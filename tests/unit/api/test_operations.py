@@ -10,6 +10,7 @@ from trainyard.errors import Conflict, InvalidInput, Refused, Unavailable
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
+JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
 CHAIN = "nodes: [{type: data_source, config: {path: docs}}]"
 
 
@@ -32,7 +33,11 @@ def test_the_verbs_are_the_promised_ones() -> None:
     stack = {"up", "down", "env", "doctor", "demo"}
     work = {"check", "plan", "run", "adapters list", "adapters show", "starter build"}
     proofs = {"prove-resume", "renderers verify"}
-    assert set(OPERATIONS) == stack | work | proofs
+    graph = {"graph query", "graph stats", "graph export", "serve"}
+    trainers = {"backends", "backends install", "eject"}
+    nights = {"nightly run", "nightly simulate", "nightly worker", "nightly status"}
+    corpora = {"corpus engineering", "corpus apprenticeship", "corpus status"}
+    assert set(OPERATIONS) == stack | work | proofs | trainers | JOBS | graph | nights | corpora
 
 
 @pytest.mark.parametrize("verb", OPERATIONS)

@@ -241,7 +241,8 @@ def test_all_reasons_of_all_targets_come_at_once_and_nothing_is_touched(yard: Ya
     with pytest.raises(Refused) as refused:
         yard.deploy({"type": "registry"}, at("vllm", vllm), {"type": "ollama", "url": "http://x"}, unevaluated=True)
     codes = [reason.code for reason in refused.value.reasons]
-    assert codes == ["R-DORA-VLLM", "R-MODULES-TO-SAVE", "R-RANK-SERVER", "R-TARGET-UNSUPPORTED"]
+    of_vllm = ["R-DORA-VLLM", "R-MODULES-TO-SAVE", "R-RANK-SERVER"]
+    assert codes == [*of_vllm, "R-TARGET-CONVERT", "R-TARGET-TOOL", "R-TARGET-BASE", "R-OLLAMA-TEMPLATE"]
     assert refused.value.reasons[2].field == "config.targets.1.max_lora_rank"
     assert {path for path, _ in vllm.requests} == {"/v1/models"}
     assert yard.registry.list() == []

@@ -40,7 +40,7 @@ FACTS = RunFacts(
 )
 """A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore."""
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
-FACTS_OF = {"r-vllm-missing": WITH_GPU}
+FACTS_OF = {"r-qlora-cuda": RunFacts(devices=frozenset({Device.CPU})), "r-vllm-missing": WITH_GPU}
 """Files that another machine than the small one refuses."""
 
 
@@ -145,9 +145,9 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
         "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}})]),
     ("r-token-range", "equal", [("1.config.min_tokens", 100)]),
     ("r-native", "dpo", [("1.config.stage", "dpo")]),
-    ("r-native", "elsewhere", [("1.config.backend", "script")]),
+    ("r-native", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {"script": "mine"})]),
     ("r-trl-ppo", "dpo", [("1.config.stage", "dpo")]),
-    ("r-trl-ppo", "elsewhere", [("1.config.backend", "script")]),
+    ("r-trl-ppo", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {"script": "mine"})]),
     ("r-trl-stage", "elsewhere", [("1.config.backend", "native")]),
     ("r-trl-method", "elsewhere", [("1.config.backend", "native")]),
     ("r-trl-method", "lora", [("1.config.method", "lora")]),
@@ -165,13 +165,23 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-trl-adapter", "elsewhere", [("2.config.backend", "native")]),
     ("r-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
     ("r-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
-    ("r-axolotl", "sft", [("1.config.stage", "sft"), ("1.config.method", "qlora"), ("1.config.device", "cuda")]),
-    ("r-deepspeed", "cuda", [("1.config.device", "cuda")]),
-    ("r-deepspeed", "full", [("1.config.device", DROP), ("1.config.method", "full")]),
+    ("r-axolotl", "qlora", [("1.config.method", "qlora"), ("1.config.device", "cuda")]),
+    ("r-deepspeed", "full", [("1.config.method", "full")]),
+    ("r-deepspeed", "lora", [("1.config.method", "lora")]),
+    ("r-qlora-cuda", "cuda", [("1.config.device", "cuda")]),
+    ("r-qlora-cuda", "lora", [("1.config.method", "lora")]),
+    ("r-unsloth-setting", "adamw", [("1.config.hyperparameters.optimizer", "adamw_8bit")]),
+    ("r-axolotl-setting", "cosine", [("1.config.hyperparameters.schedule", "cosine")]),
+    ("r-deepspeed-setting", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-script-builtin", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-script-builtin", "own", [("1.config.launch", {"script": "mine"})]),
+    ("r-script-unused", "script", [("1.config.backend", "script")]),
+    ("r-script-unused", "left out", [("1.config.launch", DROP)]),
     ("r-mlx", "mps", [("1.config.device", "mps")]),
     ("r-mlx", "cpu", [("1.config.device", "cpu")]),
-    ("r-llamacpp", "lora", [("1.config.method", "lora"), ("1.config.device", "cpu")]),
-    ("r-llamacpp", "full", [("1.config.method", "full"), ("1.config.device", "mps")]),
+    ("r-llamacpp", "full", [("1.config.method", "full"), ("1.config.device", "cpu")]),
+    ("r-mlx-setting", "lion", [("1.config.hyperparameters.optimizer", "lion")]),
+    ("r-llamacpp-setting", "epochs", [("1.config.hyperparameters", {"epochs": 2})]),
     ("r-fp16-cpu", "bf16", [("1.config.hyperparameters.precision", "bf16")]),
     ("r-fp16-cpu", "cuda", [("1.config.device", "cuda")]),
     ("r-fp16-cpu", "auto", [("1.config.device", "auto")]),
@@ -245,13 +255,40 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-quant-device", "cpu", [("1.config.device", "cpu")]),
     ("r-quant-device", "cuda", [("1.config.device", "cuda")]),
     ("r-quant-device", "any", [("1.config.device", DROP)]),
+    ("r-launch-processes", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("r-launch-processes", "one", [("1.config.launch.processes", 1)]),
+    ("r-launch-processes-one", "two", [("1.config.launch.processes", 2)]),
+    ("r-launch-shard", "two", [("1.config.launch.shard_size", 2)]),
+    ("r-launch-shard", "half", [("1.config.launch.shard_size", DROP)]),
+    ("r-launch-shard-unused", "left out", [("1.config.launch.shard_size", DROP)]),
+    ("r-launch-shard-unused", "hybrid", [("1.config.launch.strategy", "fsdp_hybrid")]),
+    ("r-launch-shard-one-replica", "two replicas", [("1.config.launch.processes", 4)]),
+    ("r-launch-backend", "native", [("1.config.backend", "native")]),
+    ("r-launch-backend", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("r-launch-backend", "deepspeed", [("1.config.backend", "deepspeed")]),
+    ("r-launch-launcher", "torchrun", [("1.config.launch.launcher", "torchrun")]),
+    ("r-launch-launcher", "accelerate", [("1.config.launch.launcher", "accelerate")]),
+    ("r-launch-launcher", "deepspeed", [("1.config.backend", "deepspeed")]),
+    ("r-launch-device", "cpu", [("1.config.device", "cpu")]),
+    ("r-launch-device", "one process", [("1.config.launch", DROP)]),
+    ("r-step-sharded", "zero2", [("1.config.launch.strategy", "zero2")]),
+    ("r-step-sharded", "elsewhere", [("1.config.backend", "deepspeed")]),
+    ("r-step-sharded-fsdp", "hybrid", [("1.config.launch", {"strategy": "fsdp_hybrid", "processes": 4})]),
+    ("r-step-sharded-fsdp", "elsewhere", [("1.config.backend", "trl"), ("1.config.method", "full")]),
+    ("r-shard-quantised", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("r-shard-quantised", "lora", [("1.config.method", "lora")]),
+    ("r-shard-optimizer", "zero2", [("1.config.launch.strategy", "zero2")]),
+    ("r-shard-optimizer", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("r-fsdp-trl", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("r-fsdp-trl", "full", [("1.config.method", "full")]),
     ("r-base-mismatch", "left out", [("2.config.base_model", DROP)]),
     ("r-base-mismatch", "same", [("2.config.base_model", "org/one")]),
     ("r-base-mismatch-target", "same", [("4.config.targets.0.base_model", "starter")]),
     ("r-base-mismatch-target", "not said", [("4.config.targets.0.base_model", DROP)]),
     ("r-reward-continue", "sft", [("1.config.stage", "sft")]),
     ("r-reward-continue", "beside", [("2.needs", ["data-source"])]),
-    ("r-reward-continue", "ppo", [("0.config.format", "auto"), ("2.config", {"stage": "ppo", "backend": "script"})]),
+    ("r-reward-continue", "ppo", [("0.config.format", "auto"), ("2.config", {
+        "stage": "ppo", "backend": "script", "launch": {"script": "mine"}})]),
     ("r-control-line", "beside", [("3.needs", ["validator"]), ("4.needs", ["trainer", "trainer-2"])]),
     ("r-control-unused", "evaluated", [("3", {"type": "evaluator", "needs": ["trainer", "trainer-2"],
                                               "config": {"benchmarks": [{"name": "forgetting"}]}})]),
@@ -282,7 +319,9 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-modules-to-save", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
     ("r-target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-unsupported", "registry", [("4.config.targets.0.type", "registry")]),
+    ("r-target-convert", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-convert", "mlx", [("4.config.targets.0.type", "mlx")]),
+    ("r-target-own", "registry", [("4.config.targets.0", {"type": "llama_server"})]),
     ("r-role-twice", "other role", [("5.config", {"role": "other"})]),
     ("r-role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
     ("r-control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
@@ -455,9 +494,36 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
     assert "(lm_head, embed_tokens)" in found[2].because
 
 
-@pytest.mark.parametrize("kind", ["llama_server", "ollama", "mlx"])
-def test_targets_that_this_version_lacks(kind: str) -> None:
-    assert [reason.code for reason in deployed({}, {"type": kind})] == ["R-TARGET-UNSUPPORTED"]
+@pytest.mark.parametrize(
+    ("kind", "method", "codes"),
+    [
+        ("llama_server", "lora", []),
+        ("llama_server", "dora", ["R-TARGET-CONVERT"]),
+        ("llama_server", "full", []),
+        ("ollama", "qlora", []),
+        ("ollama", "oft", ["R-TARGET-CONVERT"]),
+        ("mlx", "dora", []),
+        ("mlx", "oft", ["R-TARGET-CONVERT"]),
+    ],
+)
+def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:
+    assert [reason.code for reason in deployed({"method": method, "backend": "native"}, {"type": kind})] == codes
+
+
+def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
+    own = {"type": "mlx", "url": "http://127.0.0.1:8080"}
+    assert [reason.code for reason in deployed({}, own)] == ["R-TARGET-OWN"]
+
+
+def test_what_the_tools_have_no_option_for_is_told_at_once() -> None:
+    config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
+    found = reasons(source(), node("trainer", **config))
+    assert [(reason.code, reason.field) for reason in found] == [
+        ("R-LLAMACPP", "config.method"),
+        ("R-LLAMACPP-SETTING", "config.hyperparameters.max_steps"),
+        ("R-LLAMACPP-SETTING", "config.hyperparameters.epochs"),
+    ]
+    assert reasons(source(), node("trainer", backend="llamacpp", method="full", quantization="gguf")) == []
 
 
 def test_a_report_must_be_about_what_is_deployed() -> None:

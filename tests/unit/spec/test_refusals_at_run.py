@@ -116,8 +116,8 @@ def test_a_missing_backend_says_why_and_what_is_here() -> None:
     (reason,) = at_run(chain(source(), node("trainer", backend="unsloth")))
     assert reason.because == "The backend unsloth is not available here: Not installed."
     assert reason.instead == "Use one of: native, trl."
-    (reason,) = at_run(chain(source(), node("trainer", backend="script")), RunFacts(backends={}))
-    assert reason.because == "The backend script is not available here: This version does not have it."
+    (reason,) = at_run(chain(source(), node("trainer", backend="mlx")), RunFacts(backends={}))
+    assert reason.because == "The backend mlx is not available here: This version does not have it."
     assert reason.instead == "Use one of: none is available here."
 
 

@@ -109,20 +109,25 @@ def test_an_optimizer_without_a_step_of_its_own_is_refused_with_the_reason(name:
     assert reason.instead == "Use adafactor or adamw_8bit, which save memory too."
 
 
-@pytest.mark.parametrize("backend", ["unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
-def test_the_other_backends_carry_out_sft_alone(backend: str) -> None:
-    (reason,) = reasons(source(), node("trainer", backend=backend, stage="dpo"))
+@pytest.mark.parametrize(
+    ("backend", "stages"),
+    [("unsloth", "sft"), ("deepspeed", "sft"), ("mlx", "sft, cpt"), ("llamacpp", "sft, cpt")],
+)
+def test_the_other_backends_imitate_and_do_not_compare(backend: str, stages: str) -> None:
+    method = "full" if backend == "llamacpp" else "lora"
+    (reason,) = reasons(source(), node("trainer", backend=backend, stage="dpo", method=method))
     assert reason.code == f"R-{backend.upper()}"
     assert reason.field == "config.stage"
     assert reason.because == f"The {backend} backend has no stage dpo."
-    assert reason.instead == "Use stage sft, or another backend."
+    assert reason.instead == f"Use stage {stages}, or another backend."
 
 
 @pytest.mark.parametrize(
     ("backend", "method", "fine"),
     [
-        ("unsloth", "dora", False), ("axolotl", "full", False), ("deepspeed", "full", True),
-        ("deepspeed", "qlora", False), ("mlx", "qlora", False), ("mlx", "full", False), ("llamacpp", "qlora", False),
+        ("unsloth", "dora", False), ("axolotl", "oft", False), ("axolotl", "full", True), ("deepspeed", "full", True),
+        ("deepspeed", "qlora", False), ("mlx", "qlora", False), ("mlx", "full", True), ("mlx", "dora", True),
+        ("llamacpp", "qlora", False), ("llamacpp", "full", True),
     ],
 )  # fmt: skip
 def test_each_backend_has_its_methods(backend: str, method: str, fine: bool) -> None:
@@ -134,8 +139,9 @@ def test_each_backend_has_its_methods(backend: str, method: str, fine: bool) -> 
 @pytest.mark.parametrize(
     ("backend", "device", "fine"),
     [
-        ("unsloth", "mps", False), ("axolotl", "cpu", False), ("axolotl", "cuda", True), ("deepspeed", "mps", False),
-        ("llamacpp", "cuda", True), ("trl", "cpu", True), ("trl", "cuda", True), ("trl", "mps", True),
+        ("unsloth", "mps", False), ("unsloth", "cpu", True),
+        ("axolotl", "mps", False), ("axolotl", "cuda", True), ("deepspeed", "mps", False),
+        ("mlx", "cuda", False), ("mlx", "cpu", True), ("trl", "cpu", True), ("trl", "cuda", True), ("trl", "mps", True),
     ],
 )  # fmt: skip
 def test_each_backend_has_its_devices(backend: str, device: str, fine: bool) -> None:
@@ -144,10 +150,20 @@ def test_each_backend_has_its_devices(backend: str, device: str, fine: bool) -> 
     )
 
 
-def test_the_script_backend_is_judged_at_run_only() -> None:
-    nodes = source(), node("trainer", backend="script", stage="ppo", method="oft", device="mps")
+def test_a_script_of_your_own_is_judged_at_run_only() -> None:
+    own = {"stage": "ppo", "method": "oft", "device": "mps", "launch": {"script": "mine"}}
+    nodes = source(), node("trainer", backend="script", **own)
     assert codes(*nodes) == []
-    assert "R-BACKEND-MISSING" in run_codes(*nodes)
+    assert "R-SCRIPT-OFF" in run_codes(*nodes)
+    assert "R-SCRIPT-BUILTIN" in codes(source(), node("trainer", backend="script", stage="ppo"))
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "axolotl"])
+def test_four_bits_need_cuda(backend: str) -> None:
+    assert codes(source(), node("trainer", backend=backend, method="qlora", device="cpu")) == ["R-QLORA-CUDA"]
+    nodes = source(), node("trainer", backend=backend, method="qlora")
+    assert codes(*nodes) == []
+    assert "R-QLORA-CUDA" in run_codes(*nodes)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "mps"])

@@ -4,25 +4,52 @@ Prefect's database is the truth about runs, schedules and slots; this package on
 Prefect (seconds), so it is imported by flows and nodes, and by the command line only through `operations.load`.
 """
 
-from trainyard.api.runs.control import crash_dead_runs, gpu_slot, wanted_by
+from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, free_unheld_slot, gpu_slot, state_now, wanted_by
+from trainyard.api.runs.listing import find_job, list_jobs, read_log
+from trainyard.api.runs.operating import cancel_run, crash_dead_runs, dead_runs, pause_run, resume_run, settle
 from trainyard.api.runs.server import ZOMBIES, bootstrap, client, limit_name, zombie_automation
-from trainyard.api.runs.states import NODE_STATES, STATES, node_state, run_state
+from trainyard.api.runs.states import (
+    BUDGET_EXCEEDED,
+    NODE_STATES,
+    PREEMPTED,
+    STATES,
+    STOPPED_NAMES,
+    node_state,
+    preempted,
+    run_state,
+)
 from trainyard.api.runs.watching import continue_run, run_deployment, start_run, watch
 
 __all__ = [
+    "BUDGET_EXCEEDED",
+    "INTERRUPTED",
     "NODE_STATES",
+    "PREEMPTED",
     "STATES",
+    "STOPPED_NAMES",
+    "WANTED_EVERY_S",
     "ZOMBIES",
     "bootstrap",
+    "cancel_run",
     "client",
     "continue_run",
     "crash_dead_runs",
+    "dead_runs",
+    "find_job",
+    "free_unheld_slot",
     "gpu_slot",
     "limit_name",
+    "list_jobs",
     "node_state",
+    "pause_run",
+    "preempted",
+    "read_log",
+    "resume_run",
     "run_deployment",
     "run_state",
+    "settle",
     "start_run",
+    "state_now",
     "wanted_by",
     "watch",
     "zombie_automation",

@@ -1,102 +1,186 @@
-"""What a run is asked and granted while it works: whether to go on, the device slot; and what became of dead runs."""
+"""What a run is asked and granted while it works: whether to go on, and the device slot."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from uuid import UUID
 
+import httpx
 import psutil
-from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.objects import State, StateType
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Crashed
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from trainyard.api.runs.server import client, ensure_limit, limit_name
-from trainyard.compute.lease import device_lock
-from trainyard.compute.supervise import Wanted
-from trainyard.errors import TrainyardError
+from trainyard.backends.results import TrainingStopped
+from trainyard.compute.lease import device_lock, holder, wait_until_empty
+from trainyard.compute.supervise import Wanted, always_run
+from trainyard.errors import Conflict, Unavailable
+from trainyard.serve import embedded
 from trainyard.settings import Settings
 
 WANTED_EVERY_S = 2.0
 """How often a training asks Prefect whether it should go on (a pause is noticed within this)."""
+ASK_TIMEOUT_S = 3.0
+"""A server that does not answer must not hold the loop that watches a child."""
+LIMIT_WAIT_S = 10.0
+"""One wait for the server's limit; between two, a pause is noticed."""
+SERVER_PATIENCE_S = 600.0
+"""How long a node that is about to start waits for a server that is away."""
+
+INTERRUPTED = threading.Event()
+"""This process was asked to end by SIGTERM: a machine is taken back, or a worker is stopped."""
+
+logger = logging.getLogger(__name__)
 
 
-def wanted_by(run_id: str) -> Callable[[], Wanted]:
+def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], Wanted]:
     """A function that says whether the run should go on, asking the server at most every two seconds.
 
     A server that does not answer for a while changes nothing: two hours of training outlive a restart of it.
     """
-    asked_at, answer = 0.0, Wanted.RUN
+    asked_at, answer = time.monotonic() - WANTED_EVERY_S + first_after_s, Wanted.RUN
+    told = False
 
     def wanted() -> Wanted:
-        nonlocal asked_at, answer
-        if time.monotonic() - asked_at >= WANTED_EVERY_S:
-            asked_at = time.monotonic()
+        nonlocal asked_at, answer, told
+        interrupted = INTERRUPTED.is_set() and not told
+        if interrupted or time.monotonic() - asked_at >= WANTED_EVERY_S:
+            asked_at, told = time.monotonic(), INTERRUPTED.is_set()
             answer = ask_wanted(run_id, answer)
-        return answer
+        return Wanted.PREEMPT if answer is Wanted.RUN and INTERRUPTED.is_set() else answer
 
     return wanted
 
 
 def ask_wanted(run_id: str, otherwise: Wanted) -> Wanted:
-    try:
-        with client() as prefect:
-            state = prefect.read_flow_run(UUID(run_id)).state
-    except (TrainyardError, PrefectHTTPStatusError, ObjectNotFound):
-        return otherwise
+    state = state_now(run_id)
     if state is None:
-        return Wanted.RUN
+        return otherwise
     if state.type is StateType.PAUSED:
         return Wanted.PAUSE
     return Wanted.CANCEL if state.type in (StateType.CANCELLING, StateType.CANCELLED) else Wanted.RUN
 
 
+def state_now(run_id: str) -> State | None:
+    """The run's state by one quick question; None if the server is away or does not know the run."""
+    try:
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True, httpx_settings={"timeout": ASK_TIMEOUT_S}) as prefect,
+        ):
+            return prefect.read_flow_run(UUID(run_id)).state
+    except (httpx.HTTPError, PrefectHTTPStatusError, ObjectNotFound):
+        return None
+
+
 @contextmanager
-def gpu_slot(settings: Settings, *, run: str = "", device: int = 0) -> Iterator[None]:
+def gpu_slot(
+    settings: Settings, *, run: str = "", device: int = 0, wanted: Callable[[], Wanted] = always_run
+) -> Iterator[None]:
     """The right to compute on a device of this host: one training at a time, on a CPU too.
 
     A local file lock is taken first (its holder's death frees it, and the next one gets it within 0.2 s), then the
-    server's limit with a lease, which other hosts and Prefect's pages see. A server that is away for a minute does not
-    end a training of hours: a lease that cannot be renewed is only logged.
+    server's limit with a lease, which other hosts and Prefect's pages see; then nobody else may be found on the
+    device. A server that is away for a minute does not end a training of hours: a lease that cannot be renewed or
+    given back is only logged, and runs out by itself.
+
+    Raises `TrainingStopped` when the run is paused or cancelled while it waits, and `Conflict` (`E-DEVICE-OCCUPIED`).
     """
-    name = limit_name(device)
-    with client() as prefect:
-        ensure_limit(prefect, name)
-    lock = settings.services / f"slot-{device}.lock"
-    lease_s = settings.lease_duration_s
-    with (
-        device_lock(lock, run=run, wait_s=float("inf")),
-        concurrency(name, strict=True, lease_duration=lease_s, raise_on_lease_renewal_failure=False),
-    ):
+
+    def give_up() -> bool:
+        return wanted() is not Wanted.RUN
+
+    with ExitStack() as held:
+        try:
+            lock = settings.services / f"slot-{device}.lock"
+            held.enter_context(device_lock(lock, run=run, wait_s=float("inf"), give_up=give_up))
+            hold_limit(held, limit_name(device), settings.lease_duration_s, give_up)
+            wait_until_empty(device, ours=lambda: own_services(settings), give_up=give_up)
+        except Conflict:
+            if not give_up():
+                raise
+            raise TrainingStopped(
+                "The run was stopped while it waited for the device.",
+                why=wanted().value,
+                do="Resume it: nothing was lost.",
+            ) from None
         yield
 
 
-def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
-    """Mark the runs as crashed whose process on this machine is gone, and return their ids.
+def hold_limit(held: ExitStack, name: str, lease_s: float, give_up: Callable[[], bool]) -> None:
+    """Take a slot of the server's limit, waiting for a holder however long it takes, and for a server for minutes."""
+    patience = time.monotonic() + SERVER_PATIENCE_S
+    while True:
+        try:
+            with client() as prefect:
+                ensure_limit(prefect, name)
+            slot = concurrency(
+                name,
+                strict=True,
+                lease_duration=lease_s,
+                timeout_seconds=LIMIT_WAIT_S,
+                raise_on_lease_renewal_failure=False,
+            )
+            held.enter_context(given_back(slot))
+            return
+        except TimeoutError:
+            patience = time.monotonic() + SERVER_PATIENCE_S  # the server answers: somebody has the slot
+        except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError, ConcurrencySlotAcquisitionError) as error:
+            if time.monotonic() > patience:
+                raise
+            logger.warning("The device's limit cannot be asked for, trying again: %s", error)
+            time.sleep(1.0)
+        if give_up():
+            raise Conflict("The run was stopped while it waited for the device's limit.", code="E-DEVICE-BUSY")
 
-    Called before a worker starts: what the worker before it took down with itself would read Running until the
-    automation notices the missing beats.
+
+def free_unheld_slot(settings: Settings, device: int = 0) -> bool:
+    """Empty a device's limit whose slot nobody on this host holds; whether there was one.
+
+    Its lease should have freed it. A server that kept its leases in memory and was killed has forgotten them, and would
+    keep every later run waiting. For the server of this home, while no run of this home works.
     """
-    wanted = FlowRunFilter(state={"type": {"any_": [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]}})
-    pool = WorkPoolFilter(name={"any_": [settings.work_pool]})
-    dead = []
+    if holder(settings.services / f"slot-{device}.lock") is not None:
+        return False
+    name = limit_name(device)
     with client() as prefect:
-        for run in prefect.read_flow_runs(flow_run_filter=wanted, work_pool_filter=pool):
-            if run.labels.get("prefect.worker.name") == worker_name and not process_of(run):
-                message = f"Its process ended with the worker. Next: `trainyard run {run.id} --watch` continues it."
-                prefect.set_flow_run_state(run.id, Crashed(message=message), force=True)
-                dead.append(str(run.id))
-    return dead
+        ensure_limit(prefect, name)
+        if prefect.read_global_concurrency_limit_by_name(name).active_slots == 0:
+            return False
+        prefect.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+    return True
 
 
-def process_of(run: FlowRun) -> psutil.Process | None:
-    """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
+@contextmanager
+def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
+    """The slot; that it cannot be given back is no failure of what was done in it."""
+    taken = ExitStack()
+    taken.enter_context(slot)
     try:
-        process = psutil.Process(int(run.infrastructure_pid or 0))
-        ours = any("prefect" in word for word in process.cmdline())
-        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
-    except (psutil.Error, ValueError):
-        return None
+        yield
+    finally:
+        try:
+            taken.close()
+        except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+            logger.warning("The device's limit could not be given back; its lease runs out by itself: %s", error)
+
+
+def own_services(settings: Settings) -> frozenset[int]:
+    """Pids of the model server that `trainyard up` started here: it may share the device with a training."""
+    found = embedded.instance(settings)
+    process = found.process() if found is not None else None
+    if process is None:
+        return frozenset()
+    try:
+        return frozenset({process.pid, *(child.pid for child in process.children(recursive=True))})
+    except psutil.NoSuchProcess:
+        return frozenset()

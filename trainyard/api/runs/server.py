@@ -16,12 +16,19 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
+from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings
 
 BEATS_WITHIN_S = 90
 """Three beats of 30 s missed: the run's process is gone (measured: Crashed 89 s after SIGKILL of worker and flow)."""
+NO_HEARTBEAT = "No heartbeat"
 ZOMBIES = "trainyard: mark dead runs as crashed"
+ENDS = (
+    *("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
+    *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED),
+)
+"""Names of the states in which a run does not beat."""
 
 
 def bootstrap(settings: Settings) -> None:
@@ -70,8 +77,12 @@ def ensure_limit(prefect: SyncPrefectClient, name: str) -> None:
 
 
 def zombie_automation() -> Automation:
-    """A run that beat once and then neither beats nor ends within 90 s is marked as crashed."""
-    ends = {f"prefect.flow-run.{word}" for word in ("Completed", "Failed", "Cancelled", "Crashed", "Suspended")}
+    """A run that beat once and then neither beats nor ends within 90 s is marked as crashed.
+
+    Events carry the names of states, so names of our own are listed, too: without them a preempted run that waits to be
+    continued would be marked, and a failed one marked anew.
+    """
+    ends = {f"prefect.flow-run.{word}" for word in ENDS}
     return Automation(
         name=ZOMBIES,
         description="A flow run beats every 30 s; after three missed beats its process is gone.",
@@ -87,7 +98,7 @@ def zombie_automation() -> Automation:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"No heartbeat for {BEATS_WITHIN_S} s: the process is gone. "
+                message=f"{NO_HEARTBEAT} for {BEATS_WITHIN_S} s: the process is gone. "
                 "Next: `trainyard up`, then `trainyard run ID --watch` with this run's id continues it.",
             )
         ],
@@ -95,8 +106,13 @@ def zombie_automation() -> Automation:
 
 
 def ensure_automation() -> None:
+    """Write the automation, or write it anew where an older release had written another one."""
+    wanted = zombie_automation().model_dump(mode="json", exclude={"id", "owner_resource"})
     with client() as prefect:
-        response = prefect.request("POST", "/automations/filter", json={})
-        if any(automation["name"] == ZOMBIES for automation in response.json()):
-            return
-        prefect.request("POST", "/automations/", json=zombie_automation().model_dump(mode="json", exclude={"id"}))
+        known = prefect.request("POST", "/automations/filter", json={}).json()
+        found = next((one for one in known if one["name"] == ZOMBIES), None)
+        if found is None:
+            prefect.request("POST", "/automations/", json=wanted)
+        elif set(found["trigger"].get("expect") or ()) != set(wanted["trigger"]["expect"]):
+            kept = {**wanted, "enabled": found["enabled"]}
+            prefect.request("PUT", "/automations/{id}", path_params={"id": found["id"]}, json=kept)

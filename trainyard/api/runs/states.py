@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from prefect.client.schemas.objects import State, StateType
+from prefect.states import Scheduled
 
 from trainyard.api.records import NodeState, RunState
 
@@ -21,7 +23,20 @@ STATES: dict[StateType, tuple[RunState, str]] = {
 }
 """Prefect's state types in our words: (state, detail)."""
 
-DETAILS = {"Late": "late", "AwaitingRetry": "awaiting retry", "AwaitingConcurrencySlot": "waiting for a slot"}
+PREEMPTED, BUDGET_EXCEEDED = "Preempted", "BudgetExceeded"
+"""Names of two states of ours: Scheduled again because its machine was taken back; Failed because its time is up."""
+
+DETAILS = {
+    "Late": "late",
+    "AwaitingRetry": "awaiting retry",
+    "AwaitingConcurrencySlot": "waiting for a slot",
+    "Resuming": "resuming",
+    PREEMPTED: "preempted",
+    BUDGET_EXCEEDED: "budget exceeded",
+}
+
+STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED}
+"""Why a supervised child was stopped -> name of its task's state."""
 
 NODE_STATES: dict[StateType, NodeState] = {
     StateType.SCHEDULED: NodeState.PENDING,
@@ -44,9 +59,23 @@ def run_state(state: State[Any] | None) -> tuple[RunState, str]:
     return word, DETAILS.get(state.name or "", detail)
 
 
+def in_words(state: State[Any] | None) -> str:
+    """Both words in one: `failed (crashed)`."""
+    word, detail = run_state(state)
+    return f"{word.value} ({detail})" if detail else word.value
+
+
 def node_state(state: State[Any] | None) -> NodeState:
     """A task run's state in our words: a task whose upstream failed stays `NotReady`, which is *skipped*."""
     if state is None:
         return NodeState.PENDING
     named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
     return named.get(state.name or "", NODE_STATES[state.type])
+
+
+def preempted(words: str, *, after_s: float) -> State[Any]:
+    """The state of a run that somebody continues by itself, after some seconds."""
+    when = datetime.now(UTC) + timedelta(seconds=after_s)
+    message = f"Its machine was taken back; it continues by itself. {words}".strip()
+    state: State[Any] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
+    return state

@@ -17,6 +17,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 
 from trainyard.api.records import EventReader, NodeResult, RunResult, RunState, read_result
+from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import node_state, run_state
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
@@ -79,19 +80,14 @@ def continue_run(run_id: str) -> RunResult:
     Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-RUN-ACTIVE`) for a run that has not ended.
     """
     with client() as prefect:
-        try:
-            run = prefect.read_flow_run(UUID(run_id))
-        except ObjectNotFound as error:
-            raise NotFound(
-                f"There is no run {run_id} on this server.", do="List the runs in the Prefect UI.", code="E-NO-RUN"
-            ) from error
+        run = read_run(prefect, run_id)
         if run.state is not None and not run.state.is_final():
             raise Conflict(
                 f"The run {run.name} has not ended: it is {run.state.name}.",
-                do="Watch it in the Prefect UI, or cancel it first.",
+                do=f"Continue a paused run by `trainyard jobs resume {run_id}`; watch or cancel any other.",
                 code="E-RUN-ACTIVE",
             )
-        prefect.set_flow_run_state(run.id, Scheduled(message="continued"), force=True)
+        prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
         return started_result(prefect, run, "continued")
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 import trainyard
 from trainyard.api import services, stack
-from trainyard.backends.base import probe_all
+from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
 from trainyard.settings import Settings
@@ -144,12 +144,17 @@ def look_at_devices(_: Settings) -> list[Check]:
     return [Check(name="devices", ok=True, note=True, detail=f"{physical_cores()} CPU cores; GPU: {gpus}")]
 
 
-def look_at_backends(_: Settings) -> list[Check]:
+def look_at_backends(settings: Settings) -> list[Check]:
+    """Each trainer in a line; import tests that have not been run are not run here."""
     return [
         Check(
-            name=f"backend {name.value}", ok=probe.available, note=True, detail=probe.version or probe.why, do=probe.fix
+            name=f"backend {one.name.value}",
+            ok=one.available and one.fits,
+            note=True,
+            detail=", ".join([one.version, f"imports: {one.imports}"]) if one.available else f"{one.why} {one.fix}",
+            do=one.fix,
         )
-        for name, probe in probe_all().items()
+        for one in backend_table(settings, imports=False).rows
     ]
 
 

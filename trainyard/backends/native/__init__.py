@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import sys
 from pathlib import Path
 
+from trainyard.backends import launching
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
-from trainyard.spec.axes import Stage
+from trainyard.settings import Settings
+from trainyard.spec.axes import Stage, Strategy
 
-PROGRAM = "trainyard.backends.native.program:train"
+PROGRAM, SHARED_PROGRAM = "trainyard.backends.native.program:train", "trainyard.backends.native.ranks:train"
 NEEDED = ("torch", "transformers", "peft", "safetensors")
 
 
-def probe() -> Probe:
+def probe(_settings: Settings | None = None) -> Probe:
     """All its packages are dependencies of ours; a broken installation is told all the same."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -37,7 +38,8 @@ def reasons(job: TrainingJob) -> list[Reason]:
 
 def command(job: TrainingJob, folder: Path) -> list[str]:
     """The launcher enters the contract first, so a stop during the slow imports is already understood."""
-    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+    several = job.config.launch.strategy is not Strategy.SINGLE
+    return launching.command(job, SHARED_PROGRAM if several else PROGRAM, folder)
 
 
 __all__ = ["command", "environment", "probe", "reasons"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ from trainyard.train.loop import Progress, StepRecord, done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
 from trainyard.train.methods import save as save_policy
-from trainyard.train.optimizers import available, make_optimizer, on_eval
+from trainyard.train.optimizers import available, make_optimizer
+from trainyard.train.parallel import STRATEGIES, SharedSession, Team
 from trainyard.train.precision import (
     PrecisionChoice,
     choose_attention,
@@ -56,9 +57,11 @@ from trainyard.train.precision import (
 )
 from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
 from trainyard.train.resume.snapshot import Snapshot, require_same
+from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session import Engine, Session
+from trainyard.train.session.sharing import Alone
 from trainyard.train.stages import STAGES
 from trainyard.train.stages.contract import Scores
 
@@ -68,6 +71,17 @@ CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it the head is chunked."""
 REFERENCE_ROWS = 16
+JOB, SETTLED = "job", "settled"
+"""What the process that leads tells the others before the first verb."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is decided where the data is known, before a session is opened."""
+
+    total_steps: int
+    precision: Precision
+    head: Head
 
 
 @dataclass
@@ -92,17 +106,19 @@ class Run:
         return asked or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
 
 
-def train(folder: Path, events: Events) -> None:
-    """Run the job of `folder/spec.json` to its end."""
+def train(folder: Path, events: Events, team: Team | None = None) -> None:
+    """Run the job of `folder/spec.json` to its end, alone or as the one that leads a team."""
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     device = pick_device(job.config.device)
     fix_numbers(job)
     job = fitted(job, folder, events, device)
+    if team is not None:
+        team.tell(JOB, job.model_dump(mode="json"))
     with device_lock(
         Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
     ):
         try:
-            train_on(job, folder, events, device)
+            train_on(job, folder, events, device, team)
         except torch.OutOfMemoryError as error:
             raise TrainyardError(
                 "The device ran out of memory.",
@@ -114,7 +130,7 @@ def train(folder: Path, events: Events) -> None:
 
 def fix_numbers(job: TrainingJob) -> None:
     """Threads, kernels and seeds, before anything draws a random number."""
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(max(1, job.threads // job.config.launch.processes))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -144,12 +160,13 @@ def fitted(job: TrainingJob, folder: Path, events: Events, device: str) -> Train
     return job.model_copy(update={"config": TrainerConfig.model_validate(known["config"])})
 
 
-def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> None:
+def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     mirror = mirror_of(job)
     found = newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = tell_restart(folder, found, events)
-    run = assemble(job, folder, events, device)
-    require_space(folder, ADAM_COPIES * sum(p.numel() * p.element_size() for p in run.session.parameters))
+    run = assemble(job, folder, events, device, team)
+    moving = [value for value in run.policy.model.parameters() if value.requires_grad]
+    require_space(folder, ADAM_COPIES * sum(value.numel() * value.element_size() for value in moving))
     if found.path is not None:
         resume(run, found.path, events)
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
@@ -162,7 +179,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> Non
             mirror=mirror,
             at=faultpoint,
             report=lambda fields: events.emit("warning" if "code" in fields else "checkpoint", **fields),
-            may_overflow=("state/gradients/",) if run.session.scaler.is_enabled() else (),
+            may_overflow=("state/gradients/", "state/peers/gradients/") if run.session.scaler.is_enabled() else (),
         ) as writer,
         reporting(events.emit, place, trackers=job.config.engine.trackers) as report,
     ):
@@ -178,7 +195,8 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> Non
         )
     if not finished:
         raise Stopped("asked to stop; a checkpoint is saved", step=done(run.session))
-    on_eval(run.session.engine.optimizer)
+    run.session.show_served()
+    run.policy = served_policy(run)
     record = training_record(run, time.monotonic() - started)
     save_result(run, folder, record)
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
@@ -202,48 +220,78 @@ def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] |
     return {"step": found.step} if found.path else "zero"
 
 
-def assemble(job: TrainingJob, folder: Path, events: Events, device: str) -> Run:
+def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> Run:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
     config, stage = job.config, STAGES[job.config.stage]
     cut = choose_cut(config, stage, device)
     prepared = prepare(job, stage, tokenizer_of(job, events), events)
     if events.stop_requested():
         raise Stopped("asked to stop before the first step", step=0)
+    policy = make_policy(job, device, events)
+    cut = sound_cut(cut, policy.model, config)
+    plan = Plan(prepared.widths, cut, stage)
+    feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
+    precision = decide_precision(job, policy, feed, device, folder)
+    settled = Settled(total_steps(job, plan), precision.precision, choose_head(job, policy, cut))
+    if team is not None:
+        team.tell(SETTLED, asdict(settled))
+    session = open_session(job, policy, prepared.tokenizer, settled, place=(device, folder / "session"), team=team)
+    if note := available(config.hyperparameters.optimizer, device).note:
+        events.emit("warning", text=note)
+    if stage.needs_reference(config) and stage.reference_per_example:
+        feed.reference = reference_scores(session, feed)
+        session.drop_reference()
+        policy.reference = None  # a second model in memory has done its work
+    return Run(job, device, prepared, policy, feed, cut, settled.total_steps, precision, session, Progress())
+
+
+def make_policy(job: TrainingJob, device: str, events: Events) -> Policy:
+    """The model that is trained, the same in every process that makes it."""
+    config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    policy = build(policy_request(job, device), with_reference=stage.needs_reference(config))
+    policy = build(policy_request(job, device), with_reference=STAGES[config.stage].needs_reference(config))
     for warning in [*advice(config), *policy.warnings]:
         events.emit("warning", text=warning)
-    cut = sound_cut(cut, policy.model, config)
     if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
         policy.facts["fp8"] = fp8.why
         if fp8.name:
             convert_to_fp8(policy.model)
-    plan = Plan(prepared.widths, cut, stage)
-    feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
-    total = total_steps(job, plan)
-    precision = decide_precision(job, policy, feed, device, folder)
-    set_seed(config.hyperparameters.seed)
-    optimizer = make_optimizer(parameter_groups(policy, config), config)
-    if note := available(config.hyperparameters.optimizer, device).note:
-        events.emit("warning", text=note)
+    return policy
+
+
+def open_session(
+    job: TrainingJob,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    settled: Settled,
+    *,
+    place: tuple[str, Path],
+    team: Team | None,
+) -> Session:
+    """The session of a policy; of several processes each opens its side. `place` is the device and a folder."""
+    config, (device, folder) = job.config, place
+    set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
+    groups, sharing = parameter_groups(policy, config), Alone()
+    if team is None:
+        optimizer = make_optimizer(groups, config)
+    else:
+        sharing = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
+        optimizer = sharing.optimizer(groups, config)
     engine = Engine(
         model=policy.model,
         reference=policy.reference,
-        stage=stage,
+        stage=STAGES[config.stage],
         config=config,
         optimizer=optimizer,
-        rate=LearningRate(optimizer, config, total),
-        tokenizer=prepared.tokenizer,
+        rate=LearningRate(optimizer, config, settled.total_steps),
+        tokenizer=tokenizer,
         device=device,
-        precision=precision.precision,
-        head=choose_head(job, policy, cut),
+        precision=settled.precision,
+        head=settled.head,
+        sharing=sharing,
     )
-    session = Session(engine, folder / "session")
-    if stage.needs_reference(config) and stage.reference_per_example:
-        feed.reference = reference_scores(session, feed)
-        policy.reference = engine.reference = None  # a second model in memory has done its work
-    return Run(job, device, prepared, policy, feed, cut, total, precision, session, Progress())
+    return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
 
 
 def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
@@ -344,7 +392,7 @@ def resume(run: Run, path: Path, events: Events, *, dropped: frozenset[str] = fr
     """
     tensors, values = load_checkpoint(path, verify=False)  # `newest` has just compared every byte
     snapshot = Snapshot.from_flat(tensors, values)
-    for difference in require_same(snapshot, run.session.snapshot().identity):
+    for difference in require_same(snapshot, run.session.identity()):
         events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
@@ -398,6 +446,16 @@ def begin_facts(run: Run) -> dict[str, Any]:
     }
 
 
+def served_policy(run: Run) -> Policy:
+    """The policy with its trained weights whole. Where several processes hold them in parts, it is made anew."""
+    if not run.session.sharing.in_parts:
+        return run.policy
+    weights = run.session.snapshot().parts["weights"]
+    whole = build(policy_request(run.job, "cpu"), with_reference=False)
+    restore_weights(whole.model, weights)
+    return whole
+
+
 def training_record(run: Run, seconds: float) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, config, losses = run.job, run.job.config, run.progress.losses
@@ -425,6 +483,7 @@ def training_record(run: Run, seconds: float) -> dict[str, Any]:
         "final_loss": losses[-1][1],
         "losses": losses,
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
+        "launch": run.session.sharing.layout,
         "seconds": round(seconds, 3),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
     }

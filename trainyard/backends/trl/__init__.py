@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import sys
 from pathlib import Path
 
+from trainyard.backends import launching
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
+from trainyard.settings import Settings
 from trainyard.spec.axes import ADAPTER_METHODS, Method, Optimizer, PreferenceLoss, Schedule, Stage
 
 PROGRAM = "trainyard.backends.trl.program:train"
@@ -40,7 +41,7 @@ SCHEDULES = {
 }
 
 
-def probe() -> Probe:
+def probe(_settings: Settings | None = None) -> Probe:
     """All its packages are dependencies of ours; a broken installation is told all the same."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -98,7 +99,7 @@ def adapter_reasons(job: TrainingJob) -> list[Reason]:
 
 def command(job: TrainingJob, folder: Path) -> list[str]:
     """The launcher enters the contract first, so a stop during the slow imports is already understood."""
-    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+    return launching.command(job, PROGRAM, folder)
 
 
 __all__ = ["command", "environment", "probe", "reasons"]

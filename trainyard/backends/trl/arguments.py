@@ -37,7 +37,7 @@ class Length:
 def run_length(job: TrainingJob, rows: int) -> Length:
     """Steps of a run over `rows` rows, and how often it logs and saves."""
     hyper = job.config.hyperparameters
-    batches = math.ceil(rows / hyper.batch_size)
+    batches = math.ceil(rows / (hyper.batch_size * job.config.launch.processes))
     per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation))
     total = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
     save = hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, math.ceil(total / CHECKPOINTS_PER_RUN)))

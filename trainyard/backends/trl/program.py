@@ -11,6 +11,7 @@ import inspect
 import logging
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ from trainyard.backends.trl.loading import (
     trainable,
     with_adapter,
 )
+from trainyard.backends.trl.several import company, in_parts, layout_of, shared, shared_model
 from trainyard.backends.trl.trainer import (
     CommittedCheckpoints,
     Curve,
+    InOrder,
     OurDPOTrainer,
     OurSFTTrainer,
     Watch,
@@ -48,9 +51,10 @@ from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_lock
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Precision
+from trainyard.spec.axes import ADAPTER_METHODS, Method, Precision, Strategy
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import Found, newest_valid, require_space, seal, whole_or_nothing
+from trainyard.train.parallel.team import Team
 from trainyard.train.precision import PrecisionChoice, choose_precision
 
 LOCK_WAIT_S = 600
@@ -60,15 +64,18 @@ ADAM_COPIES = 4
 
 
 def train(folder: Path, events: Events) -> None:
-    """Run the job of `folder/spec.json` to its end."""
+    """Run the job of `folder/spec.json` to its end, alone or as one of several processes."""
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     device = pick_device(job.config.device)
     fix_numbers(job)
-    with device_lock(
-        Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
-    ):
+    with ExitStack() as held:
+        team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
+        if team is None or team.leading:
+            lock = Path(job.locks) / f"{device}.lock"
+            held.enter_context(device_lock(lock, run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested))
+        shared(team, None)  # nobody begins before the device is ours
         try:
-            train_on(job, folder, events, device)
+            train_on(job, folder, events, device, team)
         except torch.OutOfMemoryError as error:
             raise TrainyardError(
                 "The device ran out of memory.",
@@ -80,27 +87,28 @@ def train(folder: Path, events: Events) -> None:
 
 def fix_numbers(job: TrainingJob) -> None:
     """Threads and seeds, before anything draws a random number."""
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(max(1, job.threads // job.config.launch.processes))
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     set_seed(job.config.hyperparameters.seed)
     transformers.logging.set_verbosity(logging.WARNING)
 
 
-def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> None:
-    found = newest_valid(folder / CHECKPOINT_FOLDER)
-    restarted_from = tell_restart(folder, found, events)
+def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
+    found, restarted_from = start_of(folder, events, team)
     prepared = prepare(job, device, events)
-    stop_if_asked(events)
+    stop_if_asked(events, team)
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    model = with_adapter(load_base(job, device), job).to(device)
-    choice = decide_precision(prepared, model, folder)
+    model = shared_model(job, found.path) if in_parts(job) else with_adapter(load_base(job, device), job).to(device)
+    choice = decide_precision(prepared, model, folder, team)
     trainer = build_trainer(prepared, model, folder, choice.precision)
     trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trainable(trainer.model).values())
     require_space(folder, ADAM_COPIES * trained_bytes)
     curve = Curve.load(found.path) if found.path else Curve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
-    trainer.add_callback(Watch(events, prepared.length, curve))
+    trainer.team = team
+    trainer.add_callback(Watch(events, prepared.length, curve, team))
+    trainer.add_callback(InOrder(trainer, prepared.length))
     events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice))
     started = time.monotonic()
     trainer.train(resume_from_checkpoint=newest_trainer_state(found.path) if found.path else None)
@@ -112,8 +120,20 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str) -> Non
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
 
 
-def stop_if_asked(events: Events) -> None:
-    if events.stop_requested():
+def start_of(folder: Path, events: Events, team: Team | None) -> tuple[Found, dict[str, int] | str | None]:
+    """The checkpoint that the process that leads has found, for all; and what it says of a restart."""
+    restarted_from: dict[str, int] | str | None = None
+    place, step = "", 0
+    if team is None or team.leading:
+        found = newest_valid(folder / CHECKPOINT_FOLDER)
+        restarted_from = tell_restart(folder, found, events)
+        place, step = str(found.path or ""), found.step
+    place, step = shared(team, (place, step))
+    return Found(Path(place) if place else None, step), restarted_from
+
+
+def stop_if_asked(events: Events, team: Team | None = None) -> None:
+    if shared(team, events.stop_requested()):
         raise Stopped("asked to stop before the first step", step=0)
 
 
@@ -129,11 +149,13 @@ def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] |
     return {"step": found.step} if found.path else "zero"
 
 
-def decide_precision(prepared: Prepared, model: torch.nn.Module, folder: Path) -> PrecisionChoice:
+def decide_precision(
+    prepared: Prepared, model: torch.nn.Module, folder: Path, team: Team | None = None
+) -> PrecisionChoice:
     """The precision of this job: measured at its first start, remembered for every later one."""
     path = folder / DECISIONS_FILE
-    if path.exists():
-        known = orjson.loads(path.read_bytes())
+    known = shared(team, orjson.loads(path.read_bytes()) if path.exists() else None)
+    if known:
         return PrecisionChoice(Precision(known["precision"]), known["why"])
     device = prepared.device
     native = cpu_bf16() if device == "cpu" else device if device != "cuda" or torch.cuda.is_bf16_supported() else None
@@ -143,8 +165,10 @@ def decide_precision(prepared: Prepared, model: torch.nn.Module, folder: Path) -
         native=native,
         seconds_per_step=lambda bf16: seconds_per_step(prepared, model, bf16=bf16),
     )
-    write_json_durably(path, {"precision": choice.precision.value, "why": choice.why})
-    return choice
+    decided = shared(team, {"precision": choice.precision.value, "why": choice.why})
+    if team is None or team.leading:
+        write_json_durably(path, decided)
+    return PrecisionChoice(Precision(decided["precision"]), decided["why"])
 
 
 def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) -> float:
@@ -235,18 +259,25 @@ def training_record(
         "precision": choice.precision.value,
         "precision_why": choice.why,
         "seconds": round(seconds, 3),
+        "launch": layout_of(job),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},
     }
 
 
 def save_result(trainer: CommittedCheckpoints, prepared: Prepared, folder: Path, record: dict[str, Any]) -> None:
-    """Write adapter or model whole, or not at all."""
+    """Write adapter or model whole, or not at all. Of several processes the one that leads writes."""
     job, final = prepared.job, folder / RESULT_FOLDER
     temporary = folder / f".{RESULT_FOLDER}.tmp"
+    if trainer.team is not None and not trainer.team.leading:
+        target = shared(trainer.team, None)
+        if in_parts(job):  # its part of the weights is gathered
+            trainer.model.save_pretrained(target, is_main_process=False)
+        return
     for leftover in (temporary, final):  # of a start that died while saving
         shutil.rmtree(leftover, ignore_errors=True)
     with whole_or_nothing(temporary):
         target = temporary / job.output.value
+        shared(trainer.team, str(target))
         if job.config.method in ADAPTER_METHODS:
             save_adapter(trainer.model, job, target)
             prepared.tokenizer.save_pretrained(target / "tokenizer")

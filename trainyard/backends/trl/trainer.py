@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import SCHEDULER_NAME
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.trl.arguments import Length
+from trainyard.backends.trl.several import PART_FILE, own_states, take_states
 from trainyard.compute.child import Events, faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit
+from trainyard.train.parallel.team import Team
 from trainyard.train.tokens import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26
@@ -84,8 +88,8 @@ class Curve:
 class Watch(TrainerCallback):
     """Between two steps: report, look for a stop request, say when to save, and refuse to go on with a broken loss."""
 
-    def __init__(self, events: Events, length: Length, curve: Curve) -> None:
-        self.events, self.length, self.curve = events, length, curve
+    def __init__(self, events: Events, length: Length, curve: Curve, team: Team | None = None) -> None:
+        self.events, self.length, self.curve, self.team = events, length, curve, team
         self.started = time.monotonic()
 
     def on_log(
@@ -124,10 +128,25 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         faultpoint(f"step.{state.global_step}")
         last = state.global_step >= self.length.total_steps
-        if self.events.stop_requested() and not last:
+        asked = self.events.stop_requested()
+        if (asked if self.team is None else self.team.shared(asked)) and not last:
             control.should_save = control.should_training_stop = True
         elif state.global_step % self.length.save_steps == 0 and not last:
             control.should_save = True
+
+
+class InOrder(TrainerCallback):
+    """Tells the order of rows which epoch begins.
+
+    accelerate tells it, too, but not in a restarted run of several processes: it looks through one wrapper of the order,
+    and there are two then.
+    """
+
+    def __init__(self, trainer: CommittedCheckpoints, length: Length) -> None:
+        self.trainer, self.per_epoch = trainer, round(length.total_steps / length.epochs)
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.order.set_epoch(state.global_step // self.per_epoch)
 
 
 class CommittedCheckpoints(Trainer):
@@ -137,23 +156,37 @@ class CommittedCheckpoints(Trainer):
     checkpoint_root: Path
     curve: Curve
     lengths: Sequence[int]
+    order: LengthGroupedOrder
     model: Any
+    lr_scheduler: Any
+    team: Team | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
-        return LengthGroupedOrder(self.lengths, self.args.train_batch_size, self.args.seed)
+        """Batches of all processes together; accelerate deals each out to them."""
+        size = self.args.train_batch_size * self.args.world_size
+        self.order = LengthGroupedOrder(self.lengths, size, self.args.seed)
+        return self.order
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         started = time.monotonic()
-        require_finite_weights(model)
+        require_finite_weights(self.model)
 
         def write(folder: Path) -> None:
+            """Of several processes each writes its own part, such as its random state, into the one checkpoint."""
+            folder = folder if self.team is None else Path(self.team.shared(str(folder)))
             place, self.args.output_dir = self.args.output_dir, str(folder)
             try:
                 Trainer._save_checkpoint(self, model, trial)
             finally:
                 self.args.output_dir = place
-            self.curve.save(folder)
+            if self.team is not None:
+                torch.distributed.barrier()
+            if self.args.should_save:
+                self.curve.save(folder)
 
+        if self.team is not None and not self.team.leading:
+            write(self.checkpoint_root)
+            return
         path = commit(self.checkpoint_root, self.state.global_step, write, at=faultpoint)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         self.events.emit(
@@ -163,6 +196,27 @@ class CommittedCheckpoints(Trainer):
             bytes=size,
             seconds=round(time.monotonic() - started, 3),
         )
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Of an optimizer whose states are held in parts, each process writes its own."""
+        if not self.is_distributed_loading_by_transformers:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        torch.save(own_states(self.optimizer), Path(output_dir) / PART_FILE.format(self.args.process_index))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not self.is_distributed_loading_by_transformers:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        part = Path(checkpoint) / PART_FILE.format(self.args.process_index)
+        take_states(self.optimizer, torch.load(part, weights_only=True))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.is_distributed_loading_by_transformers:  # otherwise it was loaded from there already
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
@@ -186,7 +240,8 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
             return theirs(model, inputs, return_outputs, num_items_in_batch)
         self._total_train_tokens += int(inputs["attention_mask"].sum())
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        return completion_loss(model, inputs, num_items_in_batch)
+        # Several processes take the mean of their gradients, and the count is of the tokens of all of them.
+        return completion_loss(model, inputs, num_items_in_batch) * self.args.world_size
 
 
 def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
@@ -220,7 +275,8 @@ class OurDPOTrainer(CommittedCheckpoints, DPOTrainer):
 def require_finite_weights(model: torch.nn.Module) -> None:
     """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not torch.isfinite(parameter).all():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if parameter.requires_grad and not torch.isfinite(own).all():
             raise TrainyardError(
                 f"The trained weights hold NaN or infinite numbers, first in {name}.",
                 why="The training diverged; nothing of it is worth keeping.",

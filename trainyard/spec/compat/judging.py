@@ -14,7 +14,11 @@ VLLM_MAX_LORA_RANK = 16
 """What vLLM allows when it was started without --max-lora-rank."""
 HOT_TARGETS = (TargetType.EMBEDDED, TargetType.VLLM)
 """Targets that load an adapter while they run."""
-TARGETS_HERE = (TargetType.REGISTRY, *HOT_TARGETS)
+STARTED_TARGETS = (TargetType.LLAMA_SERVER, TargetType.MLX)
+"""Targets whose server the deployer starts, because its adapters are fixed then."""
+GGUF_TARGETS = (TargetType.LLAMA_SERVER, TargetType.OLLAMA)
+"""Targets that read adapters in llama.cpp's layout, which has no magnitudes."""
+CONVERTED_TARGETS = (*GGUF_TARGETS, TargetType.MLX)
 OWN_ROWS = ("forgetting",)
 LM_EVAL_PREFIX = "lm_eval:"
 """Benchmarks that bring their rows with them."""
@@ -119,6 +123,15 @@ def rank_too_high(target: Any, trainer: TrainerConfig) -> Hits:
     return shaped and limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
 
+def no_words(target: Any, trainer: TrainerConfig) -> Hits:
+    """What of an adapter the layout of its target cannot say."""
+    if target.type not in CONVERTED_TARGETS or trainer.method not in ADAPTER_METHODS:
+        return False
+    if trainer.method is Method.OFT or (trainer.method is Method.DORA and target.type in GGUF_TARGETS):
+        return {"what": f"method {trainer.method}"}
+    return bool(trainer.lora.modules_to_save) and {"what": f"whole modules ({listed(trainer.lora.modules_to_save)})"}
+
+
 EVALUATOR_ROWS = (
     Row(
         "R-CONTROL-ALONE", "evaluator", "needs", only_control,
@@ -213,12 +226,18 @@ DEPLOYER_ROWS = (
         "A vllm target is reached at its address, and none is given.", "Add `url:`, such as http://127.0.0.1:8000.",
     ),
     Row(
-        "R-TARGET-UNSUPPORTED", "deployer", "config.targets.{index}.type",
+        "R-TARGET-CONVERT", "deployer", "config.targets.{index}.type", targets(no_words),
+        "A server of type {target.type} reads files that have no words for {what}.",
+        "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
+    ),
+    Row(
+        "R-TARGET-OWN", "deployer", "config.targets.{index}.url",
         lambda config, _: [
-            {"index": index, "target": target}
-            for index, target in enumerate(config.targets) if target.type not in TARGETS_HERE
+            {"index": index, "target": target} for index, target in enumerate(config.targets)
+            if target.type in STARTED_TARGETS and target.url is not None
         ],
-        "This version cannot deploy to {target.type}.", f"Use {listed(TARGETS_HERE)}.",
+        "A server of type {target.type} takes adapters when it starts, so the deployer starts one for each version.",
+        "Leave url out, or use target vllm.",
     ),
     Row(
         "R-ROLE-TWICE", "deployer", "config.role",

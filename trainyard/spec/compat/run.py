@@ -65,8 +65,8 @@ def no_vllm(config: AiGeneratorConfig, at: Place) -> Hits:
 
 
 def no_backend(config: TrainerConfig, at: Place) -> Hits:
-    if at.facts.backends is None:
-        return False
+    if at.facts.backends is None or config.backend is BackendName.SCRIPT:
+        return False  # a script has a row of its own
     why = at.facts.backends.get(config.backend, "This version does not have it.")
     here = [name.value for name, problem in at.facts.backends.items() if problem is None]
     return why is not None and {"why": why, "here": listed(here) or "none is available here"}

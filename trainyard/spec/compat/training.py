@@ -36,12 +36,21 @@ BACKENDS: dict[BackendName, Reach] = {
     BackendName.TRL: Reach(
         (Stage.SFT, Stage.DPO), (Method.LORA, Method.DORA, Method.FULL), (Device.CPU, Device.CUDA, Device.MPS)
     ),
-    BackendName.UNSLOTH: Reach((Stage.SFT,), (Method.LORA, Method.QLORA), (Device.CUDA,)),
-    BackendName.AXOLOTL: Reach((Stage.SFT,), (Method.LORA, Method.QLORA), (Device.CUDA,)),
-    BackendName.DEEPSPEED: Reach((Stage.SFT,), (Method.FULL, Method.LORA), (Device.CUDA,)),
-    BackendName.MLX: Reach((Stage.SFT,), (Method.LORA,), (Device.MPS, Device.CPU)),
-    BackendName.LLAMACPP: Reach((Stage.SFT,), (Method.LORA, Method.FULL), (Device.CPU, Device.CUDA, Device.MPS)),
+    BackendName.UNSLOTH: Reach((Stage.SFT,), (Method.LORA, Method.QLORA), (Device.CPU, Device.CUDA)),
+    BackendName.AXOLOTL: Reach(
+        (Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD),
+        (Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
+        (Device.CPU, Device.CUDA),
+    ),
+    BackendName.DEEPSPEED: Reach((Stage.SFT,), (Method.FULL, Method.LORA), (Device.CPU, Device.CUDA)),
+    BackendName.MLX: Reach((Stage.SFT, Stage.CPT), (Method.LORA, Method.DORA, Method.FULL), (Device.CPU, Device.MPS)),
+    BackendName.LLAMACPP: Reach((Stage.SFT, Stage.CPT), (Method.FULL,), (Device.CPU,)),
+    BackendName.SCRIPT: Reach(tuple(Stage), tuple(Method), (Device.CPU, Device.CUDA, Device.MPS)),
 }
+WHY: dict[tuple[BackendName, str], str] = {
+    (BackendName.LLAMACPP, "method"): ": llama-finetune moves every weight and makes no adapters",
+}
+"""What is worth telling beside the fact itself."""
 TRL_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 TRL_OPTIMIZERS = (
     Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR,
@@ -75,12 +84,22 @@ def outside_reach(name: BackendName) -> When:
             ("device", config.device, (Device.AUTO, *reach.devices)),
         ]
         return [
-            {"axis": axis, "value": value, "allowed": listed(allowed)}
+            {"axis": axis, "value": value, "allowed": listed(allowed), "why": WHY.get((name, axis), "")}
             for axis, value, allowed in axes
             if value not in allowed
         ]
 
     return when
+
+
+def four_bits(config: TrainerConfig) -> bool:
+    """Whether a trainer that has 4-bit kernels for CUDA only would need them."""
+    return config.method is Method.QLORA and config.backend in (BackendName.UNSLOTH, BackendName.AXOLOTL)
+
+
+def is_export(config: TrainerConfig) -> bool:
+    """Whether the format is that of the result and not of the base: llama.cpp writes a quantised copy beside it."""
+    return config.backend is BackendName.LLAMACPP and config.quantization is Quantization.GGUF
 
 
 def on_trl(condition: Callable[[TrainerConfig], bool]) -> When:
@@ -152,7 +171,7 @@ TRAINER_ROWS = (
     Row(
         "R-TRL-PPO", "trainer", "config.stage", on_trl(lambda config: config.stage is Stage.PPO),
         "The trl backend has no ppo: the library removed it.",
-        "Use stage dpo with preference pairs.",
+        "Use backend native, where ppo belongs; until it is there, stage dpo with preference pairs.",
     ),
     Row(
         "R-TRL-STAGE", "trainer", "config.stage",
@@ -190,14 +209,26 @@ TRAINER_ROWS = (
         "The trl backend continues the adapter of an earlier trainer; it does not {config.adapter} adapters.",
         "Use `adapter: continue`, or backend native.", chained=True,
     ),
+    Row(
+        "R-QLORA-CUDA", "trainer", "config.method",
+        lambda config, _: four_bits(config) and config.device is Device.CPU,
+        "The {config.backend} backend trains through a 4-bit base on CUDA only.", "Use method lora, or backend native.",
+    ),
+    Row(
+        "R-QLORA-CUDA", "trainer", "config.method",
+        lambda config, at: four_bits(config) and config.device is Device.AUTO
+        and at.facts.devices is not None and Device.CUDA not in at.facts.devices,
+        "The {config.backend} backend trains through a 4-bit base on CUDA only, and this machine has none.",
+        "Use method lora, or backend native.", scope="run",
+    ),
     *(
         Row(
             f"R-{name.value.upper()}", "trainer", "config.{axis}", outside_reach(name),
-            f"The {name.value} backend has no {{axis}} {{value}}.",
+            f"The {name.value} backend has no {{axis}} {{value}}{{why}}.",
             # What the native engine lacks, no other backend has either.
             "Use {axis} {allowed}." if name is BackendName.NATIVE else "Use {axis} {allowed}, or another backend.",
         )
-        for name in BACKENDS if name is not BackendName.TRL
+        for name in BACKENDS if name not in (BackendName.TRL, BackendName.SCRIPT)
     ),
     Row(
         "R-FP16-CPU", "trainer", "config.hyperparameters.precision",
@@ -207,7 +238,8 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-QUANT-METHOD", "trainer", "config.quantization",
-        lambda config, _: config.quantization is not None and config.method is not Method.QLORA,
+        lambda config, _: config.quantization is not None and config.method is not Method.QLORA
+        and not is_export(config),
         "Method {config.method} trains on an unquantised base; {config.quantization} would be ignored.",
         "Use method qlora, or remove quantization.",
     ),

@@ -29,15 +29,11 @@ from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
 from trainyard.train.resume.state import (
     Tensors,
     flatten,
-    gradients,
     random_state,
     rebuild,
     require_same_devices,
     require_same_weights,
-    restore_gradients,
     restore_random_state,
-    restore_weights,
-    weights,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +43,7 @@ TENSOR_FILE, VALUE_FILE = "state.safetensors", "state.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PARTS = ("weights", "optimizer", "rate", "scaler", "gradients", "random", "counters")
 """What a state is made of; leaving out any one gives other bits."""
+ONE_PROCESS = {"strategy": "single", "processes": 1}
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,13 @@ class Snapshot:
 
     @classmethod
     def of(cls, session: Session) -> Snapshot:
-        engine = session.engine
+        engine, sharing = session.engine, session.sharing
         parts = {
-            "weights": weights(engine.model),
+            "weights": sharing.weights(engine.model),
             "optimizer": engine.optimizer.state_dict(),
             "rate": engine.rate.state_dict(),
             "scaler": {**session.scaler.state_dict(), "deferred_unscale": bool(session.accumulated)},
-            "gradients": gradients(engine.model) if session.accumulated or session.stale else {},
+            "gradients": sharing.gradients(engine.model) if session.accumulated or session.stale else {},
             "random": random_state(),
             "counters": {
                 "global_step": session.global_step,
@@ -74,7 +71,7 @@ class Snapshot:
                 "skipped": session.skipped,
             },
         }
-        return cls(parts, identity(session.config_sha256, engine.precision.value))
+        return cls(parts, session.identity())
 
     def require_fit(self, session: Session, *, everything: bool = True) -> None:
         """Raise `Corrupt` for parts that do not belong to the session's model, schedule or devices."""
@@ -89,7 +86,7 @@ class Snapshot:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine, parts = session.engine, self.parts
         if "weights" in parts:
-            restore_weights(engine.model, parts["weights"])
+            session.sharing.take_weights(engine.model, parts["weights"])
         if not everything:
             return
         if "optimizer" in parts:
@@ -99,7 +96,7 @@ class Snapshot:
         if "scaler" in parts and session.scaler.is_enabled():
             session.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
         if "gradients" in parts:
-            restore_gradients(engine.model, parts["gradients"])
+            session.sharing.take_gradients(engine.model, parts["gradients"])
         if "counters" in parts:
             for name, value in parts["counters"].items():
                 setattr(session, name, value)
@@ -117,9 +114,13 @@ class Snapshot:
         return cls(rebuild(values["parts"], tensors), dict(values["identity"]))
 
 
-def identity(config_sha256: str, precision: str) -> dict[str, Any]:
-    """What a resumed run must share with the first one, and what is recorded beside it."""
+def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE_PROCESS) -> dict[str, Any]:
+    """What a resumed run must share with the first one, and what is recorded beside it.
+
+    `layout` says how many processes hold the state, and how.
+    """
     return {
+        "layout": dict(layout),
         "config": config_sha256,
         "precision": precision,
         "threads": torch.get_num_threads(),
@@ -143,8 +144,10 @@ def require_whole(snapshot: Snapshot, name: str) -> None:
 
 
 def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
-    """Refuse a state of another config or precision (`E-CHECKPOINT-CONFIG`) or of other library versions
-    (`E-CHECKPOINT-VERSION`); returns what else differs (threads, flags), which changes bits but not meaning."""
+    """Refuse a state of other processes (`E-CHECKPOINT-WORLD`), of another config or precision (`E-CHECKPOINT-CONFIG`)
+    or of other library versions (`E-CHECKPOINT-VERSION`); returns what else differs (threads, flags), which changes
+    bits but not meaning."""
+    require_same_processes(snapshot.identity.get("layout", ONE_PROCESS), here.get("layout", ONE_PROCESS))
     for name in ("config", "precision"):
         if snapshot.identity[name] != here[name]:
             raise Corrupt(
@@ -164,6 +167,24 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} {snapshot.identity[name]} -> {here[name]}" for name in names if snapshot.identity[name] != here[name]
     ]
+
+
+def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A state that is held in parts goes on where the same parts are. Raises `Corrupt` (`E-CHECKPOINT-WORLD`)."""
+    if before != now:
+        raise Corrupt(
+            f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",
+            why="Each process has its own share of rows, gradients, optimizer state and random numbers.",
+            do="Continue with the same launch settings, or start the training anew; weights alone fit any of them.",
+            code="E-CHECKPOINT-WORLD",
+        )
+
+
+def in_words(layout: Mapping[str, Any]) -> str:
+    """`4 processes (fsdp_hybrid, shard_size 2)`."""
+    count = layout["processes"]
+    rest = [str(layout["strategy"]), *(f"{name} {layout[name]}" for name in ("shard_size",) if name in layout)]
+    return "1 process" if count == 1 else f"{count} processes ({', '.join(rest)})"
 
 
 def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[str, Any]:

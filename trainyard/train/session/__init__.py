@@ -16,68 +16,40 @@ that is saved in between says so, and goes on to the same bits.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes import Precision
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import file_sha256
 from trainyard.train.head import Head, require_known_logits
 from trainyard.train.optimizers import on_eval, on_train
-from trainyard.train.resume.snapshot import Snapshot, load_snapshot, require_same, require_whole, save_snapshot
+from trainyard.train.resume.snapshot import (
+    Snapshot,
+    identity,
+    load_snapshot,
+    require_same,
+    require_whole,
+    save_snapshot,
+)
 from trainyard.train.schedules import LearningRate
+from trainyard.train.session.outputs import INLINE_BYTES, hand_out, read_outputs, require_outputs
+from trainyard.train.session.replies import KEPT_REPLIES, Backward, Forward, Replies, Stepped
 from trainyard.train.session.sampling import Generated, Sampling, sample, token_logprobs
-from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
+from trainyard.train.session.sharing import Alone, Found
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
-Reply = TypeVar("Reply")
-INLINE_BYTES = 8 << 20
-"""Most bytes of logits or hidden states that a reply holds itself; more goes by reference."""
-KEPT_REPLIES = 1024
+__all__ = ["FIRST_SCALE", "INLINE_BYTES", "KEPT_REPLIES", "Backward", "Engine", "Forward", "Session", "Stepped"]
+
 FIRST_SCALE = 1024.0
 """fp16's first loss scale: torch's 65,536 overflows small models for their first dozens of steps."""
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Reply of `forward`."""
-
-    forward_id: str
-    loss: torch.Tensor
-    """Detached, on the device: reading it is a synchronisation, which is left to whoever wants it."""
-    units: int
-    """What the loss is a mean over, unless a normalizer was given."""
-    metrics: Metrics
-    """Sums over the units, detached."""
-    outputs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Backward:
-    """Reply of `backward`; the norm is of the unscaled gradients and None unless it was asked for."""
-
-    accumulated: int
-    grad_norm: float | None = None
-    overflow: bool | None = None
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """Reply of `step`. `grad_norm` is before the clip, on the device."""
-
-    skipped: bool
-    global_step: int
-    learning_rate: float
-    grad_norm: torch.Tensor
 
 
 @dataclass
@@ -94,6 +66,8 @@ class Engine:
     device: str = "cpu"
     precision: Precision = Precision.FP32
     head: Head = Head.FULL
+    sharing: Alone = field(default_factory=Alone)
+    """How the work is shared with other processes."""
 
 
 class Session:
@@ -104,17 +78,17 @@ class Session:
         self.config_sha256 = digest(engine.config)
         half = engine.precision is Precision.FP16
         self.scaler = torch.amp.GradScaler(engine.device, init_scale=FIRST_SCALE, enabled=half)
-        self.parameters = [value for value in engine.model.parameters() if value.requires_grad]
+        self.sharing = engine.sharing
+        self.parameters = self.sharing.parameters(engine.model)
         self.accumulated = 0
         self.stale = False
         self.global_step = 0
         self.skipped = 0
         self._forwards = 0
         self._pending: tuple[str, torch.Tensor] | None = None
-        self._replies: OrderedDict[int, tuple[str, Any]] = OrderedDict()
-        self._forgotten = -1
+        self._replies = Replies()
         if engine.stage.head == "causal":
-            require_known_logits(engine.model)
+            self.sharing.run(engine.model, require_known_logits)
         self._train()
 
     # The eight verbs
@@ -135,7 +109,7 @@ class Session:
         batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
         Raises `InvalidInput` (`E-NO-TARGET`, `E-INLINE-SIZE`, `E-OUTPUT-NAME`), and then nothing has changed.
         """
-        return self._once(op_seq, "forward", lambda: self._forward(batch, normalizer, outputs, inline))
+        return self._replies.once(op_seq, "forward", lambda: self._forward(batch, normalizer, outputs, inline))
 
     def backward(
         self, forward_id: str, *, scale: float = 1.0, measure: bool = True, op_seq: int | None = None
@@ -145,7 +119,7 @@ class Session:
         Raises `Conflict`: `E-STALE-GRAD` after a step without `zero_grad`, `E-FORWARD-USED` for an id whose graph is
         gone (used, replaced by a later forward, or dropped).
         """
-        return self._once(op_seq, "backward", lambda: self._backward(forward_id, scale, measure))
+        return self._replies.once(op_seq, "backward", lambda: self._backward(forward_id, scale, measure))
 
     def step(
         self,
@@ -160,11 +134,11 @@ class Session:
         `max_grad_norm` defaults to the config's, `learning_rate` overrides the schedule for this step, `metric` feeds a
         schedule that waits for a plateau. Raises `Conflict` (`E-NO-GRAD`) when nothing was accumulated.
         """
-        return self._once(op_seq, "step", lambda: self._step(max_grad_norm, learning_rate, metric))
+        return self._replies.once(op_seq, "step", lambda: self._step(max_grad_norm, learning_rate, metric))
 
     def zero_grad(self, *, op_seq: int | None = None) -> None:
         """Clear the gradients and drop a pending graph."""
-        return self._once(op_seq, "zero_grad", self._zero_grad)
+        return self._replies.once(op_seq, "zero_grad", self._zero_grad)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None, *, op_seq: int | None = None
@@ -173,18 +147,18 @@ class Session:
 
         Raises `InvalidInput` (`E-PROMPT-EMPTY`, and `E-NO-LOGITS` for a reward model); so does `logprobs`.
         """
-        return self._once(op_seq, "generate", lambda: self._quietly(lambda: self._generate(prompts, sampling)))
+        return self._replies.once(op_seq, "generate", lambda: self._generate(prompts, sampling or Sampling()))
 
     def logprobs(self, rows: Sequence[Sequence[int]], *, op_seq: int | None = None) -> list[list[float | None]]:
         """Log-probability of every token given those before it, without dropout; None for the first of a row."""
-        return self._once(op_seq, "logprobs", lambda: self._quietly(lambda: self._logprobs(rows)))
+        return self._replies.once(op_seq, "logprobs", lambda: self._logprobs(rows))
 
     def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> dict[str, Any]:
         """Write the state (`full`) or the weights (`weights`) under `name`; returns {name, path, sha256}.
 
         Raises `InvalidInput` (`E-SAVE-NAME`, `E-SAVE-KIND`) and `Conflict` (`E-SAVE-EXISTS`): nothing is overwritten.
         """
-        return self._once(op_seq, "save", lambda: self._save(name, kind))
+        return self._replies.once(op_seq, "save", lambda: self._save(name, kind))
 
     def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> dict[str, Any]:
         """Take a saved state back; without `optimizer` only the weights. A pending graph and gradients are dropped.
@@ -194,7 +168,7 @@ class Session:
         `-VERSION`, `-MODEL`) are not what they were; then nothing has changed. Weights alone may come from another
         config of the same model and method.
         """
-        return self._once(op_seq, "load", lambda: self._load(name, optimizer))
+        return self._replies.once(op_seq, "load", lambda: self._load(name, optimizer))
 
     # What they do
 
@@ -211,7 +185,7 @@ class Session:
         found = self._outputs(on_device, outputs, inline) if outputs else {}
         reference = self._reference_scores(on_device)
         with self.autocast():
-            scores = engine.stage.score(engine.model, on_device, engine.head)
+            scores = self.sharing.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
         self._forwards += 1
@@ -233,38 +207,19 @@ class Session:
         assert self.engine.reference is not None, "a stage with a reference is built with one"
         on_device = {name: value.to(self.engine.device) for name, value in batch.items()}
         with self.engine.reference() as model, torch.no_grad(), self.autocast():
-            return self.engine.stage.score(model, on_device, self.engine.head)
+            return self.sharing.scores(self.engine.stage, model, on_device, self.engine.head)
 
     def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> dict[str, Any]:
-        unknown = set(names) - {"logits", "hidden_states"}
-        if unknown:
-            raise InvalidInput(
-                f"forward has no output {sorted(unknown)[0]!r}.",
-                do="Ask for logits or hidden_states.",
-                code="E-OUTPUT-NAME",
-            )
-        given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+        require_outputs(names)
         with torch.no_grad(), self.autocast(), fork_rng(self.engine.device):
-            found = self.engine.model(**given, output_hidden_states="hidden_states" in names, use_cache=False)
-        tensors = {"logits": found.logits.float()} if "logits" in names else {}
-        if "hidden_states" in names:
-            tensors["hidden_states"] = torch.stack(list(found.hidden_states)).float()
-        return {name: self._hand_out(name, value.cpu().contiguous(), inline) for name, value in tensors.items()}
-
-    def _hand_out(self, name: str, value: torch.Tensor, inline: bool) -> dict[str, Any]:
-        size = value.numel() * value.element_size()
-        if inline and size > INLINE_BYTES:
-            raise InvalidInput(
-                f"{name} takes {size:,} bytes, and a reply holds at most {INLINE_BYTES:,}.",
-                do="Leave inline out: the reply then names a file.",
-                code="E-INLINE-SIZE",
-            )
-        if inline:
-            return {"shape": list(value.shape), "values": value.flatten().tolist()}
-        path = self.folder / "outputs" / f"forward-{self._forwards + 1}-{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: value}, path)
-        return {"shape": list(value.shape), "file": str(path), "sha256": file_sha256(path)}
+            found = self.sharing.run(self.engine.model, lambda model: read_outputs(model, batch, names))
+        if not self.sharing.leading:
+            return {}
+        at = self.folder / "outputs" / f"forward-{self._forwards + 1}"
+        return {
+            name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
+            for name, value in found.items()
+        }
 
     def _backward(self, forward_id: str, scale: float, measure: bool) -> Backward:
         if self.stale:
@@ -282,7 +237,9 @@ class Session:
                 code="E-FORWARD-USED",
             )
         loss, self._pending = self._pending[1], None
+        self.sharing.before_backward(self.parameters)
         self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
+        self.sharing.after_backward(self.parameters)
         self.accumulated += 1
         if not measure:
             return Backward(self.accumulated)
@@ -291,10 +248,8 @@ class Session:
 
     def _grad_norm(self) -> float:
         """Norm of the gradients without the scaler's factor, which stays in them."""
-        found = [value.grad for value in self.parameters if value.grad is not None]
-        return float(torch.nn.utils.get_total_norm(found)) / (
-            self.scaler.get_scale() if self.scaler.is_enabled() else 1
-        )
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
+        return float(self.sharing.norm(self.parameters)) / scale
 
     def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
         if not self.accumulated:
@@ -302,9 +257,10 @@ class Session:
                 "There is no gradient to step with.", do="Call forward and backward first.", code="E-NO-GRAD"
             )
         engine = self.engine
+        self.sharing.settle(self.parameters, scaled=self.scaler.is_enabled())
         self.scaler.unscale_(engine.optimizer)
         limit = engine.config.hyperparameters.max_grad_norm if max_grad_norm is None else max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        norm = self.sharing.clip(self.parameters, limit)
         if not self.scaler.is_enabled():
             require_finite_gradients(norm, self.global_step + 1)
         used = self._overridden(learning_rate)
@@ -339,17 +295,16 @@ class Session:
 
     def _zero_grad(self) -> None:
         self.engine.optimizer.zero_grad(set_to_none=True)
+        self.sharing.clear(self.engine.model)
         self.accumulated, self.stale, self._pending = 0, False, None
 
-    def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None) -> list[Generated]:
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
         self._require_logits()
-        with self.autocast():
-            return sample(self.engine.model, self.engine.tokenizer, prompts, sampling or Sampling())
+        return self._quietly(lambda model: sample(model, self.engine.tokenizer, prompts, sampling))
 
     def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
         self._require_logits()
-        with self.autocast():
-            return token_logprobs(self.engine.model, self.engine.tokenizer, rows)
+        return self._quietly(lambda model: token_logprobs(model, self.engine.tokenizer, rows))
 
     def _require_logits(self) -> None:
         if self.engine.stage.head != "causal":
@@ -360,18 +315,19 @@ class Session:
             )
 
     def _save(self, name: str, kind: str) -> dict[str, Any]:
-        if kind == "weights":  # those that are served: schedule-free AdamW's average, not the point that it trains at
-            on_eval(self.engine.optimizer)
+        if kind != "weights":
+            return save_snapshot(self.folder, name, self.snapshot(), kind)
+        self.show_served()
         try:
             return save_snapshot(self.folder, name, self.snapshot(), kind)
         finally:
-            on_train(self.engine.optimizer)
+            self.show_trained()
 
     def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
         snapshot, facts = load_snapshot(self.folder, name)
         if optimizer:
             require_whole(snapshot, name)
-            require_same(snapshot, self.snapshot().identity)
+            require_same(snapshot, self.identity())
         self.restore(snapshot, optimizer=optimizer)
         return facts
 
@@ -381,6 +337,10 @@ class Session:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
         return Snapshot.of(self)
 
+    def identity(self) -> dict[str, Any]:
+        """What a state has to have in common with this session so that it goes on here."""
+        return identity(self.config_sha256, self.engine.precision.value, self.sharing.layout)
+
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         """Go on where the snapshot was taken; with `optimizer=False` only its weights are taken.
 
@@ -389,6 +349,18 @@ class Session:
         snapshot.require_fit(self, everything=optimizer)
         self._zero_grad()
         snapshot.into(self, everything=optimizer)
+
+    def show_served(self) -> None:
+        """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
+        on_eval(self.engine.optimizer)
+
+    def show_trained(self) -> None:
+        """Put the weights in place that the next step moves."""
+        on_train(self.engine.optimizer)
+
+    def drop_reference(self) -> None:
+        """Free the frozen reference, when its scores are known for every example."""
+        self.engine.reference = None
 
     # Surroundings
 
@@ -400,8 +372,8 @@ class Session:
         self.engine.model.train()
         on_train(self.engine.optimizer)
 
-    def _quietly(self, work: Callable[[], Reply]) -> Reply:
-        """Without dropout, without gradients, without a trace in the generators that training draws from.
+    def _quietly(self, work: Callable[[Any], Found]) -> Found:
+        """`work(model)` without dropout or gradients, and without a trace in the generators that training draws from.
 
         A schedule-free optimizer shows its average meanwhile and then puts back the same bits: a graph that is pending
         is as good as before, which autograd cannot know.
@@ -410,36 +382,10 @@ class Session:
             self.engine.model.eval()
             on_eval(self.engine.optimizer)
             try:
-                with torch.no_grad(), fork_rng(self.engine.device):
-                    return work()
+                with torch.no_grad(), fork_rng(self.engine.device), self.autocast():
+                    return self.sharing.run(self.engine.model, work)
             finally:
                 self._train()
-
-    def _once(self, op_seq: int | None, verb: str, work: Callable[[], Reply]) -> Reply:
-        """Carry out, or return the first reply of the same `op_seq`; `Conflict` (`E-OP-SEQ`) for another verb."""
-        if op_seq is not None and op_seq in self._replies:
-            known, reply = self._replies[op_seq]
-            if known != verb:
-                raise Conflict(
-                    f"op_seq {op_seq} was a {known} and comes again as a {verb}.",
-                    do="Number the calls of a session one after another.",
-                    code="E-OP-SEQ",
-                )
-            same: Reply = reply
-            return same
-        if op_seq is not None and op_seq <= self._forgotten:
-            raise Conflict(
-                f"op_seq {op_seq} is too old: the last {KEPT_REPLIES} replies are kept.",
-                why="Whether it was carried out is not known any more, and it must not be carried out twice.",
-                do="Number the calls of a session one after another.",
-                code="E-OP-SEQ",
-            )
-        reply = work()
-        if op_seq is not None:
-            self._replies[op_seq] = (verb, reply)
-            if len(self._replies) > KEPT_REPLIES:
-                self._forgotten = max(self._forgotten, self._replies.popitem(last=False)[0])
-        return reply
 
 
 def fork_rng(device: str) -> AbstractContextManager[None]:

@@ -1,0 +1,124 @@
+"""How a run ends that is not finished: paused, cancelled, or its machine taken back.
+
+A pause is Prefect's suspension: the run's state says so, and this process has to go without touching it. SIGTERM is
+taken here for as long as a chain is walked, so that trainings save first: then a run that is being cancelled ends as
+cancelled, and any other one is scheduled again, to be continued by whichever worker takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Pause
+from prefect.states import Cancelled, Crashed
+
+from trainyard.api.records import NodeResult, NodeState, RunRecord
+from trainyard.api.runs import INTERRUPTED, preempted, state_now
+from trainyard.api.work import fruitless
+
+CONTINUE_AFTER_S = 20.0
+"""A preempted run waits this long, so that nobody takes it who is on the way out, too; workers look 10 s ahead."""
+INTERRUPT_GRACE_S = 22.0
+"""Of the 30 s between a worker's SIGTERM and its SIGKILL: what nodes have, before the run's state is written."""
+SERVER_TRIES_S, OUTAGE_S = 6.0, 600.0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Take SIGTERM as a request to save and go. Outside the main thread (a test, a notebook) nothing is changed."""
+    loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        loop.add_signal_handler(signal.SIGTERM, INTERRUPTED.set)
+    except (RuntimeError, ValueError, NotImplementedError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+        INTERRUPTED.clear()
+
+
+def stopped(nodes: tuple[NodeResult, ...]) -> bool:
+    """Whether the run was told to stop, rather than finished or failed."""
+    return any(node.state is NodeState.CANCELED for node in nodes)
+
+
+async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, unfinished: bool) -> State[Any]:
+    """End a run that was stopped: the state of a cancelled one, or this process's end for one that somebody continues.
+
+    Raises Prefect's `Pause`, which leaves the run's state as it stands on the server.
+    """
+    state = await server_state(run_id)
+    words = "; ".join(f"{node.id}: {node.message}" for node in nodes if node.state is NodeState.CANCELED)
+    ending: State[Any]
+    if state is None:
+        ending = Crashed(message=f"The server did not answer when the run was stopped. {words}")
+        go(ending, unfinished)
+    elif state.type in (StateType.CANCELLING, StateType.CANCELLED):
+        ending = Cancelled(message=words)
+    elif state.type is not StateType.RUNNING:
+        ending = state  # paused, or already resumed by somebody: it is not this process's any more
+        go(ending, unfinished)
+    elif fruitless(record.folder):
+        ending = Crashed(message=f"Stopped from outside again and again without a further step. {words}")
+    else:
+        ending = await schedule_again(run_id, words)
+        go(ending, unfinished)
+    if unfinished:
+        await set_state(run_id, ending)
+        os._exit(0)
+    return ending
+
+
+def go(state: State[Any], unfinished: bool) -> None:
+    """End this process, leaving the run's state alone; at once if a node cannot be stopped.
+
+    What such a node was making is not in the store, and whoever continues makes it again.
+    """
+    if unfinished:
+        os._exit(0)
+    raise Pause(state=state)
+
+
+async def server_state(run_id: str) -> State[Any] | None:
+    """The run's state; None when the server does not answer for seconds."""
+    deadline = time.monotonic() + SERVER_TRIES_S
+    while True:
+        state = await asyncio.to_thread(state_now, run_id)
+        if state is not None or time.monotonic() > deadline:
+            return state
+        await asyncio.sleep(0.5)
+
+
+async def server_back(run_id: str) -> None:
+    """Wait for a server that is away, some minutes.
+
+    Prefect's own client asks again after a time that doubles: after an outage of two minutes a finished run would
+    read Running for another one.
+    """
+    deadline = time.monotonic() + OUTAGE_S
+    while await asyncio.to_thread(state_now, run_id) is None and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+
+
+async def schedule_again(run_id: str, words: str) -> State[Any]:
+    state = preempted(words, after_s=CONTINUE_AFTER_S)
+    await set_state(run_id, state)
+    return state
+
+
+async def set_state(run_id: str, state: State[Any]) -> None:
+    async with get_client() as client:
+        await client.set_flow_run_state(UUID(run_id), state, force=True)

@@ -1,0 +1,215 @@
+"""Jobs that are paused, resumed, cancelled, preempted and queued, on a real server and worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.flows.real_stack import STEPS, Stack, until
+from trainyard.api.work import works_of
+from trainyard.stores.metrics import read_events as trainer_events
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+LONG = {"max_steps": 20_000, "save_steps": 5000}
+"""A training that is still at work whenever a test looks; tests end it."""
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
+    stack.write_data()
+    up = stack.command("up")
+    assert up.returncode == 0, up.stderr
+    yield stack
+    stack.command("down")
+    assert not stack.children()
+
+
+@pytest.fixture(scope="module")
+def whole(stack: Stack) -> str:
+    """The weights of a run that nobody has disturbed."""
+    return stack.finish(stack.start_job())
+
+
+def test_a_paused_job_frees_everything_and_ends_in_the_same_bits(stack: Stack, whole: str) -> None:
+    run_id = stack.start_job()
+    stack.wait_for_step(run_id, 30)
+    process = stack.flow_process(run_id)
+    started = time.monotonic()
+    paused = stack.json("jobs", "pause", run_id)
+    until(lambda: not process.is_running(), 15, "the process's end")
+    until(stack.slot_is_free, 15, "a free slot")
+    assert time.monotonic() - started < 15 + 3, "beside the command's own start"
+    assert (paused["state"], paused["detail"]) == ("paused", "")
+    assert 30 <= paused["step"] < STEPS
+    assert not stack.children()
+    assert stack.state_of(run_id)["name"] == "Suspended"
+    (stopped,) = stack.events(run_id, "stopped")
+    assert stopped["message"] == f"The training stopped at step {paused['step']}; its checkpoint is kept."
+    again = stack.command("jobs", "pause", run_id)
+    assert again.returncode == 4
+    assert "E-JOB-STATE" in again.stderr
+    assert f"trainyard jobs resume {run_id}" in again.stderr
+    assert stack.json("jobs", "resume", run_id[:8])["state"] == "pending"
+    assert stack.finish(run_id) == whole
+    (warning,) = [event for event in stack.events(run_id, "warning") if "continues" in event["text"]]
+    assert warning["text"].endswith(f"continues from the checkpoint of step {paused['step']}.")
+    assert len(stack.events(run_id, "finished")) == 2, "each node once"
+
+
+def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) -> None:
+    run_id = stack.start_job()
+    stack.wait_for_step(run_id, 230)
+    stack.json("jobs", "pause", run_id)
+    (work,) = works_of(stack.settings.runs / run_id)
+    *_, before, newest = work.checkpoints()
+    victim = max((work.folder / "checkpoints" / newest).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(bytes(content))
+    stack.json("jobs", "resume", run_id)
+    assert stack.finish(run_id) == whole
+    told = [event["text"] for event in stack.events(run_id, "warning")]
+    assert any("E-CHECKPOINT" in text or "does not match" in text or newest in text for text in told), told
+    assert any(text.endswith(f"checkpoint of step {int(before.removeprefix('step-'))}.") for text in told), told
+
+
+def test_data_that_changed_meanwhile_is_refused_by_name(stack: Stack) -> None:
+    stack.write_data("changing.jsonl", 60)
+    run_id = stack.start_job(data="changing.jsonl", **LONG)
+    stack.wait_for_step(run_id, 20)
+    stack.json("jobs", "pause", run_id)
+    stack.write_data("changing.jsonl", 61)
+    stack.json("jobs", "resume", run_id)
+    stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
+    message = stack.state_of(run_id)["message"]
+    assert "E-RESUME-CHANGED: The training of this run cannot go on with something else: data_sha256.sft: " in message
+    refused = stack.command("jobs", "resume", run_id, "-p", "hyperparameters.max_steps=7")
+    assert refused.returncode == 5
+    assert "hyperparameters.max_steps: 20000 before, 7 now" in refused.stderr
+
+
+def test_paused_before_the_first_step(stack: Stack) -> None:
+    run_id = stack.start_job(**LONG)
+    stack.wait_for_state(run_id, "RUNNING")
+    paused = stack.json("jobs", "pause", run_id)
+    assert (paused["state"], paused["detail"]) == ("paused", "")
+    assert not stack.children()
+    stack.json("jobs", "resume", run_id)
+    stack.wait_for_step(run_id)
+    assert stack.json("jobs", "cancel", run_id)["state"] == "canceled"
+
+
+def test_a_job_that_has_not_started_cannot_be_paused(stack: Stack) -> None:
+    run_id = stack.start_job(**LONG)
+    found = stack.command("jobs", "pause", run_id)
+    assert found.returncode == 4, "it takes seconds to start"
+    assert "cannot be paused: it is pending" in found.stderr
+    assert stack.json("jobs", "cancel", run_id)["state"] == "canceled"
+
+
+def test_two_operators_pause_at_once(stack: Stack) -> None:
+    run_id = stack.start_job(**LONG)
+    stack.wait_for_step(run_id, 10)
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(lambda _: stack.command("jobs", "pause", run_id), range(2)))
+    assert sorted(one.returncode for one in both) == [0, 4], [one.stderr for one in both]
+    assert stack.json("jobs", "cancel", run_id)["state"] == "canceled", "also while it is paused"
+    assert stack.command("jobs", "cancel", run_id).returncode == 4
+
+
+def test_a_cancelled_job_has_saved_and_can_go_on(stack: Stack, whole: str) -> None:
+    run_id = stack.start_job()
+    stack.wait_for_step(run_id, 30)
+    asked = stack.json("jobs", "cancel", run_id, "--no-wait")
+    assert asked["detail"] in ("cancelling", "")
+    pausing = stack.command("jobs", "pause", run_id)
+    assert pausing.returncode == 4
+    assert "cancel" in pausing.stderr
+    assert stack.wait_for_state(run_id, "CANCELLED", seconds=30) < 30
+    until(lambda: not stack.children(), 10, "the child's end")
+    shown = stack.json("jobs", "show", run_id)
+    assert shown["trainings"][0]["checkpoints"]
+    stack.json("jobs", "resume", run_id)
+    assert stack.finish(run_id) == whole
+
+
+def test_sigterm_from_outside_is_a_preemption_that_continues_by_itself(stack: Stack, whole: str) -> None:
+    run_id = stack.start_job()
+    stack.wait_for_step(run_id, 30)
+    process = stack.flow_process(run_id)
+    process.terminate()
+    assert until(lambda: not process.is_running(), 30, "the process's end") < 30
+    state = stack.state_of(run_id)
+    assert (state["type"], state["name"]) == ("SCHEDULED", "Preempted")
+    assert stack.finish(run_id) == whole
+    assert [event["reason"] for event in stack.events(run_id, "stopped")] == ["preempt"]
+
+
+def test_down_and_up_continue_what_was_at_work(stack: Stack, whole: str) -> None:
+    run_id = stack.start_job()
+    stack.wait_for_step(run_id, 30)
+    started = time.monotonic()
+    stack.command("down")
+    assert time.monotonic() - started < 45
+    assert not stack.children()
+    assert stack.command("up").returncode == 0
+    assert stack.finish(run_id) == whole
+
+
+def test_a_budget_is_a_deadline_and_resuming_gives_another(stack: Stack) -> None:
+    run_id = stack.start_job(budget_s=8, **LONG)
+    stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
+    found = stack.json("jobs", "show", run_id)
+    assert (found["state"], found["detail"]) == ("failed", "budget exceeded")
+    assert "Its budget of wall time is used up." in found["message"]
+    first = found["step"]
+    stack.json("jobs", "resume", run_id)
+    stack.wait_for_state(run_id, "RUNNING")
+    stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
+    assert stack.json("jobs", "show", run_id)["step"] > first
+
+
+def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
+    ids = [stack.start_job(max_steps=40, save_steps=40, seed=seed) for seed in range(6)]
+    spans = []
+    for run_id in ids:
+        stack.finish(run_id)
+        (work,) = works_of(stack.settings.runs / run_id)
+        told = list(trainer_events(work.folder / "events.jsonl"))
+        spans.append((told[0]["time"], told[-1]["time"]))
+    spans.sort()
+    gaps = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
+    assert all(gap >= 0 for gap in gaps), "two trained at once"
+    assert max(gaps) <= 10, gaps
+
+
+def test_logs_metrics_and_lists(stack: Stack) -> None:
+    run_id = stack.start_job(max_steps=30, save_steps=10)
+    following = subprocess.Popen(
+        [sys.executable, "-m", "trainyard.cli", "jobs", "logs", run_id, "-f", "--json"],
+        cwd=stack.work, env=stack.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stack.finish(run_id)
+    out, err = following.communicate(timeout=60)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert {line["source"] for line in lines} == {"run", "trainer"}, err
+    assert any("Beginning flow run" in line["text"] for line in lines)
+    points = stack.json("jobs", "metrics", run_id)["trainings"][0]["points"]
+    assert [point["step"] for point in points] == list(range(1, 31))
+    assert all(point["loss"] > 0 for point in points)
+    listed = stack.json("jobs", "list", "--state", "completed")["jobs"]
+    assert listed[0]["id"] == run_id
+    assert (listed[0]["step"], listed[0]["total_steps"]) == (30, 30)
+    assert "training-job-" in stack.command("jobs", "list").stdout
+    assert len(stack.command("jobs", "logs", run_id, "--tail", "3").stdout.splitlines()) == 3
+    assert stack.command("jobs", "show", "no-such-job").returncode == 3

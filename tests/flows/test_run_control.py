@@ -1,0 +1,347 @@
+"""Pause, resume, cancel and preemption on a server without a worker: the rules, and how the walker ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import chain_shapes as shapes
+import pytest
+from chain_shapes import chain_of, walk_shape
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import Pause
+from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
+
+from flows.training_job import training_job
+from trainyard.api import runs
+from trainyard.api.records import RunRecord, RunState, read_events
+from trainyard.api.runs.server import NO_HEARTBEAT
+from trainyard.api.runs.watchdog import Watchdog
+from trainyard.api.stack import worker_name
+from trainyard.api.work import FRUITLESS, fruitless
+from trainyard.backends.results import TrainingStopped
+from trainyard.compute.supervise import Wanted
+from trainyard.errors import Conflict, NotFound
+from trainyard.settings import Settings, settings
+
+pytestmark = pytest.mark.usefixtures("prefect", "fresh")
+
+JOB = {"job": {"dataset": {"path": "data.jsonl"}}}
+GONE = 2**22 + 17
+"""A process that is not there: above the largest number that the kernel gives."""
+NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.fixture
+def fresh(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(home.parent))
+    settings.cache_clear()
+    shapes.reset()
+    yield
+    shapes.reset()
+
+
+@pytest.fixture
+def deployed(home: Path, fresh: None) -> Settings:
+    """A server that knows `training-job/test`, with nobody who would run it."""
+    runs.bootstrap(settings())
+    deployment = training_job.to_deployment(name="test", work_pool_name=settings().work_pool, tags=["job"])
+    deployment.entrypoint = "flows/training_job.py:training_job"
+    deployment.apply(work_pool_name=settings().work_pool)
+    return settings()
+
+
+def started(here: Settings, state: State[Any] | None = None) -> str:
+    """A run in that state. It has had a process: without one the server cancels instead of waiting for a worker."""
+    run_id = runs.start_run("training-job/test", JOB, settings=here).run_id
+    if state is not None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(run_id, infrastructure_pid=str(GONE))  # type: ignore[arg-type]
+        put(run_id, Running())
+        put(run_id, state)
+    return run_id
+
+
+def put(run_id: str, state: State[Any]) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run_id, state, force=True)  # type: ignore[arg-type]
+
+
+def state_of(run_id: str) -> State[Any]:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run_id).state  # type: ignore[arg-type]
+    assert state is not None
+    return state
+
+
+def belongs_to(run_id: str, here: Settings, pid: int) -> None:
+    """Let the run look as if this host's worker had started it as that process."""
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(run_id, {"prefect.worker.name": worker_name(here)})  # type: ignore[arg-type]
+        client.update_flow_run(run_id, infrastructure_pid=str(pid))  # type: ignore[arg-type]
+
+
+# The verbs
+
+
+def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Settings) -> None:
+    run_id = started(deployed, Running())
+    runs.pause_run(run_id)
+    state = state_of(run_id)
+    assert (state.type, state.name) == (StateType.PAUSED, "Suspended")
+    assert state.state_details.pause_timeout is None
+    runs.resume_run(run_id)
+    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (None, r"it is pending\. Do: Wait until it runs, or cancel it"),
+        (Pending(), r"it is pending \(starting\)"),
+        (Suspended(), r"it is paused\. Do: `trainyard jobs resume"),
+        (Cancelling(), r"it is running \(cancelling\)"),
+        (Completed(), "it is completed"),
+        (Crashed(), r"it is failed \(crashed\)"),
+    ],
+)
+def test_what_does_not_run_cannot_be_paused(deployed: Settings, state: State[Any] | None, words: str) -> None:
+    with pytest.raises(Conflict, match=f"E-JOB-STATE: The run .* cannot be paused: {words}"):
+        runs.pause_run(started(deployed, state))
+
+
+def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> None:
+    run_id = started(deployed, Running())
+    told: list[str] = []
+
+    def pause(_: int) -> None:
+        try:
+            runs.pause_run(run_id)
+            told.append("paused")
+        except Conflict as conflict:
+            told.append(conflict.code)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(pause, range(4)))
+    assert sorted(told) == ["E-JOB-STATE", "E-JOB-STATE", "E-JOB-STATE", "paused"]
+
+
+@pytest.mark.parametrize("state", [Failed(), Crashed(), Failed(name="BudgetExceeded")])
+def test_a_run_that_ended_without_its_result_is_resumed(deployed: Settings, state: State[Any]) -> None:
+    run_id = started(deployed, state)
+    runs.resume_run(run_id)
+    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+
+
+@pytest.mark.parametrize("state", [None, Running(), Completed(), Cancelling()])
+def test_what_works_or_is_finished_cannot_be_resumed(deployed: Settings, state: State[Any] | None) -> None:
+    with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be resumed"):
+        runs.resume_run(started(deployed, state))
+
+
+@pytest.mark.parametrize("state", [None, Suspended()])
+def test_a_run_without_a_process_is_cancelled_at_once(deployed: Settings, state: State[Any] | None) -> None:
+    run_id = started(deployed, state)
+    runs.cancel_run(run_id)
+    assert state_of(run_id).type is StateType.CANCELLED
+    with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be cancelled: it is canceled"):
+        runs.cancel_run(run_id)
+
+
+def test_a_running_run_is_cancelled_by_its_worker(deployed: Settings) -> None:
+    run_id = started(deployed, Running())
+    runs.cancel_run(run_id)
+    assert state_of(run_id).type is StateType.CANCELLING
+    with pytest.raises(Conflict, match=r"cannot be cancelled: it is running \(cancelling\)"):
+        runs.cancel_run(run_id)
+
+
+def test_an_unknown_run_is_told() -> None:
+    for verb in (runs.pause_run, runs.resume_run, runs.cancel_run):
+        with pytest.raises(NotFound, match="E-NO-RUN"):
+            verb(NOBODY)
+
+
+def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
+    run_id = started(deployed)
+    row = runs.find_job(run_id)
+    assert row == runs.find_job(run_id[:12]) == runs.find_job(row["name"])
+    assert run_id in [one["id"] for one in runs.list_jobs(RunState.PENDING)]
+    assert run_id not in [one["id"] for one in runs.list_jobs(RunState.COMPLETED)]
+    with pytest.raises(NotFound, match="E-NO-RUN: There is no job 'nothing'"):
+        runs.find_job("nothing")
+
+
+def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
+    ids = [started(deployed), started(deployed)]
+    with get_client(sync_client=True) as client:
+        for run_id in ids:
+            client.update_flow_run(run_id, name="twins")  # type: ignore[arg-type]
+    with pytest.raises(Conflict, match="E-JOB-AMBIGUOUS: 'twins' means 2 jobs"):
+        runs.find_job("twins")
+
+
+# What a training is told
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (Running(), Wanted.RUN),
+        (Suspended(), Wanted.PAUSE),
+        (Cancelling(), Wanted.CANCEL),
+        (Crashed(), Wanted.RUN),
+    ],
+)
+def test_a_training_is_told_by_the_state_of_its_run(deployed: Settings, state: State[Any], expected: Wanted) -> None:
+    assert runs.wanted_by(started(deployed, state))() is expected
+
+
+def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
+    preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
+    wanted = [runs.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    assert [one() for one in wanted] == [Wanted.RUN, Wanted.RUN]
+    runs.INTERRUPTED.set()
+    try:
+        assert [one() for one in wanted] == [Wanted.PREEMPT, Wanted.CANCEL]
+    finally:
+        runs.INTERRUPTED.clear()
+
+
+def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
+    run_id = started(deployed, Suspended())
+    with runs.gpu_slot(settings()), pytest.raises(TrainingStopped, match="while it waited for the device") as told:
+        runs.gpu_slot(settings(), wanted=runs.wanted_by(run_id)).__enter__()
+    assert told.value.reason == "pause"
+
+
+# How the walker ends
+
+
+def meanwhile(what: Callable[[str], None]) -> threading.Thread:
+    """Do something with the run once its node `a` is at work."""
+
+    def wait_and_do() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            run_id = newest_run()
+            if run_id and ("a", "started") in [(e["node"], e["event"]) for e in read_events(settings().runs / run_id)]:
+                what(run_id)
+                return
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=wait_and_do)
+    thread.start()
+    return thread
+
+
+def newest_run() -> str:
+    """The run of a shape that works now."""
+    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.RUNNING]}}})
+    shape = FlowFilter.model_validate({"name": {"any_": ["shape"]}})
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            flow_filter=shape, flow_run_filter=wanted, sort=FlowRunSort.START_TIME_DESC, limit=1
+        )
+    return str(found[0].id) if found else ""
+
+
+def test_a_pause_between_two_nodes_lets_the_first_finish_and_starts_no_other(tmp_path: Path) -> None:
+    shapes.SLOW.update(a=3.0)
+    chain = chain_of({"a": [], "b": ["a"]}, tmp_path / "texts")
+    paused: list[str] = []
+
+    def pause(run_id: str) -> None:
+        paused.append(run_id)
+        put(run_id, Suspended())
+
+    thread = meanwhile(pause)
+    with pytest.raises(Pause):
+        walk_shape(chain)
+    thread.join()
+    assert state_of(paused[0]).type is StateType.PAUSED, "it is left as the operator set it"
+    assert shapes.MADE == ["a"]
+
+
+def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
+    shapes.REPORTING.add("a")
+    chain = chain_of({"a": [], "b": ["a"]}, tmp_path / "texts")
+    runs_seen: list[str] = []
+
+    def end(run_id: str) -> None:
+        runs_seen.append(run_id)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = meanwhile(end)
+    with pytest.raises(Pause):
+        walk_shape(chain)
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not runs.INTERRUPTED.is_set()
+    state = state_of(runs_seen[0])
+    assert (state.type, state.name) == (StateType.SCHEDULED, "Preempted")
+    assert runs.run_state(state) == (RunState.PENDING, "preempted")
+    (event,) = [e for e in read_events(settings().runs / runs_seen[0]) if e["event"] == "stopped"]
+    assert (event["node"], event["reason"]) == ("a", "preempt")
+    assert shapes.MADE == []
+
+
+def test_preemptions_without_progress_come_to_an_end(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    for _ in range(FRUITLESS):
+        assert not fruitless(tmp_path)
+        record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 7.")
+    assert fruitless(tmp_path)
+    record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 8.")
+    assert not fruitless(tmp_path)
+
+
+# The watchdog
+
+
+def test_a_run_whose_process_is_gone_is_settled_at_the_second_look(deployed: Settings) -> None:
+    running, cancelling = started(deployed, Running()), started(deployed, Cancelling())
+    for run_id in (running, cancelling):
+        belongs_to(run_id, deployed, GONE)
+    watchdog = Watchdog(deployed)
+    assert watchdog.look() == []
+    assert len(watchdog.look()) == 2
+    assert state_of(running).type is StateType.CRASHED
+    assert f"trainyard run {running}" in (state_of(running).message or "")
+    assert state_of(cancelling).type is StateType.CANCELLED
+
+
+def test_the_watchdog_leaves_others_alone(deployed: Settings) -> None:
+    elsewhere, starting = started(deployed, Running()), started(deployed, Pending())
+    belongs_to(starting, deployed, GONE)
+    watchdog = Watchdog(deployed)
+    assert [watchdog.look(), watchdog.look()] == [[], []]
+    assert state_of(elsewhere).type is StateType.RUNNING
+    assert state_of(starting).type is StateType.PENDING
+
+
+def test_a_working_run_that_missed_its_beats_in_an_outage_runs_again(deployed: Settings) -> None:
+    run_id = started(deployed, Running())
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "prefect.engine"])
+    try:
+        belongs_to(run_id, deployed, process.pid)
+        put(run_id, Crashed(message=f"{NO_HEARTBEAT} for 90 s"))
+        assert len(Watchdog(deployed).look()) == 1
+        assert state_of(run_id).type is StateType.RUNNING
+        put(run_id, Crashed(message="a crash that its own process told"))
+        assert Watchdog(deployed).look() == []
+    finally:
+        process.kill()
+        process.wait()

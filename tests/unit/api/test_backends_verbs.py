@@ -1,0 +1,128 @@
+"""`trainyard backends`, its lines in the doctor, and `trainyard eject`."""
+
+from __future__ import annotations
+
+import json
+import venv
+from pathlib import Path
+
+import pytest
+
+from trainyard.api import terminal
+from trainyard.api.keys import trainer_identity
+from trainyard.api.verbs import backends
+from trainyard.api.verbs.backends import BackendsInput, EjectInput, backend_table, eject
+from trainyard.api.verbs.doctor import look_at_backends
+from trainyard.backends import environments
+from trainyard.backends.script import files
+from trainyard.errors import InvalidInput, NotFound, Refused
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes import BackendName
+from trainyard.spec.training import TrainerConfig
+
+JOB = """
+dataset: {{path: rows.jsonl}}
+base_model: {base}
+{more}
+"""
+
+
+@pytest.fixture
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    said = [("user", "What is {}?"), ("assistant", "It is {}.")]
+    rows = [{"messages": [{"role": role, "content": text.format(n)} for role, text in said]} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_settings(home=home)
+
+
+def job(tmp_path: Path, base: Path, more: str = "") -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(base=base, more=more))
+    return str(path)
+
+
+def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
+    rows = {one.name: one for one in backend_table(here, imports=True).rows}
+    assert set(rows) == set(BackendName)
+    assert (rows[BackendName.NATIVE].imports, rows[BackendName.NATIVE].fits) == ("with trainyard", True)
+    for name in environments.ENVIRONMENTS:
+        assert (rows[name].available, rows[name].imports) == (False, "-")
+        assert rows[name].fix == f"Run `trainyard backends install {name.value}`."
+    assert "allow_scripts" in rows[BackendName.SCRIPT].fix
+    text = terminal.render("backends", backend_table(here, imports=False))
+    assert text.splitlines()[0].split() == ["backend", "state", "version", "imports", "computes", "on"]
+    assert "deepspeed: deepspeed is not installed" in text
+
+
+def test_an_environment_that_does_not_import_is_shown_as_broken(here: Settings) -> None:
+    place = here.home / "envs" / "deepspeed"
+    venv.create(place, with_pip=False)
+    (site,) = environments.site_packages(place)
+    (site / f"deepspeed-{environments.pins(BackendName.DEEPSPEED)['deepspeed']}.dist-info").mkdir()
+    row = {one.name: one for one in backend_table(here, imports=False).rows}[BackendName.DEEPSPEED]
+    assert (row.available, row.imports) == (True, "not tested")
+    row = {one.name: one for one in backend_table(here, imports=True).rows}[BackendName.DEEPSPEED]
+    assert (row.available, row.imports) == (False, "broken")
+    assert "No module named 'torch'" in row.why
+    (check,) = [one for one in look_at_backends(here) if one.name == "backend deepspeed"]
+    assert (check.ok, check.note) == (False, True)
+    assert check.detail.endswith("Run `trainyard backends install deepspeed`.")
+
+
+def test_another_environment_and_another_script_make_other_results(here: Settings) -> None:
+    config = TrainerConfig(backend=BackendName.DEEPSPEED)
+    assert trainer_identity(config, here) == {}
+    place = here.home / "envs" / "deepspeed"
+    venv.create(place, with_pip=False)
+    (site,) = environments.site_packages(place)
+    (site / "deepspeed-1.0.dist-info").mkdir()
+    first = trainer_identity(config, here)
+    (site / "other-1.0.dist-info").mkdir()
+    assert first != trainer_identity(config, here)
+    assert trainer_identity(TrainerConfig(), here) == {}
+    folder = here.home / files.TEMPLATES_FOLDER
+    folder.mkdir()
+    (folder / "mine.py").write_text("1")
+    mine = TrainerConfig.model_validate({"backend": "script", "launch": {"script": "mine"}})
+    before = trainer_identity(mine, here)
+    (folder / "mine.py").write_text("2")
+    assert before != trainer_identity(mine, here)
+
+
+def test_a_job_file_becomes_a_folder_to_run_by_hand(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
+    made = eject(EjectInput(target=job(tmp_path, tiny_model, "method: dora")), here)
+    assert made.folder == tmp_path / "trainer-script"
+    assert {path.name for path in made.folder.iterdir()} == {"train.py", "spec.json", "rows.jsonl"}
+    assert made.rows == 12
+    spec = json.loads((made.folder / "spec.json").read_text())
+    assert (spec["method"], spec["base"], spec["hyperparameters"]["epochs"]) == ("dora", str(tiny_model), 3.0)
+    assert "train.py spec.json" in terminal.render("eject", made)
+    with pytest.raises(InvalidInput, match="E-EJECT-EXISTS"):
+        eject(EjectInput(target=job(tmp_path, tiny_model)), here)
+
+
+def test_what_the_built_in_script_lacks_is_not_ejected(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
+    more = "hyperparameters: {optimizer: muon}"
+    with pytest.raises(Refused, match=r"R-SCRIPT-BUILTIN .*does not carry out optimizer muon"):
+        eject(EjectInput(target=job(tmp_path, tiny_model, more)), here)
+    assert not (tmp_path / "trainer-script").exists()
+
+
+def test_a_chain_that_has_not_run_yet_has_no_rows_to_eject(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
+    path = tmp_path / "chain.yaml"
+    path.write_text(
+        f"nodes: [{{type: data_source, config: {{path: docs}}}}, {{type: ai_generator}}, "
+        f"{{type: trainer, config: {{base_model: {tiny_model}}}}}]"
+    )
+    with pytest.raises(NotFound, match=r"E-EJECT-DATA: What ai-generator makes is not there yet"):
+        eject(EjectInput(target=str(path)), here)
+    with pytest.raises(NotFound, match=r"E-EJECT-NODE: The chain has no single trainer 'other'.* are: trainer\."):
+        eject(EjectInput(target=str(path), node="other"), here)
+
+
+def test_the_table_is_not_slow(here: Settings) -> None:
+    assert BackendsInput().imports
+    assert backends.machine_devices()

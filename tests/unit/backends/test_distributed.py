@@ -1,0 +1,221 @@
+"""Jobs in several processes, as a chain starts them: torchrun or accelerate below one supervised child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+from tests.small_jobs import Jobs, Ran, train_as_child
+from trainyard.backends import launching
+from trainyard.backends.base import TrainingStopped
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native import SHARED_PROGRAM
+from trainyard.backends.surroundings import environment
+from trainyard.compute.rank import read_notes
+from trainyard.compute.supervise import Wanted
+from trainyard.compute.tail import Event
+from trainyard.errors import TrainyardError
+
+LAUNCHES: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp", "processes": 2},
+    "zero1": {"strategy": "zero1", "processes": 2},
+    "zero2": {"strategy": "zero2", "processes": 2},
+    "fsdp": {"strategy": "fsdp", "processes": 2},
+    "fsdp_hybrid": {"strategy": "fsdp_hybrid", "processes": 4},
+}
+STEPS = 12
+
+
+def several(jobs: Jobs, strategy: str, launch: dict[str, Any] | None = None, **config: Any) -> TrainingJob:
+    """A job that takes the same rows at each step in any number of processes: eight."""
+    asked = {**LAUNCHES.get(strategy, {}), **(launch or {})}
+    hyper = {
+        "batch_size": 8 // asked.get("processes", 1), "max_steps": STEPS, "epochs": None, "save_steps": 3,
+        **config.pop("hyperparameters", {}),
+    }  # fmt: skip
+    return jobs(launch=asked, hyperparameters=hyper, **{"backend": "native", **config})
+
+
+def weights(ran: Ran) -> dict[str, torch.Tensor]:
+    name = "adapter_model.safetensors" if ran.folder.name == "adapter" else "model.safetensors"
+    return load_file(ran.folder / name)
+
+
+def same_bits(one: Ran, other: Ran) -> bool:
+    mine, theirs = weights(one), weights(other)
+    return one.record["losses"] == other.record["losses"] and all(torch.equal(mine[k], theirs[k]) for k in theirs)
+
+
+def work(folder: Path) -> Path:
+    return next((folder / "home" / "runs" / "training").iterdir())
+
+
+def living(folder: Path) -> list[psutil.Process]:
+    """Processes that were started for a job, below whoever."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+class Interrupted:
+    """Asks for a pause once a step has been reported, or kills a process then."""
+
+    def __init__(self, folder: Path, step: int = 4, kill: int | None = None) -> None:
+        self.folder, self.step, self.kill = folder, step, kill
+        self.reached = False
+
+    def note(self, event: Event) -> None:
+        if event["event"] != "progress" or event["step"] < self.step or self.reached:
+            return
+        self.reached = True
+        if self.kill is not None:
+            os.kill(read_notes(work(self.folder))[self.kill]["pid"], signal.SIGKILL)
+
+    def wanted(self) -> Wanted:
+        return Wanted.PAUSE if self.reached and self.kill is None else Wanted.RUN
+
+
+def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
+    by = Interrupted(folder, kill=kill)
+    train_as_child(job, folder, by.note, wanted=by.wanted, poll_s=0.02)
+
+
+# How they are started
+
+
+def test_one_process_is_started_without_a_launcher(jobs: Jobs, tmp_path: Path) -> None:
+    argv = launching.command(jobs(backend="native"), SHARED_PROGRAM, tmp_path)
+    assert argv[1:4] == ["-m", "trainyard.compute.launch", SHARED_PROGRAM]
+
+
+def test_the_launchers_need_no_port(jobs: Jobs, tmp_path: Path) -> None:
+    argv = launching.command(several(jobs, "ddp"), SHARED_PROGRAM, tmp_path)
+    assert argv[1:5] == ["-m", "trainyard.compute.ranks", str(tmp_path), "2"]
+    assert argv[argv.index("--") + 2 :][:2] == ["-m", "torch.distributed.run"]
+    assert f"--rdzv-endpoint={tmp_path}/ranks/launcher" in argv
+    assert argv[-3:] == ["trainyard.compute.rank", SHARED_PROGRAM, str(tmp_path)]
+    argv = launching.command(several(jobs, "ddp", {"launcher": "accelerate"}), SHARED_PROGRAM, tmp_path)
+    assert argv[argv.index("--rdzv_conf") + 1] == "store_type=file"
+
+
+def test_threads_and_devices_are_shared_out(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = several(jobs, "fsdp_hybrid").model_copy(update={"threads": 8})
+    assert environment(job)["OMP_NUM_THREADS"] == "2"
+    assert environment(job)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert "CUDA_VISIBLE_DEVICES" not in environment(job)
+
+
+# The native backend
+
+
+@pytest.mark.slow
+def test_a_pause_reaches_all_processes_and_leaves_none_of_them(jobs: Jobs, tmp_path: Path) -> None:
+    job = several(jobs, "zero2", hyperparameters={"max_steps": 5000, "save_steps": 5000})
+    with pytest.raises(TrainingStopped, match=r"The training stopped at step \d+; its checkpoint is kept"):
+        interrupted(job, tmp_path)
+    assert {note["status"] for note in read_notes(work(tmp_path)).values()} == {"stopped", "done"}
+    assert len(list((work(tmp_path) / "checkpoints").glob("step-*"))) == 1
+    assert not living(work(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp_hybrid"])
+def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_path: Path) -> None:
+    job = several(jobs, strategy, lora={"dropout": 0.1}, hyperparameters={"gradient_accumulation": 2})
+    whole = train_as_child(job, tmp_path / "whole")
+    with pytest.raises(TrainingStopped):
+        interrupted(job, tmp_path / "parts")
+    parts = train_as_child(job, tmp_path / "parts")
+    assert parts.of("begin")[0]["restarted_from"]["step"] >= 4
+    assert len(parts.record["losses"]) == STEPS
+    assert same_bits(parts, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_job_and_the_next_start_ends_in_the_same_bits(
+    rank: int, jobs: Jobs, tmp_path: Path
+) -> None:
+    job = several(jobs, "zero2", lora={"dropout": 0.1})
+    whole = train_as_child(job, tmp_path / "whole")
+    with pytest.raises(TrainyardError, match=f"E-RANK-LOST: Process {rank} of 2 that trained together was ended"):
+        interrupted(job, tmp_path / "parts", kill=rank)
+    assert not living(work(tmp_path / "parts"))
+    parts = train_as_child(job, tmp_path / "parts")
+    assert parts.of("begin")[0]["restarted_from"] == {"step": 3}
+    assert same_bits(parts, whole)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_first_process_is_the_error_of_the_run(jobs: Jobs, tmp_path: Path) -> None:
+    job = several(jobs, "ddp", hyperparameters={"learning_rate": 1.0, "max_grad_norm": 1e6, "max_steps": 200})
+    job = job.model_copy(update={"data": {}})
+    with pytest.raises(TrainyardError, match="E-NO-DATA: Stage sft needs sft rows, and none arrived"):
+        train_as_child(job, tmp_path)
+
+
+# The trl backend
+
+
+@pytest.fixture(scope="module")
+def untied(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with an output layer of its own."""
+    folder = tmp_path_factory.mktemp("untied")
+    config = AutoConfig.from_pretrained(tiny_model)
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+def by_trl(jobs: Jobs, strategy: str, base: Path, launcher: str = "auto", steps: int = 3) -> TrainingJob:
+    """Three steps: as many full batches as the rows give, so that nothing is filled up."""
+    launch = {"launcher": launcher} if strategy in LAUNCHES else {}
+    hyper = {"max_steps": steps, "save_steps": 2}
+    return several(jobs, strategy, launch, backend="trl", method="full", base=base, hyperparameters=hyper)
+
+
+@pytest.mark.slow
+def test_trl_trains_in_several_processes_as_in_one(jobs: Jobs, untied: Path, tmp_path: Path) -> None:
+    alone = train_as_child(by_trl(jobs, "single", untied), tmp_path / "single")
+    expected = weights(alone)
+    for strategy, launcher in (("ddp", "torchrun"), ("ddp", "accelerate"), ("fsdp", "auto"), ("fsdp_hybrid", "auto")):
+        ran = train_as_child(by_trl(jobs, strategy, untied, launcher), tmp_path / f"{strategy}-{launcher}")
+        assert [point[1] for point in ran.record["losses"]] == pytest.approx(
+            [point[1] for point in alone.record["losses"]], abs=1e-5
+        ), strategy
+        found = weights(ran)
+        assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4, strategy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_trl_goes_on_in_several_processes_to_the_same_bits(
+    strategy: str, jobs: Jobs, untied: Path, tmp_path: Path
+) -> None:
+    job = by_trl(jobs, strategy, untied, steps=8)
+    whole = train_as_child(job, tmp_path / "whole")
+    with pytest.raises(TrainingStopped):
+        interrupted(job, tmp_path / "parts")
+    assert not living(work(tmp_path / "parts"))
+    assert same_bits(train_as_child(job, tmp_path / "parts"), whole)
+
+
+@pytest.mark.slow
+def test_trl_does_not_cut_a_model_with_tied_embeddings(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainyardError, match="E-FSDP-FAMILY: This model of type llama cannot be held in parts"):
+        train_as_child(by_trl(jobs, "fsdp", tiny_model), tmp_path)

@@ -1,0 +1,283 @@
+"""Environments of foreign trainers: looked at from outside, made whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import venv
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainyard.backends import environments as env
+from trainyard.backends import installing
+from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
+from trainyard.compute.lease import device_lock
+from trainyard.errors import Conflict, InvalidInput, Unavailable
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes import BackendName
+
+MLX = BackendName.MLX
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    return load_settings(home=home)
+
+
+def wheel(folder: Path, name: str, version: str, text: str) -> Path:
+    """A real wheel of one module (binary distribution format, PyPA specification)."""
+    info, path = f"{name}-{version}.dist-info", folder / f"{name}-{version}-py3-none-any.whl"
+    files = {
+        f"{name}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        at: base64.urlsafe_b64encode(hashlib.sha256(body.encode()).digest()).rstrip(b"=").decode()
+        for at, body in files.items()
+    }
+    record = "".join(f"{at},sha256={digests[at]},{len(body)}\n" for at, body in files.items())
+    with zipfile.ZipFile(path, "w") as archive:
+        for at, body in files.items():
+            archive.writestr(at, body)
+        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+    return path
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The mlx backend with a tool of one small module instead; returns its requirement file."""
+    shop = tmp_path / "wheels"
+    shop.mkdir()
+    wheel(shop, "firsttool", "1.0", "")
+    wheel(shop, "toytool", "2.5", "import firsttool\nvalue = 7\n")
+    requirements = tmp_path / "mlx.txt"
+    requirements.write_text(f"# made here\n--no-index --find-links={shop}\n", encoding="utf-8")
+    requirements.write_text("firsttool==1.0\ntoytool==2.5  # the tool\n", encoding="utf-8")
+    monkeypatch.setitem(REQUIREMENTS, MLX, requirements)
+    monkeypatch.setitem(ENVIRONMENTS, MLX, Foreign("toytool", "import toytool; assert toytool.value == 7"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shop))
+    return requirements
+
+
+def by_hand(place: Path, **versions: str) -> Path:
+    """An environment without pip, in which packages seem to be installed."""
+    venv.create(place, with_pip=False)
+    (site,) = env.site_packages(place)
+    for name, version in versions.items():
+        (site / f"{name}-{version}.dist-info").mkdir()
+    return place
+
+
+def test_every_foreign_backend_has_a_pinned_requirement_file_that_begins_with_its_largest_part() -> None:
+    for name, path in REQUIREMENTS.items():
+        first, *_ = installing.phases(path.read_text(encoding="utf-8"))
+        assert len(first.requirements) == 1, name
+        pins = env.pins(name)
+        assert {"orjson", "psutil"} <= set(pins), name
+        assert ENVIRONMENTS[name].distribution in pins, name
+
+
+def test_a_requirement_file_is_installed_in_phases() -> None:
+    text = "# torch first\ntorch==2\nb==1 # why\n\nc==3\n#: --no-deps --no-build-isolation\nd==4\n"
+    assert [(one.options, one.requirements) for one in installing.phases(text)] == [
+        ((), ("torch==2",)),
+        ((), ("b==1", "c==3")),
+        (("--no-deps", "--no-build-isolation"), ("d==4",)),
+    ]
+
+
+def test_an_environment_that_is_not_there_says_how_to_make_it(settings: Settings) -> None:
+    found = env.probe(MLX, settings)
+    assert not found.available
+    assert found.why == f"mlx is not installed: there is no environment at {settings.home / 'envs' / 'mlx'}."
+    assert found.fix == "Run `trainyard backends install mlx`."
+    assert env.health(MLX, settings) == env.Health(False, why=found.why, fix=found.fix)
+    with pytest.raises(Unavailable, match=r"R-BACKEND-MISSING: .* Do: Run `trainyard backends install mlx`\."):
+        env.python_of(MLX, settings)
+    assert env.python_of(BackendName.NATIVE, settings) == Path(sys.executable)
+
+
+def test_versions_are_read_from_its_files(settings: Settings) -> None:
+    by_hand(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"], Some_Thing="1.2.post1")
+    assert env.installed(MLX, settings)["some-thing"] == "1.2.post1"
+    assert env.probe(MLX, settings).available
+
+
+def test_another_version_than_the_pinned_one_is_told(settings: Settings) -> None:
+    by_hand(settings.home / "envs" / "mlx", mlx_lm="0.1.0")
+    found = env.probe(MLX, settings)
+    assert not found.available
+    assert found.why == f"mlx-lm 0.1.0 is installed; {env.pins(MLX)['mlx-lm']} is what we drive."
+
+
+def test_an_environment_without_the_tool_is_told(settings: Settings) -> None:
+    by_hand(settings.home / "envs" / "mlx")
+    assert "has no mlx-lm" in env.probe(MLX, settings).why
+
+
+def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Path, home: Path) -> None:
+    major, minor, *_ = env.pins(MLX)["mlx-lm"].split(".")
+    place = by_hand(tmp_path / "elsewhere", mlx_lm=f"{major}.{minor}.99")
+    settings = load_settings(home=home, backend_envs={"mlx": place})
+    assert env.folder(MLX, settings) == place
+    assert env.probe(MLX, settings).available  # another patch of the same release will do
+    assert env.python_of(MLX, settings) == place / "bin" / "python"
+    with pytest.raises(Conflict, match=r"E-BACKEND-NAMED: .* Do: Install there by hand, or remove backend_envs\.mlx"):
+        installing.install(MLX, settings, print)
+    gone = load_settings(home=home, backend_envs={"mlx": tmp_path / "nowhere"})
+    assert env.probe(MLX, gone).fix.startswith("Correct backend_envs.mlx in trainyard.toml")
+
+
+def test_a_backend_that_lives_with_us_needs_no_environment(settings: Settings) -> None:
+    with pytest.raises(InvalidInput, match=r"E-BACKEND-OURS: The backend trl has no environment of its own"):
+        installing.install(BackendName.TRL, settings, print)
+
+
+def test_a_broken_import_is_remembered_until_something_changes(settings: Settings) -> None:
+    by_hand(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"])
+    broken = env.health(MLX, settings)
+    assert not broken.ok
+    assert broken.why.startswith("It does not import: ModuleNotFoundError: No module named 'mlx")
+    assert env.probe(MLX, settings).why == broken.why
+    assert env.remembered(MLX, settings) == broken
+    (site,) = env.site_packages(settings.home / "envs" / "mlx")
+    (site / "mlx").mkdir()
+    (site / "mlx" / "core.py").touch()
+    (site / "mlx_lm.py").touch()
+    assert env.remembered(MLX, settings) is None
+    assert env.health(MLX, settings).ok
+    env.health_file(MLX, settings).write_text("{")
+    assert env.remembered(MLX, settings) is None
+
+
+def test_a_foreign_interpreter_sees_our_contract_and_nothing_else(settings: Settings, tmp_path: Path) -> None:
+    """With a bare interpreter that has only orjson and psutil: the two that every requirement file names."""
+    place = by_hand(tmp_path / "bare")
+    (site,) = env.site_packages(place)
+    ours = Path(env.orjson.__file__).parent.parent
+    for name in ("orjson", "psutil"):
+        (site / name).symlink_to(ours / name)
+    code = """
+import trainyard.compute.launch, trainyard.compute.child, trainyard.errors
+import trainyard.backends.foreign.worker
+import trainyard.backends.script
+try:
+    import trainyard.spec
+except ModuleNotFoundError:
+    print("slim")
+"""
+    variables = {**env.outside(os.environ), **env.variables(settings)}
+    ran = subprocess.run(
+        [place / "bin" / "python", "-c", code], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.stdout == "slim\n", ran.stderr
+    assert env.link(settings) == env.link(settings)
+
+
+@pytest.mark.slow
+def test_an_install_makes_it_whole_and_twice_the_same(settings: Settings, toy: Path) -> None:
+    said: list[str] = []
+    made = installing.install(MLX, settings, said.append)
+    assert (made.ok, made.version) == (True, "2.5")
+    assert env.probe(MLX, settings).available
+    place = (settings.home / "envs" / "mlx").resolve()
+    assert said[1:3] == ["installing firsttool==1.0", "installing toytool==2.5"]
+    assert installing.install(MLX, settings, said.append).version == "2.5"
+    assert said[-1] == "mlx 2.5 is installed already"
+    assert (settings.home / "envs" / "mlx").resolve() == place
+
+    wheel(toy.parent / "wheels", "toytool", "2.6", "import firsttool\nvalue = 7\n")
+    toy.write_text("firsttool==1.0\ntoytool==2.6\n", encoding="utf-8")
+    assert "2.6 is what we drive" in env.probe(MLX, settings).why
+    assert installing.install(MLX, settings, said.append).version == "2.6"
+    assert not place.exists()
+    pip = settings.home / "envs" / "mlx" / "bin" / "pip"
+    assert str((settings.home / "envs" / "mlx").resolve()) in pip.read_text().splitlines()[0]  # scripts stay valid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["package", "import", "build"])
+def test_an_install_that_fails_leaves_what_was_there(
+    broken: str, settings: Settings, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installing.install(MLX, settings, print)
+    place = (settings.home / "envs" / "mlx").resolve()
+    if broken == "package":
+        toy.write_text("firsttool==1.0\nnothing-like-it==9\n", encoding="utf-8")
+    else:
+        toy.write_text("firsttool==1.0\ntoytool==2.5\n\n", encoding="utf-8")
+        changes = {"imports": "import absent"} if broken == "import" else {"build": f"{__name__}:fails"}
+        monkeypatch.setitem(ENVIRONMENTS, MLX, replace(ENVIRONMENTS[MLX], **changes))
+    with pytest.raises(Unavailable, match=r"E-INSTALL: The installation failed at .*install\.log"):
+        installing.install(MLX, settings, print)
+    assert (settings.home / "envs" / "mlx").resolve() == place
+    assert [path.name for path in (settings.home / "envs").glob(".mlx-*")] == [place.name]
+    assert (settings.home / "envs" / "mlx.install.log").is_file()
+
+
+def fails(environment: Path, _say: object) -> None:
+    installing.carry_out(
+        [sys.executable, "-c", "print('E: the build is broken'); raise SystemExit(3)"], environment, {}
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_install_counts_for_nothing_and_is_swept(settings: Settings, toy: Path) -> None:
+    code = f"""
+from tests.unit.backends import test_environments as here
+import signal, os
+from pathlib import Path
+from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
+from trainyard.settings import load_settings
+REQUIREMENTS[here.MLX] = Path({str(toy)!r})
+ENVIRONMENTS[here.MLX] = Foreign("toytool", "import toytool", build="tests.unit.backends.test_environments:hangs")
+here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), print)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    building = settings.home / "building"
+    try:
+        until(building.exists)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not env.probe(MLX, settings).available
+    assert list((settings.home / "envs").glob(".mlx-*"))
+    installing.install(MLX, settings, print)
+    left = [path.resolve() for path in (settings.home / "envs").glob(".mlx-*")]
+    assert left == [(settings.home / "envs" / "mlx").resolve()]
+
+
+def hangs(environment: Path, _say: object) -> None:
+    (environment.parent.parent / "building").touch()
+    time.sleep(300)
+
+
+def until(true: object, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_second_install_waits_for_the_first(settings: Settings, toy: Path) -> None:
+    said: list[str] = []
+    root = settings.home / "envs"
+    with device_lock(root / ".mlx.lock", run="install-mlx"):
+        second = threading.Thread(target=installing.install, args=(MLX, settings, said.append))
+        second.start()
+        until(lambda: bool(said))
+        assert said == [f"process {os.getpid()} is installing mlx; waiting for it"]
+    second.join()
+    assert said[-1].startswith("mlx 2.5 is installed")

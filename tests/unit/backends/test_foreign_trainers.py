@@ -1,0 +1,298 @@
+"""DeepSpeed, unsloth and axolotl in their own environments: each really trains, stops, continues and hands over."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import REPOSITORY
+from tests.small_jobs import Jobs, Ran, train_as_child
+from trainyard.backends.axolotl import program as axolotl_program
+from trainyard.backends.base import TrainingStopped
+from trainyard.backends.deepspeed.program import is_rank
+from trainyard.compute.supervise import Wanted
+from trainyard.compute.tail import Event
+from trainyard.errors import Corrupt, InvalidInput, TrainyardError
+from trainyard.spec.axes import Port
+
+pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
+
+ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
+TOOLS = ("deepspeed", "unsloth", "axolotl")
+DISTRIBUTIONS = {"deepspeed": "deepspeed", "unsloth": "unsloth", "axolotl": "axolotl"}
+SHORT = {"max_steps": 14, "save_steps": 5}
+"""Two epochs: single batches are too different to show that a loss falls."""
+
+
+@pytest.fixture(autouse=True)
+def environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cached environments of the checkout, named as an operator would name his own."""
+    missing = [name for name in TOOLS if not (ENVIRONMENTS / name / "bin" / "python").exists()]
+    if missing:
+        pytest.skip(f"no environment for {', '.join(missing)}: run `trainyard backends install {missing[0]}`")
+    monkeypatch.setenv("TRAINYARD_BACKEND_ENVS", json.dumps({name: str(ENVIRONMENTS / name) for name in TOOLS}))
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+class Stopper:
+    """Asks for a pause once a step is told; notes what runs below us at that moment."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.seen = at, 0
+        self.commands: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == "progress":
+            self.seen = max(self.seen, int(event["step"]))
+            if not self.commands:
+                self.commands = [" ".join(command_of(one)) for one in psutil.Process().children(recursive=True)]
+
+    def wanted(self) -> Wanted:
+        return Wanted.PAUSE if self.at and self.seen >= self.at else Wanted.RUN
+
+
+def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, *, port: Port = Port.SFT, **config: Any) -> Ran:
+    hyper = {**SHORT, **config.pop("hyperparameters", {})}
+    stopper = stopper or Stopper()
+    job = jobs(port, hyperparameters=hyper, **config)
+    return train_as_child(job, folder, note=stopper, wanted=stopper.wanted, poll_s=0.05)
+
+
+def losses(ran: Ran) -> list[float]:
+    return [loss for _, loss, _ in ran.record["losses"]]
+
+
+def adapter_loss(base: Path, adapter: Path | None) -> float:
+    """How well a model predicts one of the rows."""
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    ids = torch.arange(10, 30)[None]
+    with torch.no_grad():
+        return float(model(input_ids=ids, labels=ids).loss)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tool_trains_an_adapter_that_peft_loads(tool: str, jobs: Jobs, tmp_path: Path, tiny_model: Path) -> None:
+    watch = Stopper()
+    ran = run(jobs, tmp_path, watch, backend=tool)
+    record = ran.record
+    places = (str(ENVIRONMENTS / tool), str((ENVIRONMENTS / tool).resolve()))
+    assert any(command.startswith(places) for command in watch.commands), watch.commands
+    assert record["backend"] == tool
+    assert record["tool"]["version"] == record["versions"][DISTRIBUTIONS[tool]]
+    assert record["tool"]["log_head"].strip()
+    assert sum(losses(ran)[7:]) < sum(losses(ran)[:7]) - 1
+    assert [step for step, _, _ in record["losses"]] == list(range(1, 15))
+    tokens = record["tokens"]
+    assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
+    assert (record["lora"]["rank"], record["lora"]["alpha"]) == (32, 64.0)
+    assert [event["step"] for event in ran.of("progress")] == list(range(1, 15))
+    assert [event["step"] for event in ran.of("checkpoint")] == [5, 10]
+    config = json.loads((ran.folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tiny_model)
+    assert adapter_loss(tiny_model, ran.folder) != adapter_loss(tiny_model, None)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_stopped_run_continues_where_it_was(tool: str, jobs: Jobs, tmp_path: Path) -> None:
+    """Between two regular checkpoints, so that the stop has to save by itself."""
+    whole = run(jobs, tmp_path / "whole", backend=tool, hyperparameters={"max_steps": 30, "save_steps": 20})
+    stopper = Stopper(at=3)
+    with pytest.raises(TrainingStopped, match=r"stopped at step \d+; its checkpoint is kept"):
+        run(jobs, tmp_path / "cut", stopper, backend=tool, hyperparameters={"max_steps": 30, "save_steps": 20})
+    ran = run(jobs, tmp_path / "cut", backend=tool, hyperparameters={"max_steps": 30, "save_steps": 20})
+    begun = ran.of("begin")[-1]["restarted_from"]
+    assert begun is not None
+    assert 3 <= begun["step"] < 30
+    assert ran.of("progress")[0]["step"] == begun["step"] + 1
+    assert losses(ran) == pytest.approx(losses(whole), abs=1e-6)
+    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def curve(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[float]]:
+    """Losses of one process on ZeRO-0, four rows a step, for a method; computed once."""
+    known: dict[str, list[float]] = {}
+
+    def of(method: str) -> list[float]:
+        if method not in known:
+            ran = run(jobs, tmp_path_factory.mktemp(method), **deepspeed(method, "single", 1, 4, 1))
+            known[method] = losses(ran)
+        return known[method]
+
+    return of
+
+
+def deepspeed(method: str, strategy: str, processes: int, rows: int, accumulation: int) -> dict[str, Any]:
+    rate = {"learning_rate": 1e-3} if method == "full" else {}
+    return {
+        "backend": "deepspeed",
+        "method": method,
+        "launch": {"strategy": strategy, "processes": processes},
+        "hyperparameters": {"batch_size": rows, "gradient_accumulation": accumulation, **rate},
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy", "processes", "rows", "accumulation"),
+    [
+        ("lora", "ddp", 2, 1, 2),
+        ("lora", "zero1", 2, 2, 1),
+        ("lora", "zero2", 4, 1, 1),
+        ("lora", "zero3", 2, 2, 1),
+        ("full", "zero2", 2, 1, 2),
+        ("full", "zero3", 4, 1, 1),
+    ],
+)
+def test_every_sharing_has_the_curve_of_one_process(  # noqa: PLR0917 (one row of the table each)
+    method: str,
+    strategy: str,
+    processes: int,
+    rows: int,
+    accumulation: int,
+    curve: Callable[[str], list[float]],
+    jobs: Jobs,
+    tmp_path: Path,
+) -> None:
+    ran = run(jobs, tmp_path, **deepspeed(method, strategy, processes, rows, accumulation))
+    assert losses(ran) == pytest.approx(curve(method), abs=1e-4)  # rounding, after 14 steps at a high rate
+    sharding = ran.record["sharding"]
+    share = {"ddp": 1, "zero1": processes, "zero2": processes, "zero3": processes}[strategy]
+    assert sharding["optimizer_here"] == pytest.approx(sharding["trained"] / share, rel=0.01)
+    assert sharding["weights_here"] == pytest.approx(
+        sharding["weights"] / (share if strategy == "zero3" else 1), rel=0.01
+    )
+    if method == "full":
+        model = AutoModelForCausalLM.from_pretrained(ran.folder)
+        assert all(torch.isfinite(weight).all() for weight in model.parameters())
+
+
+def test_processes_agree_on_a_step_and_resume_in_the_same_number(jobs: Jobs, tmp_path: Path) -> None:
+    given = deepspeed("lora", "zero3", 2, 2, 1)
+    given["hyperparameters"] |= {"max_steps": 30, "save_steps": 20}
+    whole = run(jobs, tmp_path / "whole", **given)
+    with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
+        run(jobs, tmp_path / "cut", Stopper(at=3), **given)
+    (checkpoint,) = (tmp_path / "cut").glob("home/runs/training/*/checkpoints/step-*")
+    made_by = json.loads((checkpoint / "manifest.json").read_text())
+    assert (made_by["processes"], made_by["strategy"]) == (2, "zero3")
+    assert (checkpoint / (checkpoint / "latest").read_text().strip()).is_dir()
+    ran = run(jobs, tmp_path / "cut", **given)
+    assert losses(ran) == pytest.approx(losses(whole), abs=1e-6)
+    ours, theirs = (load_file(one.folder / "adapter_model.safetensors") for one in (ran, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_checkpoint_of_another_number_of_processes_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    given = deepspeed("lora", "zero1", 2, 2, 1)
+    given["hyperparameters"] |= {"max_steps": 30}
+    with pytest.raises(TrainingStopped):
+        run(jobs, tmp_path, Stopper(at=2), **given)
+    (manifest, *_) = (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json")
+    for path in (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "processes": 4}))
+    with pytest.raises(Corrupt, match=r"E-CHECKPOINT-WORLD: .* made with processes 4, this run has 2"):
+        run(jobs, tmp_path, **given)
+    assert manifest.exists()
+
+
+def test_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_taken(jobs: Jobs, tmp_path: Path) -> None:
+    given = deepspeed("lora", "single", 1, 4, 1)
+    given["hyperparameters"] |= {"max_steps": 30}
+    with pytest.raises(TrainingStopped):
+        run(jobs, tmp_path, Stopper(at=5), **given)
+    newest = max(tmp_path.glob("home/runs/training/*/checkpoints/step-*"))
+    (newest / "latest").write_text("global_step0")
+    ran = run(jobs, tmp_path, **given)
+    assert [event["code"] for event in ran.of("warning")] == ["E-CHECKPOINT-CORRUPT"]
+    assert ran.of("begin")[-1]["restarted_from"]["step"] < int(newest.name.removeprefix("step-"))
+
+
+def test_process_that_is_killed_fails_the_run_and_leaves_nothing_running(jobs: Jobs, tmp_path: Path) -> None:
+    given = deepspeed("lora", "zero2", 2, 2, 1)
+    given["hyperparameters"] |= {"max_steps": 2000, "save_steps": 500}
+    killed: list[psutil.Process] = []
+
+    def kill_one(event: Event) -> None:
+        if event["event"] == "progress" and not killed:
+            ranks = [one for one in psutil.Process().children(recursive=True) if is_rank(one)]
+            killed.extend(ranks)
+            ranks[-1].kill()
+
+    with pytest.raises(TrainyardError, match="E-RANK-LOST: One of the 2 processes of the training is gone"):
+        train_as_child(jobs(**given), tmp_path, note=kill_one, poll_s=0.05)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in killed)
+
+
+def test_launcher_of_deepspeed_itself_starts_the_same_processes(jobs: Jobs, tmp_path: Path) -> None:
+    given = deepspeed("lora", "zero2", 2, 2, 1)
+    given["launch"]["launcher"] = "deepspeed"
+    given["hyperparameters"] |= {"max_steps": 3}
+    watch = Stopper()
+    ran = run(jobs, tmp_path, watch, **given)
+    assert any("deepspeed.launcher.launch" in command for command in watch.commands)
+    assert len(losses(ran)) == 3
+
+
+def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Path) -> None:
+    begun: list[Event] = []
+
+    def note(event: Event) -> None:
+        begun.extend([event] if event["event"] == "program" else [])
+
+    def wanted() -> Wanted:
+        return Wanted.PAUSE if begun else Wanted.RUN
+
+    job = jobs(**deepspeed("lora", "zero1", 2, 2, 1))
+    with pytest.raises(TrainingStopped, match="stopped before its first step"):
+        train_as_child(job, tmp_path, note=note, wanted=wanted, poll_s=0.05)
+    assert train_as_child(job, tmp_path).record["steps"] == 14
+
+
+@pytest.mark.parametrize(
+    ("stage", "method"),
+    [("sft", "full"), ("sft", "dora"), ("dpo", "lora"), ("kto", "lora"), ("reward", "lora"), ("reward", "full")],
+)
+def test_axolotl_carries_out_each_stage_and_method_on_a_cpu(
+    stage: str, method: str, jobs: Jobs, tmp_path: Path
+) -> None:
+    port = {"sft": Port.SFT, "kto": Port.LABELLED}.get(stage, Port.PREFERENCE)
+    hyper = {"max_steps": 3, "max_length": 64, **({"learning_rate": 1e-3} if method == "full" else {})}
+    ran = run(jobs, tmp_path, port=port, backend="axolotl", stage=stage, method=method, hyperparameters=hyper)
+    first = {"dpo": math.log(2), "kto": 0.5}.get(stage)
+    if first is not None:  # the policy is still the reference
+        assert ran.record["first_loss"] == pytest.approx(first, abs=1e-3)
+    assert len(losses(ran)) == 3
+    assert (ran.folder / ("model.safetensors" if method == "full" else "adapter_model.safetensors")).is_file()
+
+
+def test_misspelt_key_of_axolotl_is_refused(tmp_path: Path) -> None:
+    given = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-3}
+    given |= {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "adapter": "lora", "lora_rr": 8}
+    (tmp_path / "axolotl.yaml").write_text(json.dumps(given))
+    variables = axolotl_program.environments.variables()
+    with pytest.raises(InvalidInput, match=r"E-AXOLOTL-KEY: Axolotl has no key 'lora_rr'.*Did you mean 'lora_r'"):
+        axolotl_program.require_valid(tmp_path, variables)
+    right = {"lora_r" if key == "lora_rr" else key: value for key, value in given.items()}
+    (tmp_path / "axolotl.yaml").write_text(json.dumps(right | {"adapter": "dora"}))
+    with pytest.raises(InvalidInput, match=r"E-AXOLOTL-CONFIG: Axolotl's schema refuses the configuration: .*adapter"):
+        axolotl_program.require_valid(tmp_path, variables)

@@ -1,0 +1,176 @@
+"""Trainings that do not fit the memory: told apart, tried once more, answered with figures."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.small_jobs import Jobs, write_data
+from trainyard.backends.base import run_training, work_folder
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.oom import REMEMBERED_FILE, halved, kernel_kills, ran_out_of_memory, train_within_memory
+from trainyard.compute.supervise import always_run
+from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.settings import Settings, load_settings
+from trainyard.spec.axes import Port
+from trainyard.stores.artifacts import Produced, ProducedSet
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tiny_model, write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("locks"))
+
+
+def native(jobs: Jobs, batch_size: int = 8, accumulation: int = 1, **config: Any) -> TrainingJob:
+    hyper = {"batch_size": batch_size, "gradient_accumulation": accumulation, "max_steps": 3}
+    return jobs(backend="native", hyperparameters=hyper, **config)
+
+
+def sizes(job: TrainingJob) -> tuple[int, int]:
+    hyper = job.config.hyperparameters
+    return hyper.batch_size, hyper.gradient_accumulation
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [((8, 1), (4, 2)), ((8, 3), (4, 6)), ((2, 1), (1, 2)), ((6, 1), (3, 2)), ((5, 1), (1, 5)), ((3, 4), (1, 12))],
+)
+def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, given: tuple[int, int], expected: tuple[int, int]) -> None:
+    smaller = halved(native(jobs, *given))
+    assert smaller is not None
+    assert sizes(smaller) == expected
+    assert given[0] * given[1] == expected[0] * expected[1]
+
+
+def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
+    smaller = halved(native(jobs, engine={"token_budget": 320}))
+    assert smaller is not None
+    assert smaller.config.engine.token_budget == 160
+    assert halved(native(jobs, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "log", "kernel", "expected"),
+    [
+        (TrainyardError("The device ran out of memory.", code="E-DEVICE-MEMORY"), "", False, True),
+        (TrainyardError("The memory of this machine did not suffice.", code="E-MEMORY"), "", False, True),
+        (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", True, True),
+        (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", False, False),
+        (TrainyardError("The program was ended from outside by SIGSEGV.", code="E-KILLED"), "", True, False),
+        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "CUDA out of memory. Tried to", False, True),
+        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "std::bad_alloc", False, True),
+        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "KeyError: 'text'", False, False),
+        (
+            TrainyardError("RuntimeError: DefaultCPUAllocator: can't allocate memory", code="E-CRASH"),
+            "",
+            False,
+            True,
+        ),
+        (TrainyardError("CUDA out of memory, said a row of the data.", code="E-DATA-LINE"), "", False, False),
+    ],
+)
+def test_want_of_memory_is_told_apart(error: TrainyardError, log: str, kernel: bool, expected: bool) -> None:
+    assert ran_out_of_memory(error, log, killed_by_kernel=kernel) is expected
+
+
+def test_the_kernel_s_counters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 3\n")
+    (tmp_path / "events").write_text("low 0\noom 5\noom_kill 2\noom_group_kill 0\n")
+    assert kernel_kills((tmp_path / "vmstat", tmp_path / "events", tmp_path / "absent")) == 5
+    assert kernel_kills() >= 0
+
+
+class Trainer:
+    """Stands for `run_training`: fits only below a number of rows at a time."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits, self.asked = fits, list[tuple[int, int]]()
+
+    def __call__(self, job: TrainingJob, folder: Path, *, settings: Settings, **_: Any) -> Produced:
+        self.asked.append(sizes(job))
+        work_folder(job, settings).mkdir(parents=True, exist_ok=True)
+        if sizes(job)[0] > self.fits:
+            raise TrainyardError("The device ran out of memory.", why="Tried 20 GiB.", code="E-DEVICE-MEMORY")
+        (folder / "adapter").mkdir(parents=True)
+        (folder / "adapter" / "training.json").write_text(json.dumps({"steps": 3}))
+        return Produced(outputs={Port.ADAPTER: ProducedSet(folder="adapter")}, facts={"steps": 3})
+
+
+def carry_out(job: TrainingJob, folder: Path, trainer: Any, told: list[dict[str, Any]] | None = None) -> Produced:
+    on_event = (told if told is not None else []).append
+    here = load_settings(home=folder / "home")
+    return train_within_memory(job, folder / "out", wanted=always_run, on_event=on_event, settings=here, train=trainer)
+
+
+def test_one_more_try_with_half_is_recorded_and_remembered(jobs: Jobs, tmp_path: Path) -> None:
+    job, told, trainer = native(jobs), list[dict[str, Any]](), Trainer(fits=4)
+    produced = carry_out(job, tmp_path, trainer, told)
+    assert trainer.asked == [(8, 1), (4, 2)]
+    note = {"batch_size": [8, 4], "gradient_accumulation": [1, 2]}
+    assert produced.facts["out_of_memory"] == note
+    assert json.loads((tmp_path / "out" / "adapter" / "training.json").read_text())["out_of_memory"] == note
+    (warning,) = told
+    assert warning["event"] == "warning"
+    assert "batch_size 4 instead of 8 and gradient_accumulation 2" in warning["text"]
+    again = Trainer(fits=4)
+    (tmp_path / "out").rename(tmp_path / "first")
+    carry_out(job, tmp_path, again)
+    assert again.asked == [(4, 2)], "a resumed run does not run out of memory first"
+
+
+def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: Path) -> None:
+    trainer = Trainer(fits=2)
+    told = r"E-DEVICE-MEMORY: The training does not fit the memory\. Why: Tried 20 GiB\. Do: Estimated are \d+\.\d\d GiB on"
+    with pytest.raises(LimitExceeded, match=told) as error:
+        carry_out(native(jobs), tmp_path, trainer)
+    assert trainer.asked == [(8, 1), (4, 2)]
+    assert "`batch_size: 1` takes " in error.value.do
+    assert "`gradient_checkpointing: true` takes " in error.value.do
+
+
+def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None:
+    trainer = Trainer(fits=4)
+    with pytest.raises(LimitExceeded, match="E-DEVICE-MEMORY"):
+        carry_out(native(jobs, launch={"on_oom": "fail"}), tmp_path, trainer)
+    assert trainer.asked == [(8, 1)]
+
+
+def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
+    def broken(*_: Any, **__: Any) -> Produced:
+        raise TrainyardError("Every label is masked.", code="E-ALL-MASKED")
+
+    with pytest.raises(TrainyardError, match="E-ALL-MASKED"):
+        carry_out(native(jobs), tmp_path, broken)
+
+
+@pytest.mark.timeout(180)
+def test_a_real_training_without_room_is_tried_with_half(jobs: Jobs, tmp_path: Path) -> None:
+    """The first child may take no more address space once it has begun; the kernel refuses what torch asks for."""
+    told: list[dict[str, Any]] = []
+    starts = 0
+
+    def on_event(event: dict[str, Any]) -> None:
+        nonlocal starts
+        told.append(event)
+        if event["event"] == "started":
+            starts += 1
+        if event["event"] == "restart" or (event["event"] == "begin" and starts == 1):
+            child = psutil.Process(next(e["pid"] for e in reversed(told) if e["event"] == "started"))
+            now = child.memory_info().vms
+            resource.prlimit(child.pid, resource.RLIMIT_AS, (now, now))
+
+    job = jobs(backend="native", hyperparameters={"batch_size": 8, "max_steps": 40, "max_length": 40, "save_steps": 5})
+    here = load_settings(home=tmp_path / "home")
+    produced = train_within_memory(
+        job, tmp_path / "out", wanted=always_run, on_event=on_event, settings=here, train=run_training
+    )
+    (warning,) = [event for event in told if event.get("code") == "E-DEVICE-MEMORY"]
+    assert "batch_size 4 instead of 8" in warning["text"]
+    assert produced.facts["out_of_memory"]["batch_size"] == [8, 4]
+    assert produced.facts["steps"] == 40
+    assert (work_folder(job, here) / REMEMBERED_FILE).is_file()

@@ -1,0 +1,149 @@
+"""Several processes under one contract: one stop for all, one error that tells the cause, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainyard.compute.rank import read_notes
+from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
+from trainyard.compute.tail import Event
+
+SIZE = 2
+
+
+class Crew:
+    """A supervised run of several processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.events = folder, list[Event]()
+
+    def run(self, program: str, stop: str = "", **options: object) -> Outcome:
+        """`stop` names a file whose appearance leads to a stop request."""
+        launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(self.folder)]
+        argv = [sys.executable, "-m", "trainyard.compute.ranks", str(self.folder), str(SIZE), "--", *launcher]
+
+        def wanted() -> Wanted:
+            return Wanted.PAUSE if stop and (self.folder / stop).exists() else Wanted.RUN
+
+        return supervise(argv, self.folder, wanted=wanted, on_event=self.events.append, poll_s=0.05, **options)  # type: ignore[arg-type]
+
+    def of(self, event: str) -> list[Event]:
+        return [one for one in self.events if one["event"] == event]
+
+    def pids(self) -> list[int]:
+        return [note["pid"] for note in read_notes(self.folder).values()]
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Crew:
+    return Crew(tmp_path)
+
+
+def captain(folder: Path) -> psutil.Process:
+    """The supervised child of this test."""
+    return next(child for child in psutil.Process().children() if str(folder) in child.cmdline())
+
+
+def gone(pids: list[int], within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_all_of_them_work_and_the_first_tells(crew: Crew) -> None:
+    assert crew.run("works").status is Status.DONE
+    assert [event["step"] for event in crew.of("progress")] == [1, 2, 3]
+    assert sorted(path.name for path in crew.folder.glob("finished-*")) == ["finished-0", "finished-1"]
+    assert [len(crew.of(name)) for name in ("started", "done")] == [1, 1]
+    own = (crew.folder / "ranks" / "1.events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in own] == [1, 2, 3]
+
+
+def test_a_stop_reaches_the_first_and_ends_all_of_them(crew: Crew) -> None:
+    outcome = crew.run("stops", stop="at-1")
+    assert (outcome.status, outcome.reason, outcome.killed) == (Status.STOPPED, "pause", False)
+    assert crew.of("stopped")[0]["step"] < 1000
+    assert {note["status"] for note in read_notes(crew.folder).values()} == {"stopped", "done"}
+    assert gone(crew.pids())
+
+
+def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
+    """As when a machine is taken back: the launcher gets the signal too, and must not end who is saving."""
+    told = list[int]()
+
+    def wanted() -> Wanted:
+        if len(read_notes(crew.folder)) == SIZE and not told:
+            time.sleep(0.2)
+            child = captain(crew.folder)
+            for process in [child, *child.children(recursive=True)]:
+                told.append(process.pid)
+                process.send_signal(signal.SIGTERM)
+        return Wanted.RUN
+
+    launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
+    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(crew.folder), str(SIZE), "--", *launcher]
+    outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
+    assert len(told) == SIZE + 2
+    assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
+    assert (crew.folder / "saved").exists()
+
+
+def test_the_error_of_who_failed_first_is_told(crew: Crew) -> None:
+    outcome = crew.run("refuses")
+    assert outcome.status is Status.FAILED
+    assert outcome.error is not None
+    assert (outcome.error["kind"], outcome.error["code"]) == ("InvalidInput", "E-NO-TARGET")
+    assert (outcome.error["what"], outcome.error["do"]) == ("The rows are wrong.", "Mend it.")
+    assert gone(crew.pids())
+
+
+def test_a_process_that_is_killed_is_named_and_the_others_are_ended(crew: Crew) -> None:
+    outcome = crew.run("dies")
+    assert outcome.error is not None
+    assert outcome.error["code"] == "E-RANK-LOST"
+    assert outcome.error["what"].startswith("Process 1 of 2 that trained together was ended from outside (pid ")
+    assert gone(crew.pids())
+
+
+def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> None:
+    outcome = crew.run("lingers", stop="ranks/1.json", grace_s=1.0)
+    assert outcome.status is Status.STOPPED
+    assert outcome.killed
+    assert gone(crew.pids())
+
+
+def test_a_launcher_that_is_not_there_is_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(tmp_path), "2", "--", str(tmp_path / "torchrun")]
+    outcome = supervise(argv, tmp_path)
+    assert outcome.error is not None
+    assert outcome.error["code"] == "E-PROGRAM-MISSING"
+
+
+def test_a_launcher_that_starts_nobody_is_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", "raise SystemExit('no such option')"]
+    outcome = supervise([sys.executable, "-m", "trainyard.compute.ranks", str(tmp_path), "2", "--", *argv], tmp_path)
+    assert outcome.error is not None
+    assert (outcome.error["code"], outcome.error["why"]) == ("E-LAUNCH", "no such option")
+
+
+def test_nothing_survives_a_killed_captain(crew: Crew) -> None:
+    """The launcher dies with it; the processes are told by the kernel, and the first one ends at a safe point."""
+
+    def wanted() -> Wanted:
+        if (crew.folder / "at-1").exists():
+            captain(crew.folder).kill()
+        return Wanted.RUN
+
+    launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
+    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(crew.folder), str(SIZE), "--", *launcher]
+    outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
+    assert outcome.status is Status.FAILED
+    assert gone(crew.pids())

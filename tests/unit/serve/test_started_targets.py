@@ -1,0 +1,179 @@
+"""llama-server and mlx-lm's server, started by the deployer: a new server beside the old one, then the switch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.conftest import REPOSITORY
+from tests.unit.serve.test_deploy import Yard, reference
+from trainyard.errors import Refused, TrainyardError, Unavailable
+from trainyard.serve.targets import local
+from trainyard.settings import load_settings
+from trainyard.spec.axes import Port
+
+ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
+SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
+"""A server of any kind; `/health` is a file in its folder."""
+ASKED = [{"role": "user", "content": "What is a chain?"}]
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    """No server outlives its test, whatever it did."""
+    already = len(local.LAUNCHED)
+    yield
+    for child in local.LAUNCHED[already:]:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+
+
+def alive(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2).is_success
+    except httpx.HTTPError:
+        return False
+
+
+# Any server
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_server_is_found_again_by_its_ready_file_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "health").touch()
+    port = local.free_port()
+    started = local.start([sys.executable, "-c", SERVER, str(port)], port, tmp_path / "server.log", "acme/bot/v1")
+    assert started.answers()
+    settings = load_settings(home=tmp_path)
+    path = local.ready_file(settings, "mlx", "acme", "bot")
+    local.point(path, started)
+    assert local.running(path) == started
+    assert local.end_all(settings) == ["mlx-acme-bot"]
+    assert not started.answers()
+    assert local.end_all(settings) == []
+    local.point(path, started)
+    assert local.running(path) is None  # the file of a dead server means nothing
+    local.point(path, None)
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    with pytest.raises(Unavailable, match=r"E-SERVER-START: .*did not come up \(status 1\).*no such model"):
+        local.start(argv, local.free_port(), tmp_path / "server.log", "acme/bot/v1")
+
+
+def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: Path) -> None:
+    yard = Yard(tmp_path, load_settings())
+    yard.report = None
+    with pytest.raises(Refused) as refused:
+        yard.deploy({"type": "llama_server", "url": "http://x"}, {"type": "mlx"}, unevaluated=True)
+    codes = [(reason.code, reason.field.split(".")[2]) for reason in refused.value.reasons]
+    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-CONVERT"]
+    assert codes == [("R-TARGET-OWN", "0"), *((code, "0") for code in of_each), *((code, "1") for code in of_each)]
+    assert yard.registry.list() == []
+
+
+# The real ones
+
+
+@pytest.fixture
+def yard(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    named = {name: str(ENVIRONMENTS / name) for name in ("mlx", "llamacpp")}
+    missing = [name for name, place in named.items() if not Path(place, "bin", "python").exists()]
+    if missing:
+        pytest.skip(f"no environment for {missing[0]}: run `trainyard backends install {missing[0]}`")
+    monkeypatch.setenv("TRAINYARD_BACKEND_ENVS", json.dumps(named))
+    yard = Yard(tmp_path, load_settings())
+    yard.report = None
+    return yard
+
+
+def trained(folder: Path, base: Path, *, dora: bool = False) -> Any:
+    """An adapter that has learned one answer, with the base's tokenizer beside it; and the model with it."""
+    torch.manual_seed(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora, task_type="CAUSAL_LM")
+    made, tokenizer = get_peft_model(model, config), AutoTokenizer.from_pretrained(base)
+    answered = [*ASKED, {"role": "assistant", "content": "A chain is a list of nodes."}]
+    batch = tokenizer.apply_chat_template(answered, return_tensors="pt", return_dict=True)
+    optimizer = torch.optim.AdamW([weight for weight in made.parameters() if weight.requires_grad], lr=2e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        made(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "training.json").write_text(json.dumps({"base_model": "tiny", "base_path": str(base)}))
+    return reference(folder, Port.ADAPTER), made.eval()
+
+
+def best(model: Any, base: Path) -> tuple[int, float]:
+    """The most probable first token of an answer, and its logprob, by transformers and PEFT."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    asked = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        logprobs_V = torch.log_softmax(model(**asked).logits[0, -1].float(), -1)
+    value, token = logprobs_V.max(0)
+    return int(token), float(value)
+
+
+def said(url: str, model: str) -> tuple[int, float]:
+    """The same by the server."""
+    body = {"model": model, "messages": ASKED, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+    first = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
+    return first["id"], first["logprob"]
+
+
+@pytest.mark.backends
+@pytest.mark.usefixtures("ended")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("kind", "dora"), [("llama_server", False), ("mlx", False), ("mlx", True)])
+def test_a_served_adapter_says_what_peft_says(
+    kind: str, dora: bool, yard: Yard, tmp_path: Path, tiny_model: Path
+) -> None:
+    yard.adapter, here = trained(tmp_path / "trained", tiny_model, dora=dora)
+    yard.deploy({"type": kind}, unevaluated=True, canary="What is a chain?")
+    server = local.running(local.ready_file(yard.settings, kind, "acme", "bot"))
+    assert server is not None
+    assert server.model == "acme/bot/v1"
+    token, logprob = best(here, tiny_model)
+    theirs = said(server.url, "default_model" if kind == "mlx" else "acme/bot")
+    assert theirs[0] == token
+    assert theirs[1] == pytest.approx(logprob, abs=0.02)
+
+
+@pytest.mark.backends
+@pytest.mark.usefixtures("ended")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tmp_path: Path, tiny_model: Path) -> None:
+    place = local.ready_file(yard.settings, "llama_server", "acme", "bot")
+    yard.adapter, _ = trained(tmp_path / "first", tiny_model)
+    yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="1")
+    first = local.running(place)
+    yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="2")
+    second = local.running(place)
+    assert first is not None
+    assert second is not None
+    assert (second.model, alive(first.url), alive(second.url)) == ("acme/bot/v2", False, True)
+    with pytest.raises(TrainyardError, match="E-TARGET-UNREACHABLE"):
+        yard.deploy({"type": "llama_server"}, {"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
+    assert local.running(place) == second
+    below = psutil.Process(os.getpid()).children(recursive=True)
+    servers = [one for one in below if one.status() != psutil.STATUS_ZOMBIE and "llama-server" in one.name()]
+    assert [one.pid for one in servers] == [second.pid]

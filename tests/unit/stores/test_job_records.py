@@ -1,0 +1,112 @@
+"""Records of jobs, and what is read back from a training's events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.spec.axes import BackendName, JobState, Method, Stage
+from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
+from trainyard.stores.metrics import curve, metrics, progress, read_events
+
+
+def record(job_id: str, **fields: Any) -> JobRecord:
+    return JobRecord(id=job_id, stage=Stage.SFT, method=Method.LORA, backend=BackendName.NATIVE, **fields)
+
+
+def written(path: Path, *events: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def test_records_are_kept_listed_and_removed(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    assert store.list() == []
+    first = store.put(record("one", created=1.0))
+    store.put(record("two", created=2.0, state=JobState.RUNNING))
+    assert [one.id for one in store.list()] == ["two", "one"]
+    assert [one.id for one in store.list(JobState.RUNNING)] == ["two"]
+    assert store.get("one") == first
+    assert first.updated >= first.created
+    store.delete("one")
+    store.delete("one")
+    with pytest.raises(NotFound, match="E-JOB-UNKNOWN"):
+        store.get("one")
+
+
+def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    store.put(record("one"))
+    (tmp_path / "two.json").write_text('{"id": ')
+    assert [one.id for one in store.list()] == ["one"]
+
+
+@pytest.mark.parametrize("job_id", ["../one", "", "a/b", ".hidden", "x" * 200])
+def test_an_id_is_no_path(job_id: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="E-JOB-ID"):
+        JobStore(tmp_path).get(job_id)
+
+
+def test_ids_differ() -> None:
+    assert len({new_job_id() for _ in range(100)}) == 100
+
+
+def test_the_curve_of_a_restarted_training_is_that_of_its_last_word(tmp_path: Path) -> None:
+    steps = [{"event": "progress", "step": n, "loss": float(n)} for n in (1, 2, 3, 4)]
+    again = [{"event": "progress", "step": n, "loss": 10.0 * n, "eval_loss": 1.0} for n in (3,)]
+    path = written(
+        tmp_path / "events.jsonl",
+        {"event": "begin", "restarted_from": None, "total_steps": 5},
+        *steps,
+        {"event": "begin", "restarted_from": {"step": 2}, "total_steps": 5},
+        *again,
+    )
+    assert [(point.step, point.loss) for point in curve(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert (progress(path).step, progress(path).total_steps) == (3, 5)
+    assert (metrics(path).train_loss, metrics(path).eval_loss) == (30.0, 1.0)
+    written(path, *steps, {"event": "begin", "restarted_from": "zero"})
+    assert curve(path) == []
+
+
+def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) -> None:
+    times = [("started", 100), ("progress", 110), ("stopped", 112), ("started", 500), ("progress", 505), ("done", 90)]
+    path = written(tmp_path / "events.jsonl", *({"event": name, "time": time, "step": 1} for name, time in times))
+    assert metrics(path).duration_s == 17.0
+
+
+def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event":"progress","step":1,"loss":2.0}\n\xff\xfe\n[1]\n{"event":3}\n{"event":"progress","st')
+    assert [event["event"] for event in read_events(path)] == ["progress"]
+    assert progress(path).loss == 2.0
+    assert list(read_events(tmp_path / "absent")) == []
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"event": st.sampled_from(["started", "begin", "progress", "metrics", "done"])},
+            optional={
+                "time": st.one_of(st.floats(0, 1e9), st.none(), st.text()),
+                "step": st.one_of(st.integers(0, 50), st.none(), st.text()),
+                "loss": st.one_of(st.floats(0, 9), st.none(), st.text()),
+                "restarted_from": st.one_of(
+                    st.none(), st.just("zero"), st.fixed_dictionaries({"step": st.integers(0, 50)})
+                ),
+            },
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> None:
+    path = written(tmp_path_factory.mktemp("events") / "events.jsonl", *events)
+    assert metrics(path).duration_s >= 0
+    steps = [point.step for point in curve(path)]
+    assert steps == sorted(set(steps))
+    progress(path)

@@ -1,0 +1,122 @@
+"""Jobs as the server knows them: found by id, by the beginning of an id, or by name; listed; their log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort, LogSort
+
+from trainyard.api.records import JOB_TAG, RunState
+from trainyard.api.runs.operating import process_of, read_run
+from trainyard.api.runs.server import client
+from trainyard.api.runs.states import run_state
+from trainyard.api.runs.watching import run_url
+from trainyard.errors import Conflict, NotFound
+
+PAGE = 200
+"""Rows that the server gives at once, at most."""
+UUID_LENGTH = 36
+SHOWN_AMBIGUOUS = 5
+
+
+def jobs_of(prefect: SyncPrefectClient) -> Iterator[FlowRun]:
+    """Every run with a trainer, the newest first."""
+    wanted = FlowRunFilter.model_validate({"tags": {"all_": [JOB_TAG]}})
+    offset = 0
+    while True:
+        page = prefect.read_flow_runs(
+            flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=PAGE, offset=offset
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        offset += PAGE
+
+
+def list_jobs(state: RunState | None = None, limit: int = 50) -> list[dict[str, Any]]:
+    """The newest jobs, optionally of one state only."""
+    found: list[dict[str, Any]] = []
+    with client() as prefect:
+        for run in jobs_of(prefect):
+            row = row_of(prefect, run)
+            if state is None or row["state"] == state:
+                found.append(row)
+            if len(found) >= limit:
+                break
+    return found
+
+
+def find_job(name: str) -> dict[str, Any]:
+    """The one job of that id, beginning of an id, or name.
+
+    Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-JOB-AMBIGUOUS`) naming the candidates.
+    """
+    with client() as prefect:
+        if is_id(name):
+            return row_of(prefect, read_run(prefect, name))
+        found = [run for run in jobs_of(prefect) if name and (str(run.id).startswith(name.lower()) or run.name == name)]
+        if len(found) == 1:
+            return row_of(prefect, found[0])
+    if not found:
+        raise NotFound(f"There is no job {name!r}.", do="List them by `trainyard jobs list`.", code="E-NO-RUN")
+    ids = ", ".join(str(run.id) for run in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
+    raise Conflict(
+        f"{name!r} means {len(found)} jobs: {ids}.",
+        why="Two runs of one meaning have one name.",
+        do="Give the id, or enough of its beginning.",
+        code="E-JOB-AMBIGUOUS",
+    )
+
+
+def is_id(text: str) -> bool:
+    try:
+        return len(text) == UUID_LENGTH and bool(UUID(text))
+    except ValueError:
+        return False
+
+
+def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
+    """One job as a list shows it. A paused run whose process lives is still *pausing*."""
+    state, detail = run_state(run.state)
+    process = process_of(run) if state in (RunState.RUNNING, RunState.PAUSED) else None
+    if state is RunState.PAUSED and process is not None:
+        detail = "pausing"
+    return {
+        "id": str(run.id),
+        "name": run.name,
+        "state": state,
+        "detail": detail,
+        "message": (run.state.message if run.state else "") or "",
+        "created": stamp(run.created),
+        "started": stamp(run.start_time),
+        "seconds": round(run.total_run_time.total_seconds(), 1),
+        "attempts": run.run_count,
+        "pid": process.pid if process else None,
+        "url": run_url(prefect, run.id),
+        "parameters": run.parameters,
+    }
+
+
+def stamp(when: datetime | None) -> float | None:
+    """Seconds of the epoch."""
+    return when.timestamp() if when else None
+
+
+def read_log(run_id: str, offset: int = 0) -> list[dict[str, Any]]:
+    """The run's log lines from the `offset`-th on, in order: {time, level, text}."""
+    wanted = LogFilter.model_validate({"flow_run_id": {"any_": [run_id]}})
+    lines: list[dict[str, Any]] = []
+    with client() as prefect:
+        while True:
+            page = prefect.read_logs(
+                log_filter=wanted, limit=PAGE, offset=offset + len(lines), sort=LogSort.TIMESTAMP_ASC
+            )
+            lines += [{"time": one.timestamp.timestamp(), "level": one.level, "text": one.message} for one in page]
+            if len(page) < PAGE:
+                return lines

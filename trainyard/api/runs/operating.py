@@ -1,0 +1,194 @@
+"""What an operator does to a run: pause, resume, cancel; and what became of runs whose process is gone.
+
+Every verb looks at the run's state first and refuses in words what cannot be: two operators may act at once, so the
+server's answer decides, not the look before.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
+
+from trainyard.api.runs.server import client
+from trainyard.api.runs.states import in_words, preempted
+from trainyard.api.work import fruitless, note_preemption, saved_and_left
+from trainyard.errors import Conflict, NotFound
+from trainyard.settings import Settings
+
+LEAVING_S = 20.0
+"""How long `resume` waits for a run that is still saving before it says so."""
+RECENT = timedelta(days=3)
+ENDED = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
+
+
+def read_run(prefect: SyncPrefectClient, run_id: str) -> FlowRun:
+    """Raises `NotFound` (`E-NO-RUN`)."""
+    try:
+        return prefect.read_flow_run(UUID(run_id))
+    except ObjectNotFound as error:
+        raise NotFound(
+            f"There is no run {run_id} on this server.", do="List the runs by `trainyard jobs list`.", code="E-NO-RUN"
+        ) from error
+
+
+def refused(run: FlowRun, verb: str, do: str) -> Conflict:
+    return Conflict(f"The run {run.name} cannot be {verb}: it is {in_words(run.state)}.", do=do, code="E-JOB-STATE")
+
+
+def pause_run(run_id: str) -> FlowRun:
+    """Suspend a running run: its training saves at the next step and its process ends; nothing times out.
+
+    Raises `Conflict` (`E-JOB-STATE`) unless it runs, `NotFound` (`E-NO-RUN`).
+    """
+    with client() as prefect:
+        run = read_run(prefect, run_id)
+        if run.state is None or run.state.type is not StateType.RUNNING:
+            raise refused(run, "paused", pausing_advice(run))
+        paused: State[Any] = Suspended(pause_key=str(uuid4()), message="paused by an operator")
+        done = prefect.set_flow_run_state(run.id, paused)
+        run = read_run(prefect, run_id)
+        if done.status is not SetStateStatus.ACCEPT:
+            raise refused(run, "paused", pausing_advice(run))
+        return run
+
+
+def pausing_advice(run: FlowRun) -> str:
+    kind = run.state.type if run.state else None
+    if kind is StateType.PAUSED:
+        return f"`trainyard jobs resume {run.id}` continues it."
+    if kind in (StateType.SCHEDULED, StateType.PENDING, None):
+        return "Wait until it runs, or cancel it."
+    return "Only a run that runs can be paused."
+
+
+def resume_run(run_id: str) -> FlowRun:
+    """Continue a run that is paused, failed, crashed or cancelled: finished nodes are reused, a training goes on.
+
+    A run that is still saving is waited for. Raises `Conflict` (`E-JOB-STATE`), `NotFound` (`E-NO-RUN`).
+    """
+    with client() as prefect:
+        run = read_run(prefect, run_id)
+        kind = run.state.type if run.state else None
+        if kind is StateType.PAUSED:
+            require_gone(run)
+            answer = prefect.resume_flow_run(run.id)
+            accepted = answer.status is SetStateStatus.ACCEPT
+        elif kind in ENDED:
+            answer = prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
+            accepted = answer.status is SetStateStatus.ACCEPT
+        else:
+            accepted = False
+        run = read_run(prefect, run_id) if accepted or kind is StateType.PAUSED else run
+        if not accepted:
+            raise refused(run, "resumed", "Only a run that is paused or has ended without its result can be resumed.")
+        return run
+
+
+def require_gone(run: FlowRun) -> None:
+    """Wait for the process of a paused run to end. Raises `Conflict` (`E-JOB-PAUSING`) if it takes too long."""
+    deadline = time.monotonic() + LEAVING_S
+    while (process := process_of(run)) is not None:
+        if time.monotonic() > deadline:
+            raise Conflict(
+                f"The run {run.name} is still pausing: its process {process.pid} has not ended.",
+                why="It finishes its step and saves, or the node that it is in is no training and runs to its end.",
+                do="Resume it in a moment, or cancel it.",
+                code="E-JOB-PAUSING",
+            )
+        time.sleep(0.2)
+
+
+def cancel_run(run_id: str) -> FlowRun:
+    """End a run: a worker signals its process, its training saves within 30 s. One without a process ends at once.
+
+    Raises `Conflict` (`E-JOB-STATE`) when it has ended or is being cancelled, `NotFound` (`E-NO-RUN`).
+    """
+    with client() as prefect:
+        run = read_run(prefect, run_id)
+        kind = run.state.type if run.state else None
+        if kind is StateType.CANCELLING:
+            raise refused(run, "cancelled", "It is on its way: its training saves first.")
+        if run.state is not None and run.state.is_final():
+            raise refused(run, "cancelled", "There is nothing left to end.")
+        waits = kind in (StateType.SCHEDULED, StateType.PAUSED, None) and process_of(run) is None
+        if waits:
+            prefect.set_flow_run_state(run.id, Cancelled(message="cancelled while nothing of it ran"), force=True)
+        else:
+            # The answer may be `Cancelled` already, where the server knows that the run has no process.
+            prefect.set_flow_run_state(run.id, Cancelling(message="cancelled by an operator"))
+        return read_run(prefect, run_id)
+
+
+# Runs whose process is gone
+
+
+def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
+    """Settle the runs whose process on this machine is gone, and return their ids.
+
+    Called before a worker starts: what the worker before it took down with itself would read Running until the
+    automation notices the missing beats. Nobody else starts processes for this host then, so a run that is only
+    pending is dead, too.
+    """
+    states = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
+    dead = dead_runs(settings, worker_name, states)
+    for run in dead:
+        settle(run, settings)
+    return [str(run.id) for run in dead]
+
+
+def dead_runs(settings: Settings, worker_name: str, states: list[StateType]) -> list[FlowRun]:
+    """Runs of this host that are in one of the states and have no process."""
+    return [run for run in runs_in(settings, worker_name, states) if not process_of(run)]
+
+
+def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, recent: bool = False) -> list[FlowRun]:
+    """Runs of this host that are in one of the states; with `recent`, only those that started lately."""
+    wanted: dict[str, Any] = {"state": {"type": {"any_": states}}}
+    if recent:
+        wanted["start_time"] = {"after_": datetime.now(UTC) - RECENT}
+    pool = WorkPoolFilter.model_validate({"name": {"any_": [settings.work_pool]}})
+    with client() as prefect:
+        found = prefect.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted), work_pool_filter=pool)
+    return [run for run in found if run.labels.get("prefect.worker.name") == worker_name]
+
+
+def settle(run: FlowRun, settings: Settings) -> None:
+    """Write the end of a run whose process is gone: cancelled if that was wanted, else crashed.
+
+    One whose trainers have saved on their way out was preempted: it is scheduled again.
+    """
+    folder = settings.runs / str(run.id)
+    left = saved_and_left(folder)
+    state: State[Any]
+    if run.state is not None and run.state.type is StateType.CANCELLING:
+        state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
+    elif left and not fruitless(folder):
+        state = preempted(note_preemption(folder, left), after_s=0)
+    else:
+        state = Crashed(message=f"Its process ended. Next: `trainyard run {run.id} --watch` continues it.")
+    with client() as prefect:
+        prefect.set_flow_run_state(run.id, state, force=True)
+
+
+def process_of(run: FlowRun) -> psutil.Process | None:
+    """The live process of a run of this machine; a pid that belongs to something else by now does not count."""
+    worker = str(run.labels.get("prefect.worker.name", ""))
+    if worker and not worker.startswith(socket.gethostname()):
+        return None
+    try:
+        process = psutil.Process(int(run.infrastructure_pid or 0))
+        ours = any("prefect" in word for word in process.cmdline())
+        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, ValueError):
+        return None

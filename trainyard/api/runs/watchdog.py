@@ -1,0 +1,92 @@
+"""The watchdog of one home: `python -m trainyard.api.runs.watchdog`, started by `trainyard up`.
+
+Every ten seconds it ends supervised children whose parent died without them, and settles the runs of this machine
+whose process is gone. Prefect's automation does the latter by missing heartbeats, from anywhere and after 90 s; this
+looks at the process itself. It also takes back what the automation got wrong: after an outage of the server of more
+than 90 s nobody has heard a beat, and every run reads crashed. A server that is away is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import httpx
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Running
+
+from trainyard.api.runs.operating import dead_runs, process_of, runs_in, settle
+from trainyard.api.runs.server import NO_HEARTBEAT, client
+from trainyard.api.stack import worker_name
+from trainyard.compute.orphans import Sweeper
+from trainyard.errors import Unavailable
+from trainyard.settings import Settings, load_settings
+
+LOOK_EVERY_S = 10.0
+WATCHED = [StateType.RUNNING, StateType.CANCELLING]
+"""A pending run has no process of its own yet, or only the number of an earlier one."""
+
+
+@dataclass
+class Watchdog:
+    """Looks again and again; a run counts as dead when two looks in a row found the same process gone."""
+
+    settings: Settings
+    sweeper: Sweeper = field(init=False)
+    suspects: set[tuple[str, str]] = field(default_factory=set)
+    """(run, its process) that the last look found dead."""
+
+    def __post_init__(self) -> None:
+        self.sweeper = Sweeper(self.settings.home)
+
+    def look(self) -> list[str]:
+        """What was done, in sentences."""
+        done = [f"ended the orphan {pid}" for pid in self.sweeper.look()]
+        try:
+            return done + self.settle_dead() + self.restore_living()
+        except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:
+            return [*done, f"the server does not answer: {error}"]
+
+    def settle_dead(self) -> list[str]:
+        gone = dead_runs(self.settings, worker_name(self.settings), WATCHED)
+        # Without the number of a process nothing can be said about it.
+        dead = {(str(run.id), str(run.infrastructure_pid)): run for run in gone if run.infrastructure_pid}
+        certain = [run for key, run in dead.items() if key in self.suspects]
+        self.suspects = set(dead)
+        for run in certain:
+            settle(run, self.settings)
+        return [told(run) for run in certain]
+
+    def restore_living(self) -> list[str]:
+        """Runs that the automation marked as crashed and whose process works."""
+        found = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
+        living = [run for run in found if marked_by_automation(run) and process_of(run)]
+        for run in living:
+            state: State[Any] = Running(message="Its process works; the server had heard no beat of it.")
+            with client() as prefect:
+                prefect.set_flow_run_state(run.id, state, force=True)
+        return [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
+
+
+def marked_by_automation(run: FlowRun) -> bool:
+    return run.state is not None and (run.state.message or "").startswith(NO_HEARTBEAT)
+
+
+def told(run: FlowRun) -> str:
+    return f"the run {run.id} ({run.name}) had lost its process {run.infrastructure_pid}"
+
+
+def main() -> None:
+    """Look until this process is ended."""
+    watchdog = Watchdog(load_settings())
+    while True:
+        for sentence in watchdog.look():
+            print(f"{datetime.now().isoformat(timespec='seconds')} {sentence}", flush=True)
+        time.sleep(LOOK_EVERY_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Jobs: runs with a trainer, started, listed, shown, paused, resumed and cancelled. Prefect is the truth about them.
+
+Everything here takes a job by its id, by a beginning of its id that fits only one, or by its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainyard.api.planning import JOB, merged
+from trainyard.api.records import NodeResult, RunState, read_result
+from trainyard.api.work import LogTail, Work, works_of
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.settings import Settings
+from trainyard.spec.load.files import load_value
+from trainyard.stores.metrics import Point
+
+FOLLOW_EVERY_S = 1.0
+STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
+ENDS = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELED, RunState.PAUSED)
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobInput(Model):
+    job: str = Field(min_length=1)
+    """Id, beginning of an id, or name."""
+
+
+class CreateInput(Model):
+    file: Path | None = None
+    parameters: dict[str, Any] = {}
+    watch: bool = False
+
+
+class StopInput(JobInput):
+    wait: bool = True
+    """Wait for the run's process to end, at most a minute."""
+
+
+class ResumeInput(JobInput):
+    parameters: dict[str, Any] = {}
+    """Nothing may be changed: what differs is told."""
+    watch: bool = False
+
+
+class JobsInput(Model):
+    state: RunState | None = None
+    limit: int = Field(50, ge=1, le=10_000)
+
+
+class LogsInput(JobInput):
+    follow: bool = False
+    tail: int | None = Field(None, ge=0)
+    """Only the last lines."""
+
+
+class MetricsInput(JobInput):
+    node: str | None = None
+
+
+class Job(Model):
+    """One job, as a list shows it."""
+
+    id: str
+    name: str
+    state: RunState
+    detail: str
+    """starting, pausing, cancelling, preempted, budget exceeded, crashed …"""
+    message: str
+    created: float | None = None
+    started: float | None = None
+    seconds: float = 0.0
+    attempts: int = 0
+    pid: int | None = None
+    """The run's process on this machine."""
+    url: str = ""
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+
+
+class JobList(Model):
+    jobs: tuple[Job, ...]
+
+
+class Training(Model):
+    """One trainer of a job."""
+
+    node: str
+    step: int
+    total_steps: int | None
+    epoch: float | None
+    total_epochs: float | None
+    loss: float | None
+    learning_rate: float | None
+    checkpoints: tuple[str, ...]
+    folder: str
+
+
+class JobDetail(Job):
+    """One job, whole."""
+
+    parameters: dict[str, Any]
+    trainings: tuple[Training, ...]
+    nodes: tuple[NodeResult, ...]
+    """How its nodes ended, at its last end."""
+
+
+class LogLine(Model):
+    source: str
+    """`run`, or the id of the trainer whose own log it is."""
+    text: str
+    level: int = 20
+    time: float | None = None
+
+
+class JobLog(Model):
+    id: str
+    lines: tuple[LogLine, ...]
+    told: bool = False
+    """The lines were handed out one by one, as they came."""
+
+
+class TrainingCurve(Model):
+    node: str
+    points: tuple[Point, ...]
+
+
+class JobMetrics(Model):
+    id: str
+    trainings: tuple[TrainingCurve, ...]
+
+
+def body(given: CreateInput) -> dict[str, Any]:
+    """The body of a job: a file's, with the parameters laid over it.
+
+    Raises `InvalidInput` (`E-JOB-FILE`) for a file that holds no job.
+    """
+    if given.file is None:
+        return given.parameters
+    if not given.file.is_file():
+        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-TARGET")
+    value = load_value(given.file)
+    if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
+        raise InvalidInput(
+            f"{given.file} does not hold a job.",
+            why="A job is one data set and one training: `dataset` and the settings of a trainer.",
+            do=f"Run a chain or a template by `trainyard run {given.file}`.",
+            code="E-JOB-FILE",
+        )
+    return merged(value.get("parameters", {}) if "template" in value else value, given.parameters)
+
+
+def stopped(runs: Any, given: StopInput, settings: Settings, say: Callable[[str], None], verb: str) -> Job:
+    """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
+    run_id = runs.find_job(given.job)["id"]
+    (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
+    row, deadline, told = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
+    while given.wait and not gone(row) and time.monotonic() < deadline:
+        if not told:
+            say(f"{row['name']}: {verb} asked for; its training saves at the next step")
+            told = True
+        time.sleep(STOP_POLL_S)
+        row = runs.find_job(run_id)
+    return job_of(row, settings)
+
+
+def gone(row: dict[str, Any]) -> bool:
+    return row["pid"] is None and row["state"] in ENDS
+
+
+def resumed(runs: Any, given: ResumeInput, settings: Settings) -> Job:
+    """Continue a job that is paused, failed, crashed or cancelled."""
+    row = runs.find_job(given.job)
+    refuse_changes(row, given.parameters)
+    runs.resume_run(row["id"])
+    return job_of(runs.find_job(row["id"]), settings)
+
+
+def listed(runs: Any, given: JobsInput, settings: Settings) -> JobList:
+    """The newest jobs with how far they are."""
+    return JobList(jobs=tuple(job_of(row, settings) for row in runs.list_jobs(given.state, given.limit)))
+
+
+def job_of(row: dict[str, Any], settings: Settings) -> Job:
+    works = works_of(settings.runs / row["id"])
+    told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
+    return Job(**{key: value for key, value in row.items() if key != "parameters"}, **told)
+
+
+def shown(runs: Any, name: str, settings: Settings) -> JobDetail:
+    """One job with its trainers, its nodes and what it was started with."""
+    row = runs.find_job(name)
+    folder = settings.runs / row["id"]
+    result = read_result(folder)
+    return JobDetail(
+        **job_of(row, settings).model_dump(),
+        parameters=row["parameters"],
+        trainings=tuple(map(training_of, works_of(folder))),
+        nodes=result.nodes if result else (),
+    )
+
+
+def training_of(work: Work) -> Training:
+    return Training(
+        node=work.node,
+        **work.progress().model_dump(),
+        checkpoints=tuple(work.checkpoints()),
+        folder=str(work.folder),
+    )
+
+
+def metrics(runs: Any, given: MetricsInput, settings: Settings) -> JobMetrics:
+    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NO-METRICS`) before the first."""
+    row = runs.find_job(given.job)
+    works = [work for work in works_of(settings.runs / row["id"]) if given.node in (None, work.node)]
+    curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
+    if not any(one.points for one in curves):
+        raise NotFound(
+            f"The job {row['name']} has no figures yet.",
+            why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
+            do="Look again when its trainer works.",
+            code="E-NO-METRICS",
+        )
+    return JobMetrics(id=row["id"], trainings=tuple(curves))
+
+
+def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
+    """A job goes on with what it was started with. Raises `InvalidInput` (`E-RESUME-CHANGED`) saying what differs."""
+    started_with = row["parameters"].get("job", row["parameters"])
+    changes = list(differences(started_with, given))
+    if changes:
+        raise InvalidInput(
+            f"The job {row['name']} cannot go on with something else: {'; '.join(changes)}.",
+            why="Its checkpoints belong to what it was started with.",
+            do="Resume it without parameters, or start a new job.",
+            code="E-RESUME-CHANGED",
+        )
+
+
+def differences(before: Any, wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """`field: before → wanted` for every given field that is different."""
+    for key, value in wanted.items():
+        known = before.get(key) if isinstance(before, dict) else None
+        if isinstance(value, dict):
+            yield from differences(known, value, f"{prefix}{key}.")
+        elif known != value:
+            yield f"{prefix}{key}: {known} before, {value} now"
+
+
+# Logs
+
+
+def logs(runs: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
+    """The run's log and its trainers' own, merged. With `follow`, each line is told as it comes until the job ends."""
+    row = runs.find_job(given.job)
+    reader = LogReader(runs, row["id"], settings)
+    lines = list(reader.read())
+    lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
+    if given.follow:
+        follow(runs, reader, lines, tell)
+        return JobLog(id=row["id"], lines=(), told=True)
+    return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
+
+
+def follow(runs: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[LogLine], None]) -> None:
+    while True:
+        for line in lines:
+            tell(line)
+        row = runs.find_job(reader.run_id)
+        if row["state"] in ENDS and row["pid"] is None:
+            break
+        time.sleep(FOLLOW_EVERY_S)
+        lines = list(reader.read())
+    for line in (*reader.read(), *reader.rest()):
+        tell(line)
+
+
+class LogReader:
+    """Lines of a run that are new: of the run itself from the server, of its trainers from their files."""
+
+    def __init__(self, runs: Any, run_id: str, settings: Settings) -> None:
+        self.runs, self.run_id, self.folder = runs, run_id, settings.runs / run_id
+        self.told = 0
+        self.tails: dict[str, LogTail] = {}
+
+    def read(self) -> Iterator[LogLine]:
+        """The run's new lines, then each trainer's: a trainer's own lines carry no time by which to sort them in."""
+        for line in self.runs.read_log(self.run_id, self.told):
+            self.told += 1
+            yield LogLine(source="run", **line)
+        for work in works_of(self.folder):
+            tail = self.tails.get(work.node)
+            if tail is None or tail.path != work.log:
+                tail = self.tails[work.node] = LogTail(work.log)
+            yield from (LogLine(source=work.node, text=text) for text in tail.read())
+
+    def rest(self) -> Iterator[LogLine]:
+        for node, tail in self.tails.items():
+            yield from (LogLine(source=node, text=text) for text in tail.rest())

@@ -1,0 +1,131 @@
+"""What the trainers of a run left in their work folders: how far they are, their curve, their log, their checkpoints.
+
+A run's events name the work folder of each trainer (`job`); a training that did not fit the memory goes on in another
+one, which the first one names. All of it is read from files: it works while the run works, and without Prefect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from trainyard.api.records import RunRecord, read_events
+from trainyard.backends.oom import REMEMBERED_FILE
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.compute.child import EVENTS_FILE, LOG_FILE
+from trainyard.stores.metrics import Point, Progress, curve, progress
+from trainyard.stores.metrics import read_events as events_of
+
+READ_BYTES = 1 << 20
+ENDS = ("done", "stopped")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One trainer of a run."""
+
+    node: str
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG_FILE
+
+    def progress(self) -> Progress:
+        return progress(self.folder / EVENTS_FILE)
+
+    def curve(self) -> list[Point]:
+        return curve(self.folder / EVENTS_FILE)
+
+    def end(self) -> str:
+        """How its last start ended as it says itself: done, stopped, or nothing."""
+        last = ""
+        for event in events_of(self.folder / EVENTS_FILE):
+            last = "" if event["event"] == "started" else event["event"] if event["event"] in ENDS else last
+        return last
+
+    def checkpoints(self) -> list[str]:
+        """Names of the checkpoints that are there, the oldest first; none after the training has finished."""
+        folder = self.folder / CHECKPOINT_FOLDER
+        return sorted(path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
+
+
+def works_of(run_folder: Path) -> list[Work]:
+    """The trainers that a run has started, in the order of their first start."""
+    folders: dict[str, Path] = {}
+    for event in read_events(run_folder):
+        if event["event"] == "job":
+            folders[event["node"]] = followed(Path(event["folder"]))
+    return [Work(node, folder) for node, folder in folders.items()]
+
+
+def followed(folder: Path) -> Path:
+    """The folder in which the training goes on when it did not fit as it was asked for."""
+    path = folder / REMEMBERED_FILE
+    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else folder
+
+
+@dataclass
+class LogTail:
+    """Reads the lines of a growing log, from its last `tail_bytes` on; a line that is being written waits."""
+
+    path: Path
+    tail_bytes: int = READ_BYTES
+    offset: int | None = None
+    _rest: bytes = field(default=b"", repr=False)
+
+    def read(self) -> Iterator[str]:
+        """The whole lines since the last call, at most a megabyte of them."""
+        if not self.path.is_file():
+            return
+        size = self.path.stat().st_size
+        cut = self.offset is None and size > self.tail_bytes
+        if self.offset is None or size < self.offset:
+            self.offset, self._rest = max(0, size - self.tail_bytes), b""
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            block = stream.read(READ_BYTES)
+        self.offset += len(block)
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        yield from (line.decode("utf-8", "replace").rpartition("\r")[2] for line in lines[cut:])
+
+    def rest(self) -> Iterator[str]:
+        """Everything that is left, also a last line without its end."""
+        while lines := list(self.read()):
+            yield from lines
+        if self._rest:
+            yield self._rest.decode("utf-8", "replace")
+            self._rest = b""
+
+
+FRUITLESS = 3
+"""A run whose trainer was preempted so often without a further step is not continued by itself any more."""
+
+
+def saved_and_left(run_folder: Path) -> list[Work]:
+    """The trainers of a run that stopped at a checkpoint although nobody of the run was there any more to be asked."""
+    return [work for work in works_of(run_folder) if work.end() == "stopped"]
+
+
+def note_preemption(run_folder: Path, works: list[Work]) -> str:
+    """Write down in the run's record that its trainers were preempted, and say it."""
+    said = []
+    for work in works:
+        message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
+        RunRecord(run_folder).emit(work.node, "stopped", message=message, reason="preempt")
+        said.append(f"{work.node}: {message}")
+    return "; ".join(said)
+
+
+def fruitless(run_folder: Path) -> bool:
+    """Whether the last preemptions of a run brought no training further."""
+    said: list[str] = []
+    for event in read_events(run_folder):
+        if event["event"] == "stopped" and event.get("reason") == "preempt":
+            said.append(str(event.get("message")))
+        elif event["event"] == "finished":
+            said.clear()
+    return len(said) >= FRUITLESS and len(set(said[-FRUITLESS:])) == 1

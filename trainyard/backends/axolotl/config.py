@@ -1,0 +1,196 @@
+"""A job as axolotl's configuration: a pure function, so that every combination can be looked at without axolotl.
+
+Every default of axolotl that changes a number is set. Axolotl lets a misspelt key pass as if it were not there;
+`validate.py` therefore compares the keys with its schema before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.job import TrainingJob
+from trainyard.spec.axes import Method, Optimizer, Precision, PreferenceLoss, Schedule, Stage
+
+OPTIMIZERS = {
+    Optimizer.ADAMW: "adamw_torch",
+    Optimizer.SGD: "sgd",
+    Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
+    Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+    Optimizer.ADAFACTOR: "adafactor",
+    Optimizer.LION: "lion_32bit",
+    Optimizer.ADEMAMIX: "ademamix",
+}
+"""Ours -> the name that axolotl hands to transformers."""
+SCHEDULES = {
+    Schedule.LINEAR: "linear",
+    Schedule.COSINE: "cosine",
+    Schedule.COSINE_WITH_RESTARTS: "cosine_with_restarts",
+    Schedule.CONSTANT: "constant",
+    Schedule.CONSTANT_WITH_WARMUP: "constant_with_warmup",
+    Schedule.POLYNOMIAL: "polynomial",
+    Schedule.INVERSE_SQRT: "inverse_sqrt",
+}
+LOSSES = {PreferenceLoss.SIGMOID: "sigmoid", PreferenceLoss.HINGE: "hinge", PreferenceLoss.IPO: "ipo"}
+OUTPUT_FOLDER, PREPARED_FOLDER, ROWS_FILE = "axolotl-output", "axolotl-prepared", "axolotl.jsonl"
+TRIGGER_FILE = "axolotl_checkpoint.save"
+"""A file of this name in its output folder makes axolotl save at the end of the step."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What has to be known of a run beside its job."""
+
+    folder: Path
+    device: str
+    total_steps: int
+    save_steps: int
+    tokenizer: Path
+    modules: list[str] | None
+    """Adapted modules by the last part of their names; None with full weights or a continued adapter."""
+    first_adapter: Path | None = None
+    """Folder of the weights that a new adapter begins with."""
+    resume: Path | None = None
+
+
+def config_of(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """The configuration of a job, in the order of axolotl's documentation."""
+    hyper = job.config.hyperparameters
+    formats: dict[Precision, bool | str] = {Precision.FP32: False, Precision.BF16: True, Precision.AUTO: "auto"}
+    bf16 = formats[hyper.precision]
+    value: dict[str, Any] = {
+        "base_model": job.base,
+        "tokenizer_config": str(facts.tokenizer),
+        "tokenizer_type": "AutoTokenizer",
+        "trust_remote_code": False,
+        **STAGES[job.config.stage](job, facts),
+        **adapter(job, facts),
+        "dataset_prepared_path": str(facts.folder / PREPARED_FOLDER),
+        "dataset_num_proc": 1,
+        "val_set_size": 0.0,
+        "output_dir": str(facts.folder / OUTPUT_FOLDER),
+        "sequence_len": hyper.max_length,
+        "sample_packing": False,
+        "pad_to_sequence_len": False,
+        "micro_batch_size": hyper.batch_size,
+        "gradient_accumulation_steps": hyper.gradient_accumulation,
+        "max_steps": facts.total_steps,
+        "num_epochs": 1,  # max_steps decides
+        "optimizer": OPTIMIZERS[hyper.optimizer],
+        "lr_scheduler": SCHEDULES[hyper.schedule],
+        "learning_rate": hyper.learning_rate,
+        "warmup_ratio": hyper.warmup_ratio,
+        "weight_decay": hyper.weight_decay,
+        "max_grad_norm": hyper.max_grad_norm,
+        "bf16": False if facts.device == "cpu" and bf16 == "auto" else bf16,
+        "fp16": False,
+        "tf32": False,
+        "gradient_checkpointing": hyper.gradient_checkpointing,
+        "attn_implementation": "sdpa",
+        "seed": hyper.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": facts.save_steps,
+        "save_total_limit": 2,
+        "dynamic_checkpoint": {"enabled": True, "check_interval": 1, "trigger_file_path": TRIGGER_FILE},
+    }
+    if facts.resume is not None:
+        value["resume_from_checkpoint"] = str(facts.resume)
+    return value
+
+
+def adapter(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """The adapter's shape; axolotl's own kernels for it are for CUDA and off on a CPU."""
+    method, lora = job.config.method, job.config.lora
+    if method is Method.FULL:
+        return {}
+    kernels = dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+    value: dict[str, Any] = {"adapter": "qlora" if method is Method.QLORA else "lora"}
+    if method is Method.QLORA:
+        value |= {"load_in_4bit": True}
+    value |= {
+        "lora_r": lora.rank,
+        "lora_alpha": int(lora.alpha or 16),
+        "lora_dropout": lora.dropout,
+        "lora_target_modules": facts.modules,
+        "lora_modules_to_save": list(lora.modules_to_save) or None,
+        "peft_layers_to_transform": list(lora.layers) if lora.layers is not None else None,
+        "peft_use_dora": method is Method.DORA,
+        "peft_use_rslora": lora.rslora,
+        "lora_model_dir": job.adapter or (str(facts.first_adapter) if facts.first_adapter else None),
+    }
+    kept = {name: given for name, given in value.items() if given is not None}
+    return kept | (kernels if facts.device == "cpu" else {})
+
+
+def sft(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """Rows with token ids and labels: an empty `type` says that they are prepared already."""
+    return {"datasets": [{"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "type": None}]}
+
+
+def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """Rendered prompt, chosen and rejected, taken as they are."""
+    preference = job.config.preference
+    return {
+        "rl": "dpo",
+        "dpo_beta": preference.beta,
+        "dpo_loss_type": [LOSSES[preference.loss]],
+        "dpo_label_smoothing": preference.label_smoothing,
+        "datasets": [
+            {"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "split": "train", "type": "passthrough"}
+        ],
+    }
+
+
+def kto(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """Rendered prompt and completion with a verdict; the fields are named, since they are already whole texts."""
+    preference = job.config.preference
+    fields = {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}
+    return {
+        "rl": "kto",
+        "rl_beta": preference.beta,
+        "kto_desirable_weight": preference.desirable_weight,
+        "kto_undesirable_weight": preference.undesirable_weight,
+        "remove_unused_columns": False,
+        "datasets": [{"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "split": "train", "type": fields}],
+    }
+
+
+def reward(job: TrainingJob, facts: Facts) -> dict[str, Any]:
+    """A Bradley-Terry model over single questions; the turns are rendered there by the tokenizer's own template."""
+    return {
+        "reward_model": True,
+        "num_labels": 1,
+        "model_type": "AutoModelForSequenceClassification",
+        "chat_template": "tokenizer_default",
+        "remove_unused_columns": False,
+        "datasets": [{"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "type": "bradley_terry.chat_template"}],
+    }
+
+
+STAGES = {Stage.SFT: sft, Stage.DPO: dpo, Stage.KTO: kto, Stage.REWARD: reward}
+
+
+def row_of(stage: Stage, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row of the plan as the stage's `type` reads it; None where axolotl has no form for it.
+
+    Its reward format is one question with an optional system turn.
+    """
+    if stage is Stage.SFT:
+        return {**given, "attention_mask": [1] * len(given["input_ids"])}
+    if stage is Stage.DPO:
+        return {name: given[name] for name in ("prompt", "chosen", "rejected")}
+    if stage is Stage.KTO:
+        return {name: given[name] for name in ("prompt", "completion", "label")}
+    roles = [message["role"] for message in given["messages"]]
+    if roles not in (["user"], ["system", "user"]):
+        return None
+    texts = dict(zip(roles, (message["content"] for message in given["messages"]), strict=True))
+    return {
+        "system": texts.get("system", ""),
+        "input": texts["user"],
+        "chosen": given["chosen_turn"],
+        "rejected": given["rejected_turn"],
+    }

@@ -1,0 +1,316 @@
+"""The supervised child of the `axolotl` backend: it leads `axolotl train` through a job.
+
+Axolotl emits no events of ours and answers a signal by ending without a checkpoint. So its log is read for progress,
+each checkpoint that it has finished is committed as one of ours, and a stop request becomes the file that makes it
+save at the end of its step; it is ended when that checkpoint is whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+import yaml
+
+from trainyard.backends import environments
+from trainyard.backends.axolotl.config import (
+    OUTPUT_FOLDER,
+    PREPARED_FOLDER,
+    ROWS_FILE,
+    TRIGGER_FILE,
+    Facts,
+    config_of,
+    row_of,
+)
+from trainyard.backends.foreign import names
+from trainyard.backends.foreign.conductor import Run, Tool, conduct, size_of, terminate
+from trainyard.backends.foreign.result import finish
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.backends.rows import TOKENS_FILE
+from trainyard.compute.child import LOG_FILE, Events
+from trainyard.compute.supervise import last_log_line
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.checkpoints import commit
+
+CONFIG_FILE, VALIDATION_FILE = "axolotl.yaml", "axolotl-validation.json"
+PLAN_OPTIONS = ("first-weights",)
+"""Axolotl draws an adapter's first weights before it sets its seed: two runs of one job would differ."""
+STATE_FILE = "trainer_state.json"
+"""The last file of a checkpoint that transformers writes."""
+STEP_LINE = re.compile(rb"\{'loss':[^{}]*\}")
+CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
+VALIDATION_S = 600
+TOOLS = ("axolotl", "torch", "transformers", "trl", "peft", "accelerate")
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json` to its end."""
+    watch = Watch()
+    conduct(folder, events, Tool(argv, variables, watch.stop, PLAN_OPTIONS, check, watch.look), handed_over(watch))
+
+
+def check(run: Run) -> None:
+    """Write rows and configuration, and have both questions of `validate.py` answered."""
+    shutil.rmtree(run.folder / OUTPUT_FOLDER, ignore_errors=True)
+    (run.folder / OUTPUT_FOLDER).mkdir()
+    write_rows(run)
+    text = yaml.safe_dump(config_of(run.job, facts_of(run)), sort_keys=False, allow_unicode=True)
+    (run.folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    require_valid(run.folder, variables(run))
+
+
+def facts_of(run: Run) -> Facts:
+    modules = run.place / names.MODULES_FILE
+    first = run.place / names.ADAPTER_FOLDER
+    resume = next(run.found.path.glob("checkpoint-*")) if run.found.path else None
+    return Facts(
+        folder=run.folder,
+        device=run.device,
+        total_steps=run.plan["total_steps"],
+        save_steps=run.plan["save_steps"],
+        tokenizer=run.place / names.TOKENIZER_FOLDER,
+        modules=orjson.loads(modules.read_bytes()) if modules.is_file() else None,
+        first_adapter=first if (first / names.ADAPTER_WEIGHTS).is_file() else None,
+        resume=resume,
+    )
+
+
+def write_rows(run: Run) -> None:
+    """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-AXOLOTL-ROWS`) for what it has no form for."""
+    stage = run.job.config.stage
+    source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.place / names.TEXTS_FILE
+    with source.open("rb") as lines, (run.folder / ROWS_FILE).open("wb") as stream:
+        for number, line in enumerate(lines, 1):
+            row = row_of(stage, orjson.loads(line))
+            if row is None:
+                raise InvalidInput(
+                    f"Row {number} has an earlier exchange, and axolotl's reward format is one question.",
+                    do="Use backend native or trl for rows of several turns, or leave such rows out.",
+                    code="E-AXOLOTL-ROWS",
+                )
+            stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def require_valid(folder: Path, given: Mapping[str, str]) -> None:
+    """Raise `InvalidInput`: `E-AXOLOTL-KEY` for a key that axolotl would pass over, `E-AXOLOTL-CONFIG` for a value."""
+    result = folder / VALIDATION_FILE
+    result.unlink(missing_ok=True)
+    python = str(environments.python_of(BackendName.AXOLOTL))
+    argv = [python, "-m", "trainyard.backends.axolotl.validate", str(folder / CONFIG_FILE), str(result)]
+    with (folder / LOG_FILE).open("ab") as log:
+        subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **given}, cwd=folder,
+            timeout=VALIDATION_S, check=False,
+        )  # fmt: skip
+    if not result.is_file():
+        raise TrainyardError(
+            "Axolotl's schema could not be asked.",
+            why=last_log_line(folder),
+            do="Run `trainyard backends install axolotl` again.",
+            code="E-AXOLOTL-CONFIG",
+        )
+    found = orjson.loads(result.read_bytes())
+    if found["unknown"]:
+        key, nearest = found["unknown"][0]
+        raise InvalidInput(
+            f"Axolotl has no key {key!r}.",
+            why="It would be passed over without a word, and the run would be another one.",
+            do=f"Did you mean {nearest!r}?" if nearest else "Remove it.",
+            code="E-AXOLOTL-KEY",
+        )
+    if found["errors"]:
+        raise InvalidInput(
+            f"Axolotl's schema refuses the configuration: {found['errors'][0]}",
+            why=f"{len(found['errors'])} in all; the configuration is {CONFIG_FILE} in {folder}.",
+            do="Change that setting, or use another backend.",
+            code="E-AXOLOTL-CONFIG",
+        )
+
+
+def argv(run: Run) -> list[str]:
+    python = str(environments.python_of(BackendName.AXOLOTL))
+    return [python, "-m", "axolotl.cli.main", "train", str(run.folder / CONFIG_FILE), "--launcher", "python"]
+
+
+def variables(run: Run) -> Mapping[str, str]:
+    """What the tool sees beside our own environment."""
+    given = {
+        **environments.variables(),
+        "AXOLOTL_DO_NOT_TRACK": "1",
+        "HF_DATASETS_CACHE": str(run.folder / "datasets"),
+        "TRITON_CACHE_DIR": str(run.folder / "triton"),
+    }
+    return given | ({"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"} if run.device == "cpu" else {})
+
+
+@dataclass
+class Watch:
+    """What has been seen of a running axolotl."""
+
+    begun: bool = False
+    read: int = -1
+    """Bytes of the log that are read; -1 before the first look."""
+    pending: bytes = b""
+    step: int = 0
+    committed: set[int] = field(default_factory=set)
+    asked: bool = False
+
+    def look(self, run: Run) -> None:
+        """Tell new steps, and commit new checkpoints."""
+        if self.read < 0:
+            self.step = run.found.step
+            self.read = size_of(run.folder / LOG_FILE)
+        for values in self.new_steps(run.folder / LOG_FILE):
+            if not self.begun:
+                self.begun = True
+                run.events.emit("begin", restarted_from=run.restarted_from, **begin_facts(run))
+            self.step += 1
+            run.events.emit("progress", **progress(run, self.step, values))
+        for step, path in finished(run.folder / OUTPUT_FOLDER):
+            if step not in self.committed and run.found.step < step < run.plan["total_steps"]:
+                self.committed.add(step)
+                keep(run, step, path)
+
+    def new_steps(self, log: Path) -> list[dict[str, Any]]:
+        """What the lines since the last look say of finished steps."""
+        if not log.exists():
+            return []
+        with log.open("rb") as stream:
+            stream.seek(self.read)
+            text = self.pending + stream.read()
+            self.read = stream.tell()
+        matches = list(STEP_LINE.finditer(text))
+        self.pending = text[matches[-1].end() if matches else 0 :][-4096:]
+        return [ast.literal_eval(match.group().decode("utf-8", "replace")) for match in matches]
+
+    def stop(self, run: Run, process: psutil.Process) -> bool:
+        """Have it save at the end of its step, then end it. Before its first step there is nothing to save."""
+        if not self.begun:
+            return terminate([process])
+        if not self.asked:
+            (run.folder / OUTPUT_FOLDER / TRIGGER_FILE).touch()
+            self.asked = True
+            return False
+        if not self.committed or max(self.committed) < self.step:
+            return self.step >= run.plan["total_steps"]  # it is about to end by itself
+        write_json_durably(run.folder / names.HALT_FILE, {"step": max(self.committed)})
+        return terminate([process])
+
+
+def finished(output: Path) -> list[tuple[int, Path]]:
+    """Checkpoints of axolotl's own that are whole: their last file can be read."""
+    found = []
+    for path in sorted(output.glob("checkpoint-*")):
+        match = CHECKPOINT_NAME.fullmatch(path.name)
+        if match and readable(path / STATE_FILE):
+            found.append((int(match[1]), path))
+    return found
+
+
+def readable(path: Path) -> bool:
+    try:
+        orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return False
+    return True
+
+
+def keep(run: Run, step: int, path: Path) -> None:
+    """Commit a checkpoint of axolotl's as one of ours. Its files are linked, not copied: it never writes them again."""
+
+    def write(folder: Path) -> None:
+        shutil.copytree(path, folder / path.name, copy_function=os.link)
+
+    made = commit(run.folder / CHECKPOINT_FOLDER, step, write)
+    size = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
+    run.events.emit("checkpoint", step=step, path=str(made), bytes=size)
+
+
+def begin_facts(run: Run) -> dict[str, Any]:
+    total = run.plan["total_steps"]
+    return {
+        "total_steps": total,
+        "total_epochs": round(total / run.plan["steps_per_epoch"], 4),
+        "device": run.device,
+        "threads": run.job.threads,
+        **precision(run),
+    }
+
+
+def precision(run: Run) -> dict[str, str]:
+    asked = run.job.config.hyperparameters.precision.value
+    if asked != "auto":
+        return {"precision": asked, "precision_why": "asked for"}
+    if run.device == "cpu":
+        return {"precision": "fp32", "precision_why": "the default on cpu"}
+    return {"precision": "bf16", "precision_why": "axolotl's `bf16: auto`"}
+
+
+def progress(run: Run, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of axolotl's log as our event. Its numbers have four digits; the record takes them from its state."""
+    total, per_epoch = run.plan["total_steps"], run.plan["steps_per_epoch"]
+    return {
+        "step": step,
+        "total_steps": total,
+        "epoch": round(step / per_epoch, 4),
+        "total_epochs": round(total / per_epoch, 4),
+        "loss": float(values["loss"]),
+        "learning_rate": float(values.get("learning_rate", 0.0)),
+        "grad_norm": float(values["grad_norm"]) if "grad_norm" in values else None,
+    }
+
+
+def handed_over(watch: Watch) -> Callable[[Run, int], None]:
+    """What makes a result of axolotl's output folder."""
+
+    def make(run: Run, log_at: int) -> None:
+        watch.look(run)
+        output = run.folder / OUTPUT_FOLDER
+        made = run.folder / names.MADE_FOLDER
+        shutil.rmtree(made, ignore_errors=True)
+        (made / "weights").mkdir(parents=True)
+        for path in output.iterdir():
+            if path.is_file() and is_weight(path.name, adapter=run.job.config.method in ADAPTER_METHODS):
+                shutil.copyfile(path, made / "weights" / path.name)
+        installed = environments.installed(BackendName.AXOLOTL)
+        report = {
+            "losses": losses(output),
+            "tool": {"name": "axolotl", "version": installed.get("axolotl", "")},
+            "versions": {name: installed[name] for name in TOOLS if name in installed},
+            **precision(run),
+        }
+        write_json_durably(made / names.REPORT_FILE, report)
+        finish(run, log_at)
+        (run.folder / ROWS_FILE).unlink()
+        for name in (OUTPUT_FOLDER, PREPARED_FOLDER, "datasets", "triton"):
+            shutil.rmtree(run.folder / name, ignore_errors=True)
+
+    return make
+
+
+def is_weight(name: str, *, adapter: bool) -> bool:
+    """The files of a result; logs, arguments and a second tokenizer are none of it."""
+    if adapter:
+        return name in ("adapter_config.json", "adapter_model.safetensors")
+    return name in ("config.json", "generation_config.json") or name.startswith("model")
+
+
+def losses(output: Path) -> list[list[float]]:
+    """[step, loss, learning rate] of every step, from the state of its last checkpoint; a resume takes it over."""
+    saved = finished(output)
+    if not saved:
+        raise TrainyardError("Axolotl ended without a state of its steps.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
+    _, path = max(saved)
+    history = orjson.loads((path / STATE_FILE).read_bytes())["log_history"]
+    return [[one["step"], float(one["loss"]), float(one.get("learning_rate", 0.0))] for one in history if "loss" in one]

@@ -1,0 +1,138 @@
+"""The supervised child of the `deepspeed` backend: it leads torchrun, or DeepSpeed's own launcher, through a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+import psutil
+
+from trainyard.backends import environments
+from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
+from trainyard.backends.foreign.conductor import Run, Tool, conduct, terminate
+from trainyard.backends.foreign.result import finish
+from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
+from trainyard.compute.child import Events
+from trainyard.errors import Corrupt
+from trainyard.spec.axes import BackendName
+from trainyard.stores.artifacts import MANIFEST
+
+MEETING_FOLDER = "meeting"
+"""Where torchrun's processes find each other; new at each start."""
+LAUNCHING = {"torch.distributed.run", "deepspeed.launcher.launch", "--module"}
+WORKER = "trainyard.backends.deepspeed.worker"
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json` to its end."""
+    conduct(folder, events, Tool(argv, variables, stop, check=check), finish)
+
+
+def check(run: Run) -> None:
+    """Free what a killed compiler left locked, and refuse a checkpoint of another number of processes."""
+    for lock in clear_stale_locks(extensions()):
+        run.events.emit("warning", text=f"A compiler that was killed left {lock}; it was removed.")
+    shutil.rmtree(run.folder / MEETING_FOLDER, ignore_errors=True)
+    (run.folder / MEETING_FOLDER).mkdir()
+    if run.found.path is None:
+        return
+    require_latest(run.found.path)
+    made_by = orjson.loads((run.found.path / MANIFEST).read_bytes())
+    asked = {"processes": run.job.config.launch.processes, "strategy": run.job.config.launch.strategy.value}
+    for name, value in asked.items():
+        if made_by.get(name) != value:
+            before = made_by.get(name)
+            raise Corrupt(
+                f"The checkpoint of step {run.found.step} was made with {name} {before}, this run has {value}.",
+                why="Each process holds its own share of the optimizer's state, and shares cannot be dealt anew.",
+                do=f"Resume with {name} {before}, or start the training anew.",
+                code="E-CHECKPOINT-WORLD",
+            )
+
+
+def require_latest(checkpoint: Path) -> None:
+    """DeepSpeed's own pointer has to name a folder that is there. Raises `Corrupt` (`E-CHECKPOINT-CORRUPT`)."""
+    pointer = checkpoint / "latest"
+    tag = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
+    if not tag or not (checkpoint / tag).is_dir():
+        raise Corrupt(
+            f"The checkpoint in {checkpoint} names {tag or 'nothing'} as its latest state, which is not there.",
+            do="Remove that folder: the training goes on from the one before it.",
+            code="E-CHECKPOINT-CORRUPT",
+        )
+
+
+def argv(run: Run) -> list[str]:
+    """The launcher's command line, in the tool's interpreter."""
+    launch = run.job.config.launch
+    python = place() / "bin" / "python"
+    if launch.launcher == "deepspeed":
+        options = [
+            "--num_gpus",
+            str(launch.processes),
+            "--master_port",
+            str(free_port()),
+            "--no_local_rank",
+            "--module",
+        ]
+        return [str(python), str(python.with_name("deepspeed")), *options, WORKER, str(run.folder)]
+    meeting = run.folder / MEETING_FOLDER
+    return torchrun(Launched(str(python), launch, [WORKER, str(run.folder)], meeting))
+
+
+def place() -> Path:
+    """The environment by its real path, under which its operators were compiled: under another they would be again."""
+    return environments.python_of(BackendName.DEEPSPEED).parent.parent.resolve()
+
+
+def extensions() -> Path:
+    """Compiled operators: in the environment where we made it, beside it where it is the operator's own."""
+    own = place() / EXTENSIONS_FOLDER
+    return own if own.is_dir() else environments.envs() / "extensions-deepspeed"
+
+
+def free_port() -> int:
+    """A port for the processes to meet at; DeepSpeed's own choice is the same for every run of a machine."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def variables(run: Run) -> Mapping[str, str]:
+    """What the tool's processes see beside our own environment."""
+    given = {
+        **environments.variables(),
+        **threads_of(run),
+        "TORCH_EXTENSIONS_DIR": str(extensions()),
+        "DS_BUILD_OPS": "0",
+        "PATH": f"{place() / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    if run.device == "cpu":
+        # On a machine without a network its own name may not resolve; the processes are all here.
+        given |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    return given
+
+
+def threads_of(run: Run) -> dict[str, str]:
+    """The threads of the job are shared by its processes; which of the devices each takes, the processes know."""
+    return {name: value for name, value in several(run.job).items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def stop(run: Run, launcher: psutil.Process) -> bool:
+    """Ask every training process; the launcher above them is told nothing, as it would end them before they saved."""
+    ranks = [process for process in launcher.children(recursive=True) if is_rank(process)]
+    return len(ranks) >= run.job.config.launch.processes and terminate(ranks)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether it is one of the processes that train: its own module, not one that is named to a launcher."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False  # it has ended since it was listed
+    return command[-3:-1] == ["-m", WORKER] and LAUNCHING.isdisjoint(command)

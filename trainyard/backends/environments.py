@@ -1,0 +1,302 @@
+"""The Python environments of the trainers that do not share ours: where they are, what is in them, whether it imports.
+
+Each foreign trainer pins other versions than we do, so each has a virtual environment of its own:
+`TRAINYARD_HOME/envs/NAME`, or one that the operator names in `backend_envs`. Everything here looks from outside:
+versions are read from the files that pip leaves, and the one import test runs in that environment's own interpreter.
+Installing is in `installing.py`.
+
+Programs that run there see a slim copy of this package (`link`): `trainyard.compute`, `trainyard.errors` and the
+modules of their own backend, without the parent's half. They need nothing of ours but `orjson` and `psutil`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import orjson
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+import trainyard
+from trainyard.backends.base import Probe
+from trainyard.errors import Unavailable
+from trainyard.settings import Settings
+from trainyard.settings import settings as current_settings
+from trainyard.spec.axes import BackendName
+from trainyard.stores.artifacts import write_json_durably
+
+PACKAGE = Path(trainyard.__file__).parent
+REQUIREMENTS_FOLDER = Path(__file__).parent / "requirements"
+RECORD_FILE = "trainyard.json"
+"""In an environment that we made: the digest of what it was made from."""
+PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)", re.MULTILINE)
+IMPORT_TIMEOUT_S = 600
+"""The first import of a large package on a busy machine compiles its byte code; two minutes are not unusual."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What is particular to the environment of one trainer."""
+
+    distribution: str
+    """The package whose version is the trainer's version."""
+    imports: str
+    """What the import test runs; it prints nothing and raises if the environment is broken."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Set while it is installed and tested."""
+    build: str | None = None
+    """`module:function`, called as `function(environment: Path, say)` after pip and before the import test."""
+
+
+ENVIRONMENTS: dict[BackendName, Foreign] = {
+    BackendName.DEEPSPEED: Foreign(
+        "deepspeed",
+        "import torch, transformers, peft, deepspeed",
+        {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+        build="trainyard.backends.deepspeed.build:build",
+    ),
+    BackendName.MLX: Foreign("mlx-lm", "import mlx.core, mlx_lm"),
+    BackendName.LLAMACPP: Foreign("gguf", "import gguf", build="trainyard.backends.llamacpp.build:build"),
+    BackendName.UNSLOTH: Foreign("unsloth", "import unsloth, trl, peft"),
+    BackendName.AXOLOTL: Foreign("axolotl", "import axolotl.utils.schemas.config"),
+}
+"""Backends with an environment of their own."""
+
+REQUIREMENTS: dict[BackendName, Path] = {name: REQUIREMENTS_FOLDER / f"{name.value}.txt" for name in ENVIRONMENTS}
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a trainer imports in its environment, and what mends it if not."""
+
+    ok: bool
+    version: str = ""
+    why: str = ""
+    fix: str = ""
+    seconds: float = 0.0
+
+
+def envs(settings: Settings | None = None) -> Path:
+    return (settings or current_settings()).home / "envs"
+
+
+def folder(name: BackendName, settings: Settings | None = None) -> Path:
+    """Where the environment of a backend is, or would be: the operator's own, else `TRAINYARD_HOME/envs/NAME`."""
+    given = (settings or current_settings()).backend_envs.get(name.value)
+    return given.expanduser().absolute() if given else envs(settings) / name.value
+
+
+def is_named(name: BackendName, settings: Settings | None = None) -> bool:
+    """Whether the operator named an environment that is not ours to change."""
+    return name.value in (settings or current_settings()).backend_envs
+
+
+def install_line(name: BackendName) -> str:
+    return f"trainyard backends install {name.value}"
+
+
+def python_of(name: BackendName, settings: Settings | None = None) -> Path:
+    """The interpreter that runs a backend's program; our own for the backends that live with us.
+
+    Raises `Unavailable` (`R-BACKEND-MISSING`) with the command that installs it.
+    """
+    if name not in ENVIRONMENTS and not is_named(name, settings):
+        return Path(sys.executable)
+    python = folder(name, settings) / "bin" / "python"
+    if not python.exists():
+        raise Unavailable(
+            f"The backend {name.value!r} is not available.",
+            why=f"There is no environment at {folder(name, settings)}.",
+            do=mending(name, settings),
+            code="R-BACKEND-MISSING",
+        )
+    return python
+
+
+def mending(name: BackendName, settings: Settings | None = None) -> str:
+    """What brings a missing or broken environment back."""
+    if is_named(name, settings):
+        return f"Correct backend_envs.{name.value} in trainyard.toml, or remove it and run `{install_line(name)}`."
+    return f"Run `{install_line(name)}`."
+
+
+def site_packages(environment: Path) -> list[Path]:
+    return sorted(environment.glob("lib/python3*/site-packages"))
+
+
+def distributions(environment: Path) -> dict[str, str]:
+    """Distribution -> version of an environment, read from the names of its `dist-info` folders."""
+    found = (path.name.removesuffix(".dist-info") for site in site_packages(environment)
+             for path in site.glob("*.dist-info"))  # fmt: skip
+    return {
+        str(canonicalize_name(name)): version for name, _, version in (one.rpartition("-") for one in found) if name
+    }
+
+
+def installed(name: BackendName, settings: Settings | None = None) -> dict[str, str]:
+    """Distribution -> version in the environment of a backend; empty where there is none. Imports nothing."""
+    return distributions(folder(name, settings))
+
+
+def pins(name: BackendName) -> dict[str, str]:
+    """Distribution -> version that the backend's requirement file asks for."""
+    path = REQUIREMENTS.get(name)
+    if path is None or not path.is_file():
+        return {}
+    pinned = re.findall(
+        r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;#]+)", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {str(canonicalize_name(one)): version for one, version in pinned}
+
+
+def requirements_digest(name: BackendName) -> str:
+    return hashlib.sha256(REQUIREMENTS[name].read_bytes()).hexdigest()
+
+
+def probe(name: BackendName, settings: Settings | None = None) -> Probe:
+    """Whether a foreign trainer is installed in the right version. Reads files only; a failed import test counts."""
+    place, fix = folder(name, settings), mending(name, settings)
+    versions = installed(name, settings)
+    foreign, wanted = ENVIRONMENTS[name], pins(name)
+    version = versions.get(foreign.distribution, "")
+    if not (place / "bin" / "python").exists():
+        return Probe(False, why=f"{name.value} is not installed: there is no environment at {place}.", fix=fix)
+    if not version:
+        return Probe(False, why=f"The environment at {place} has no {foreign.distribution}.", fix=fix)
+    if not fits(version, wanted.get(foreign.distribution, version), exactly=not is_named(name, settings)):
+        why = f"{foreign.distribution} {version} is installed; {wanted[foreign.distribution]} is what we drive."
+        return Probe(False, version=version, why=why, fix=fix)
+    known = remembered(name, settings)
+    if known is not None and not known.ok:
+        return Probe(False, version=version, why=known.why, fix=fix)
+    return Probe(True, version=version)
+
+
+def fits(version: str, pinned: str, *, exactly: bool) -> bool:
+    """Whether a version is the pinned one; in an environment that the operator named, another patch of it will do."""
+    try:
+        have, want = Version(version).release, Version(pinned).release
+    except InvalidVersion:
+        return version == pinned
+    return have == want if exactly else have[:2] == want[:2]
+
+
+def health_file(name: BackendName, settings: Settings | None = None) -> Path:
+    return envs(settings) / f"{name.value}.health.json"
+
+
+def key(name: BackendName, settings: Settings | None = None) -> str:
+    """Names what the import test looked at: the environment, the versions in it and the test."""
+    place = folder(name, settings)
+    changed = [path.stat().st_mtime_ns for path in site_packages(place)]
+    text = orjson.dumps([str(place.resolve()), changed, installed(name, settings), ENVIRONMENTS[name].imports])
+    return hashlib.sha256(text).hexdigest()
+
+
+def remembered(name: BackendName, settings: Settings | None = None) -> Health | None:
+    """The result of the last import test, if nothing has changed since."""
+    path = health_file(name, settings)
+    if not path.is_file():
+        return None
+    try:
+        known = orjson.loads(path.read_bytes())
+        return Health(**known["health"]) if known["key"] == key(name, settings) else None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None  # another version of us wrote it; the test is repeated
+
+
+def health(name: BackendName, settings: Settings | None = None, *, anew: bool = False) -> Health:
+    """Import the trainer once in its own interpreter and remember the result until the environment changes."""
+    looked = probe(name, settings)
+    known = remembered(name, settings)
+    if known is not None and not anew:
+        return known
+    if not looked.version:
+        return Health(False, why=looked.why, fix=looked.fix)
+    result = import_test(name, folder(name, settings), looked.version, mending(name, settings))
+    envs(settings).mkdir(parents=True, exist_ok=True)
+    write_json_durably(health_file(name, settings), {"key": key(name, settings), "health": asdict(result)})
+    return result
+
+
+def import_test(name: BackendName, environment: Path, version: str, fix: str) -> Health:
+    """Run the imports of a backend in an environment, without network and without our own packages."""
+    foreign, started = ENVIRONMENTS[name], time.monotonic()
+    variables = {**outside(os.environ), **foreign.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    argv = [str(environment / "bin" / "python"), "-c", foreign.imports]
+    try:
+        ran = subprocess.run(
+            argv, env=variables, cwd=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=IMPORT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Health(False, version, f"`{foreign.imports}` had not ended after {IMPORT_TIMEOUT_S} s.", fix)
+    except OSError as error:
+        return Health(False, version, f"Its interpreter does not start: {error.strerror}.", fix)
+    seconds = round(time.monotonic() - started, 2)
+    if ran.returncode == 0:
+        return Health(True, version, seconds=seconds)
+    said = ran.stderr.strip().splitlines()
+    last = said[-1][:300] if said else f"exit code {ran.returncode}"
+    return Health(False, version, f"It does not import: {last}", fix, seconds)
+
+
+def outside(variables: Mapping[str, str]) -> dict[str, str]:
+    """Our environment variables without those that would lead another interpreter to our packages."""
+    return {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+def link(settings: Settings | None = None) -> Path:
+    """The folder to put on the PYTHONPATH of a foreign interpreter: there `import trainyard.compute.launch` works.
+
+    It holds links to what may be imported there. The `__init__` of a backend is the parent's half and is left empty
+    in it, so a program finds its neighbours (`trainyard.backends.NAME.program`) without our pydantic or pyarrow.
+    """
+    # One view for each installation of this package, since several checkouts may share a home.
+    root = envs(settings) / ".path" / hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:12]
+    for target, source in visible():
+        place = root / "trainyard" / target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source is None:
+            place.touch()
+        elif not place.is_symlink() or os.readlink(place) != str(source):
+            replace_link(place, source)
+    return root
+
+
+def visible() -> Iterator[tuple[str, Path | None]]:
+    """(place in the view, what it links to; None: an empty file)."""
+    yield "__init__.py", PACKAGE / "__init__.py"
+    yield "errors.py", PACKAGE / "errors.py"
+    yield "compute", PACKAGE / "compute"
+    yield "backends/__init__.py", None
+    for name in (*(backend.value for backend in BackendName), "foreign"):
+        own = PACKAGE / "backends" / name
+        if own.is_dir():
+            yield f"backends/{name}/__init__.py", None
+            yield from (
+                (f"backends/{name}/{path.name}", path)
+                for path in sorted(own.iterdir())
+                if path.name not in ("__init__.py", "__pycache__")
+            )
+
+
+def replace_link(place: Path, source: Path) -> None:
+    """Set a link in one step: another process may be reading it."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(source)
+    temporary.replace(place)
+
+
+def variables(settings: Settings | None = None) -> dict[str, str]:
+    """What every program in a foreign interpreter needs beside `surroundings.environment`."""
+    return {"PYTHONPATH": str(link(settings)), "PYTHONNOUSERSITE": "1"}

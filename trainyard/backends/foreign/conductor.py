@@ -1,0 +1,251 @@
+"""The supervised child of a foreign trainer: it speaks our contract, the tool below it need not.
+
+Imports no torch. It takes the device, has the plan made, starts the tool with its output in the child's log, hands a
+stop request on to the tool's processes, and turns what the tool left into a result. As a sub-reaper it inherits
+whatever the tool leaves running, and ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from trainyard.backends.foreign import names
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt
+from trainyard.compute.child import (
+    ERROR_FILE,
+    LOG_FILE,
+    PR_SET_PDEATHSIG,
+    SPEC_FILE,
+    Events,
+    Stopped,
+    alive,
+    prctl,
+)
+from trainyard.compute.gpus import read_gpus
+from trainyard.compute.lease import device_lock
+from trainyard.compute.supervise import ended, last_log_line
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import Device
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.checkpoints import Found, newest_valid
+
+LOCK_WAIT_S = 600
+POLL_S = 0.1
+HEAD_LINES, HEAD_CHARACTERS = 40, 4000
+"""How much of the head of a tool's log is kept in the record."""
+HERE = Path()
+"""A log is named without its folder here; whoever reads our error adds that."""
+BEGUN_FILE = "begun"
+"""Says that a tool was started in this folder before."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a foreign trainer."""
+
+    job: TrainingJob
+    folder: Path
+    events: Events
+    device: str
+    found: Found
+    """The checkpoint that it goes on from, if there is one."""
+    plan: dict[str, Any]
+    restarted_from: dict[str, int] | str | None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def place(self) -> Path:
+        """Folder of the plan."""
+        return self.folder / names.PLAN_FOLDER
+
+
+@dataclass(frozen=True)
+class Tool:
+    """How a tool is driven."""
+
+    argv: Callable[[Run], list[str]]
+    environment: Callable[[Run], Mapping[str, str]]
+    stop: Callable[[Run, psutil.Process], bool]
+    """Asks the tool (the process that was started) to save and end. Called again until it says True."""
+    plan_options: tuple[str, ...] = ()
+    check: Callable[[Run], None] | None = None
+    """Called before the tool is started; raises what speaks against it."""
+    watch: Callable[[Run], None] | None = None
+    """Called at every poll; reads the progress of a tool that emits no events of ours."""
+
+
+def conduct(folder: Path, events: Events, tool: Tool, finish: Callable[[Run, int], None]) -> None:
+    """Lead a tool through the job of `folder`; `finish(run, log offset)` makes the result of what it left.
+
+    Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
+    """
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    device = pick_device(job.config.device)
+    with device_lock(
+        Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
+    ):
+        found = newest_valid(folder / CHECKPOINT_FOLDER)
+        restarted_from = tell_restart(folder, found, events)
+        plan = make_plan(folder, device, events, tool.plan_options)
+        at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": restarted_from}
+        write_json_durably(folder / names.PLAN_FOLDER / names.RESUME_FILE, at)
+        events.emit("ledger", **plan["ledger"]["tokens"], rows=plan["ledger"]["rows"], text=plan["ledger"]["line"])
+        lead(Run(job, folder, events, device, found, plan, restarted_from), tool, finish)
+
+
+def lead(run: Run, tool: Tool, finish: Callable[[Run, int], None]) -> None:
+    """Lead a tool through a job that is planned. Raises as `conduct` does."""
+    if tool.check is not None:
+        tool.check(run)
+    for name in (names.FAILURE_FILE, names.HALT_FILE):
+        (run.folder / name).unlink(missing_ok=True)
+    (run.folder / BEGUN_FILE).touch()
+    log_at = size_of(run.folder / LOG_FILE)
+    judge(run, carry_out(run, tool))
+    finish(run, log_at)
+
+
+def pick_device(asked: Device) -> str:
+    """cuda where NVML sees a GPU, else cpu; or the one asked for. Raises `InvalidInput` (`E-DEVICE`)."""
+    has_gpu = bool(read_gpus().gpus) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    if asked is Device.AUTO:
+        return "cuda" if has_gpu else "cpu"
+    if asked is Device.MPS or (asked is Device.CUDA and not has_gpu):
+        raise InvalidInput(
+            f"The device {asked.value!r} was asked for, and this backend has none here.",
+            do="Use device: auto, which takes what is here.",
+            code="E-DEVICE",
+        )
+    return asked.value
+
+
+def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] | str | None:
+    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one."""
+    for sentence in found.quarantined:
+        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
+    if found.path is None and not (folder / BEGUN_FILE).exists():
+        return None
+    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
+    print(f"restart: {text}", flush=True)
+    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
+    return {"step": found.step} if found.path else "zero"
+
+
+def make_plan(folder: Path, device: str, events: Events, options: tuple[str, ...]) -> dict[str, Any]:
+    """Have the plan made by a process of its own, which a stop request ends."""
+    place = folder / names.PLAN_FOLDER
+    place.mkdir(exist_ok=True)
+    for name in (names.PLAN_FILE, ERROR_FILE):
+        (place / name).unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "trainyard.backends.foreign.plan", str(folder), device, *options]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: PLW1509
+    while not ended(process, POLL_S):
+        if events.stop_requested():
+            process.kill()
+            process.wait()
+            raise Stopped("asked to stop before the first step", step=0)
+    if process.returncode:
+        raise left_error(place / ERROR_FILE, "The training could not be planned.", folder)
+    plan: dict[str, Any] = orjson.loads((place / names.PLAN_FILE).read_bytes())
+    return plan
+
+
+def die_with_us() -> None:
+    """Runs in a process before it starts its program; this process has one thread, so that is safe here."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def left_error(path: Path, what: str, folder: Path) -> TrainyardError:
+    """The error that a process of ours left, or what can be said without it."""
+    if not path.is_file():
+        return TrainyardError(what, why=last_log_line(folder), do=f"Read {LOG_FILE}.", code="E-PROGRAM")
+    return rebuilt(orjson.loads(path.read_bytes()), HERE)
+
+
+def carry_out(run: Run, tool: Tool) -> int:
+    """Run the tool to its end and return its exit code; a stop request is handed on once, to every process of it."""
+    argv = tool.argv(run)
+    environment = {**os.environ, **tool.environment(run)}
+    with (run.folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=run.folder,
+            preexec_fn=die_with_us,  # noqa: PLW1509
+        )
+    run.events.emit("program", argv=argv, program_pid=process.pid)
+    told = False
+    while not ended(process, POLL_S):
+        if run.events.stop_requested() and not told:
+            told = ask_to_stop(run, tool, process)
+        if tool.watch is not None:
+            tool.watch(run)
+    if tool.watch is not None:
+        tool.watch(run)
+    return process.returncode
+
+
+def ask_to_stop(run: Run, tool: Tool, process: subprocess.Popen[bytes]) -> bool:
+    """Hand the request on; False when the tool is not ready to take it."""
+    try:
+        return tool.stop(run, psutil.Process(process.pid))
+    except psutil.NoSuchProcess:
+        return True  # it has just ended by itself
+
+
+def terminate(processes: list[psutil.Process]) -> bool:
+    """SIGTERM to each that lives; False when there is none yet."""
+    for process in processes:
+        if alive(process):
+            process.terminate()
+    return bool(processes)
+
+
+def judge(run: Run, code: int) -> None:
+    """Raise what the end of the tool means; return when its work is done."""
+    failure, halt = run.folder / names.FAILURE_FILE, run.folder / names.HALT_FILE
+    if halt.is_file():
+        raise Stopped("asked to stop; a checkpoint is saved", **orjson.loads(halt.read_bytes()))
+    if failure.is_file():
+        raise rebuilt(orjson.loads(failure.read_bytes()), HERE)
+    if code == 0:
+        return
+    if run.events.stop_requested():
+        raise Stopped("asked to stop; the tool ended without a new checkpoint", program_exit=code)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise TrainyardError(
+        f"{run.job.config.backend.value} {how}.",
+        why=last_log_line(run.folder),
+        do=f"Read {LOG_FILE}.",
+        code="E-PROGRAM",
+    )
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def log_head(run: Run, offset: int) -> str:
+    """The first lines that the tool wrote into the log of this start."""
+    path = run.folder / LOG_FILE
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        text = stream.read(8 * HEAD_CHARACTERS).decode("utf-8", "replace")
+    return "\n".join(text.splitlines()[:HEAD_LINES])[:HEAD_CHARACTERS]

@@ -1,0 +1,206 @@
+"""`python -m trainyard.backends.foreign.plan FOLDER DEVICE [first-weights]`: all of a job that our own packages decide.
+
+A process of its own, because it imports transformers (six seconds, 400 MB) and the conductor that waits for the tool
+should not hold that. Leaves `plan/plan.json`, written last; an error is left as `plan/error.json`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainyard.backends.foreign import names
+from trainyard.backends.foreign.tokenise import tokenise
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
+from trainyard.backends.trl.loading import load_tokenizer, template_sha256
+from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.data.rows import TRAIN, PreferenceRow
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.batching import Cut, Plan
+from trainyard.train.methods.loading import ADAPTER_WEIGHTS, require_same_base
+from trainyard.train.methods.lora import adapted, adapter_shape, targets
+from trainyard.train.schedules import SCHEDULES
+from trainyard.train.stages import STAGES
+from trainyard.train.stages.kto import encode_labelled
+from trainyard.train.templates import Renderer, turn
+from trainyard.train.tokens import encode_preference, require_targets
+
+CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
+
+
+def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
+    """Fill `folder/plan`. Raises what the data, the template or the adapter's shape raise."""
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    place = folder / names.PLAN_FOLDER
+    place.mkdir(exist_ok=True)
+    tokenizer = load_tokenizer(job)
+    tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
+    if job.config.stage in (Stage.SFT, Stage.CPT):
+        tokenise(folder)
+        ledger = orjson.loads((folder / LEDGER_FILE).read_bytes())
+        with (folder / TOKENS_FILE).open("rb") as lines:
+            widths = [len(orjson.loads(line)["input_ids"]) for line in lines]
+    else:
+        ledger = write_texts(job, tokenizer, place / names.TEXTS_FILE)
+        widths = [1] * ledger["rows"]["trained"]
+    plan = plan_of(job, widths)
+    total = total_steps(job, plan.steps_per_epoch)
+    with (place / names.STEPS_FILE).open("wb") as stream:
+        for line in islice(steps(job, plan, total), total):
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    value = {
+        "device": device,
+        "total_steps": total,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "save_steps": save_steps(job, total),
+        "pad_id": tokenizer.pad_token_id,
+        "lora": adapter(job, place, first_weights=first_weights),
+        "ledger": ledger,
+    }
+    write_json_durably(place / names.PLAN_FILE, value)
+
+
+def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> dict[str, Any]:
+    """The rows of a preference stage as rendered text, for a trainer that tokenises itself; returns their account.
+
+    A row that our own account drops (nothing is left of it within max_length) is not written.
+    """
+    rows, hyper = rows_of(job), job.config.hyperparameters
+    _, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
+    require_targets(account)
+    renderer = Renderer(tokenizer)
+    kept: Any = encode_labelled if job.config.stage is Stage.KTO else encode_preference
+    whole = account.rows["trained"] == account.rows["read"]
+    texts = [
+        as_text(renderer, row)
+        for row in rows
+        if getattr(row, "split", TRAIN) == TRAIN and (whole or kept([row], tokenizer, hyper.max_length)[0])
+    ]
+    with path.open("wb") as stream:
+        for text in texts:
+            stream.write(orjson.dumps(text, option=orjson.OPT_APPEND_NEWLINE))
+    template = template_sha256(tokenizer)
+    told = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    return {**told, "chat_template_sha256": template}
+
+
+def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
+    """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt by themselves."""
+    answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
+    prompt = [turn(message) for message in row.prompt]
+    asked, said = renderer.answered(prompt, [list(map(turn, answer)) for answer in answers], row.tools)
+    plain = {"messages": [{"role": one.role, "content": one.content} for one in row.prompt]}
+    if isinstance(row, PreferenceRow):
+        last = {"chosen_turn": row.chosen[-1].content, "rejected_turn": row.rejected[-1].content}
+        return {"prompt": asked, "chosen": said[0], "rejected": said[1], **plain, **last}
+    return {"prompt": asked, "completion": said[0], "label": row.label, **plain}
+
+
+def plan_of(job: TrainingJob, widths: list[int]) -> Plan:
+    """The rows of each step, drawn as the native engine draws them: one step is what all processes do together."""
+    hyper = job.config.hyperparameters
+    rows = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
+    return Plan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
+
+
+def total_steps(job: TrainingJob, per_epoch: int) -> int:
+    hyper = job.config.hyperparameters
+    return hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
+
+
+def save_steps(job: TrainingJob, total: int) -> int:
+    share = math.ceil(total / CHECKPOINTS_PER_RUN)
+    return job.config.hyperparameters.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
+
+
+def steps(job: TrainingJob, plan: Plan, total: int) -> Iterator[dict[str, Any]]:
+    """One line a step: its learning rate, and its rows by micro-batch."""
+    hyper = job.config.hyperparameters
+    warmup = math.ceil(hyper.warmup_ratio * total)
+    number = count()
+    for epoch in count():
+        for rows in plan.steps(epoch):
+            factor = SCHEDULES[hyper.schedule](next(number), total, warmup)
+            yield {"rate": (hyper.learning_rate or 0.0) * factor, "rows": rows}
+
+
+def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, Any] | None:
+    """Write the adapter's config as PEFT reads it; returns its facts. A continued adapter keeps its own.
+
+    The names of the modules come from the model built on the meta device: its shape without its weights.
+    """
+    if job.config.method not in ADAPTER_METHODS:
+        return None
+    modules: list[str] | None = None
+    if job.adapter is not None:
+        require_same_base(Path(job.adapter), job.base_sha256, job.node or None)
+        config: Any = LoraConfig.from_pretrained(job.adapter)
+    else:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.base, trust_remote_code=False))
+        named = targets(model, job.config.lora)
+        modules = sorted({name.rpartition(".")[2] for name, _ in adapted(model, named)})
+        config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
+        config.base_model_name_or_path = job.base
+        config.save_pretrained(str(place / names.ADAPTER_FOLDER))
+        plain = STAGES[job.config.stage].head == "causal" and not config.use_dora and not config.modules_to_save
+        if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
+            write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
+    chosen = config.target_modules
+    write_json_durably(place / names.MODULES_FILE, modules)
+    return {
+        "profile": job.config.lora.profile,
+        "rank": config.r,
+        "alpha": config.lora_alpha,
+        "dropout": config.lora_dropout,
+        "target_modules": chosen if isinstance(chosen, str) else sorted(chosen),
+        "modules_to_save": sorted(config.modules_to_save or []),
+        "dora": config.use_dora,
+        "rslora": config.use_rslora,
+    }
+
+
+def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) -> None:
+    """The weights that a new adapter begins with: PEFT's distribution, drawn from the job's seed.
+
+    For tools that draw them before they set their seed. The model is on the meta device, so only shapes are taken.
+    """
+    shapes = get_peft_model_state_dict(get_peft_model(model, config))
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name in sorted(shapes):
+        weight = torch.zeros(shapes[name].shape)
+        if "lora_A" in name:
+            torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
+        weights[name] = weight
+    save_file(weights, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def main(folder: Path, device: str, *, first_weights: bool) -> None:
+    place = folder / names.PLAN_FOLDER
+    place.mkdir(exist_ok=True)
+    try:
+        write_plan(folder, device, first_weights=first_weights)
+    except TrainyardError as error:
+        write_error(place, error)
+        sys.exit(1)
+    except Exception as error:
+        write_error(place, crash_error(error))
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])

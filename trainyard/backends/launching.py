@@ -1,0 +1,85 @@
+"""How the processes of a training are started: argv of a launcher, from the job alone. Imports no torch.
+
+One process is started directly. Several are started by torchrun or `accelerate launch`, under the program that speaks
+our contract for all of them (`trainyard.compute.ranks`). They find each other by files: neither the launchers' own
+rendezvous nor the process group needs a port. Adding a launcher: a function, a row in `LAUNCHERS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.backends.job import TrainingJob
+from trainyard.compute.rank import RANKS_FOLDER
+from trainyard.spec.axes import Strategy
+from trainyard.spec.training import LaunchSettings
+
+RANK_PROGRAM = "trainyard.compute.rank"
+RENDEZVOUS = "launcher"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher is told."""
+
+    python: str
+    launch: LaunchSettings
+    program: list[str]
+    """The module that each process runs, with its arguments."""
+    place: Path
+    """A folder that is new for each start."""
+
+
+def command(job: TrainingJob, target: str, folder: Path, python: str | Path = sys.executable) -> list[str]:
+    """argv that runs `target` (`package.module:function`) on a job in as many processes as it asks for.
+
+    The function gets `(folder, events)`; of several processes each finds its number in `RANK`.
+    """
+    launch = job.config.launch
+    if launch.strategy is Strategy.SINGLE:
+        return [str(python), "-m", "trainyard.compute.launch", target, str(folder)]
+    asked = Launched(str(python), launch, [RANK_PROGRAM, target, str(folder)], folder / RANKS_FOLDER)
+    argv = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher](asked)
+    return [str(python), "-m", "trainyard.compute.ranks", str(folder), str(launch.processes), "--", *argv]
+
+
+def torchrun(asked: Launched) -> list[str]:
+    """torchrun, with its rendezvous in a file."""
+    return [
+        asked.python, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={asked.launch.processes}",
+        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={asked.place / RENDEZVOUS}",
+        "--rdzv-conf=store_type=file", f"--local-addr={LOOPBACK}", "-m", *asked.program,
+    ]  # fmt: skip
+
+
+def accelerate(asked: Launched) -> list[str]:
+    """`accelerate launch`, which is torchrun with settings in the environment.
+
+    `--multi_gpu` is what it calls several processes on one machine; whether they compute on GPUs the program says.
+    """
+    return [
+        asked.python, "-m", "accelerate.commands.launch", "--num_machines", "1",
+        "--num_processes", str(asked.launch.processes), "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--multi_gpu", "--main_process_port", "0", "--rdzv_backend", "c10d", "--rdzv_conf", "store_type=file",
+        "-m", *asked.program,
+    ]  # fmt: skip
+
+
+LAUNCHERS: dict[str, Callable[[Launched], list[str]]] = {"torchrun": torchrun, "accelerate": accelerate}
+"""Name -> its argv. DeepSpeed's own launcher belongs to the backend `deepspeed`, which brings its environment."""
+
+
+def several(job: TrainingJob) -> dict[str, str]:
+    """What several processes need in their environment beside what one needs."""
+    count = job.config.launch.processes
+    threads = str(max(1, job.threads // count))
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun would listen on every interface for its processes
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))),
+    }

@@ -1,0 +1,86 @@
+"""From a GGUF file back to a model of transformers: the weights of the base's own files, name by name.
+
+Whether the way back is right is not believed but tried: the base's own GGUF file must come back as the base, bit for
+bit, before anything is trained (`comes_back`). Where it does not, the result stays a GGUF file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.errors import InvalidInput
+from trainyard.serve.conversion.gguf import Base, base_config, load, restore
+from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
+
+INDEX_FILE = "model.safetensors.index.json"
+Array = np.ndarray[Any, Any]
+
+
+def comes_back(file: Path, base: Path) -> bool:
+    """Whether the weights in a GGUF file of `base` are those of `base`."""
+    try:
+        return all(
+            np.array_equal(as_float32(tensor).view(np.uint32), found[name].bits)
+            for stored, found in files(file, base)
+            for name, tensor in stored.items()
+        )
+    except (InvalidInput, KeyError):  # an architecture or a weight that we have no name for
+        return False
+
+
+def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
+    """(weights as stored, weights of the GGUF file under the same names), for each file of the base."""
+    gguf, shape = load(), Base.of(base_config(base))
+    held = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
+    names = gguf.get_tensor_name_map(arch, shape.blocks)
+    for path in sorted(base.glob("*.safetensors")):
+        stored = read_tensors(path)
+        yield stored, {name: taken(names, held, shape, name) for name in stored}
+
+
+def taken(names: Any, held: Mapping[str, Any], shape: Base, name: str) -> Tensor:
+    """One weight. Raises `KeyError` where llama.cpp has none of that name."""
+    theirs = held[names.get_name(name, try_suffixes=(".weight", ".bias"))]
+    if theirs.tensor_type.name != "F32":
+        raise KeyError(name)
+    size = tuple(int(one) for one in reversed(theirs.shape))
+    bits = np.frombuffer(theirs.data.tobytes(), dtype="<u4").reshape(size)
+    heads = shape.heads_of(name.rpartition(".")[0])
+    return Tensor("F32", restore(bits, heads) if heads else bits)
+
+
+def as_float32(tensor: Tensor) -> Array:
+    """The numbers of a stored weight; float32 holds every one of bfloat16 and float16."""
+    if tensor.dtype == "BF16":
+        return (tensor.bits.astype(np.uint32) << 16).view(np.float32)
+    return tensor.bits.view({"F32": np.float32, "F16": np.float16}[tensor.dtype]).astype(np.float32)
+
+
+def write_back(file: Path, base: Path, target: Path) -> None:
+    """Write the weights of a GGUF file as a model folder with the layout of its base, in float32."""
+    total = 0
+    for path, (_, found) in zip(sorted(base.glob("*.safetensors")), files(file, base), strict=True):
+        write_tensors(target / path.name, found)
+        total += sum(tensor.bits.nbytes for tensor in found.values())
+    write_json(target / "config.json", {**read_json(base / "config.json"), "dtype": "float32"})
+    if (base / INDEX_FILE).is_file():
+        index = read_json(base / INDEX_FILE)
+        write_json(target / INDEX_FILE, {**index, "metadata": {**index.get("metadata", {}), "total_size": total}})
+    if (base / "generation_config.json").is_file():
+        shutil.copyfile(base / "generation_config.json", target / "generation_config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")

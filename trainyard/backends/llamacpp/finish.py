@@ -1,0 +1,55 @@
+"""`python -m trainyard.backends.llamacpp.finish TOOLS FOLDER LAST`: the result of the last epoch's GGUF file `LAST`.
+
+Leaves `made/weights`: a model of transformers if the base came back from its own GGUF file bit for bit, and beside it
+`gguf/model-f32.gguf` with the tokenizer, the template and the length of context of the base. A process of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import orjson
+
+from trainyard.backends.foreign import names
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.llamacpp.back import write_back
+from trainyard.backends.llamacpp.plan import with_tokenizer
+from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.errors import TrainyardError
+from trainyard.serve.conversion.to_gguf import convert, reach
+
+GGUF_FOLDER, GGUF_FILE = "gguf", "model-f32.gguf"
+
+
+def finish(tools: Path, folder: Path, last: Path) -> None:
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    place, weights = folder / names.PLAN_FOLDER, folder / names.MADE_FOLDER / "weights"
+    plan = orjson.loads((place / names.PLAN_FILE).read_bytes())
+    shutil.rmtree(weights, ignore_errors=True)
+    (weights / GGUF_FOLDER).mkdir(parents=True)
+    reach(tools)
+    if not plan["comes_back"]:
+        shutil.copyfile(last, weights / GGUF_FOLDER / GGUF_FILE)
+        shutil.copyfile(Path(job.base) / "config.json", weights / "config.json")
+        return
+    write_back(last, Path(job.base), weights)
+    # What llama-finetune writes has neither the template nor the context of the base; the converter writes both.
+    source = with_tokenizer(weights, place / names.TOKENIZER_FOLDER, folder / names.MADE_FOLDER / "source")
+    convert(tools, source, weights / GGUF_FOLDER / GGUF_FILE)
+
+
+def main(tools: Path, folder: Path, last: Path) -> None:
+    try:
+        finish(tools, folder, last)
+    except TrainyardError as error:
+        write_error(folder / names.PLAN_FOLDER, error)
+        sys.exit(1)
+    except Exception as error:
+        write_error(folder / names.PLAN_FOLDER, crash_error(error))
+        raise
+
+
+if __name__ == "__main__":
+    main(*(Path(given) for given in sys.argv[1:4]))

@@ -1,0 +1,179 @@
+"""`python -m trainyard.backends.llamacpp.plan TOOLS FOLDER`: the text, the base as a GGUF file, and the account.
+
+A process of its own, since it imports torch and transformers. Leaves `plan/plan.json`, written last, or an error.
+
+llama-finetune reads plain text without control tokens, so a conversation is written as `user: … / assistant: …` (the
+renderer role_colon), and that template goes with the result: it is served in the form in which it was trained. Every
+token is learned and none is masked. Windows of a whole multiple of 256 tokens begin every half window.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import PreTrainedTokenizerBase
+
+from trainyard.backends.foreign import names
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.llamacpp.back import comes_back
+from trainyard.backends.rows import chat_lines, rows_of
+from trainyard.backends.trl.loading import load_tokenizer, template_sha256
+from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.serve.conversion.to_gguf import convert
+from trainyard.spec.axes import Stage
+from trainyard.stores.artifacts import write_json_durably
+
+TEXT_FILE, BASE_FILE, SOURCE_FOLDER = "text.txt", "base.gguf", "source"
+WINDOW = 256
+"""llama.cpp rounds a context up to this, and gradients of keys and values need a batch of a whole context."""
+COMPARED = 200_000
+"""Characters of the text whose ids are compared between the two tokenizers."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What llama-finetune will see of a text."""
+
+    tokens: int
+    context: int
+    windows: int
+
+    @classmethod
+    def of(cls, tokens: int, max_length: int) -> Account:
+        """As `common_opt_dataset_init` of llama.cpp counts: a window begins every half context."""
+        context = WINDOW * -(-max_length // WINDOW)
+        return cls(tokens, context, max(0, (tokens - context - 1) // (context // 2)))
+
+    def ledger(self, rows: int, held_out: int) -> dict[str, Any]:
+        covered = (self.windows - 1) * (self.context // 2) + self.context + 1
+        counts = {"read": self.tokens, "trained": covered - 1, "masked": 1, "truncated": 0}
+        dropped = self.tokens - covered
+        tokens = {**counts, "dropped": dropped}
+        line = f"tokens: read {self.tokens:,} = trained {covered - 1:,} + masked 1 + truncated 0 + dropped {dropped:,}"
+        return {"tokens": tokens, "rows": {"read": rows, "trained": rows, "held_out": held_out}, "line": line}
+
+
+def write_plan(tools: Path, folder: Path) -> None:
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    place, base = folder / names.PLAN_FOLDER, Path(job.base)
+    if not base.is_dir():
+        raise InvalidInput(
+            f"The base {job.base!r} is not a folder on this machine.",
+            why="llama.cpp converts files; it downloads nothing here.",
+            do="Download the model and name its folder as base_model.",
+            code="E-GGUF-MODEL",
+        )
+    tokenizer = load_tokenizer(job)
+    if job.config.stage is Stage.SFT:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
+    text, counts = text_of(job)
+    (place / TEXT_FILE).write_text(text, encoding="utf-8")
+    source = with_tokenizer(base, place / names.TOKENIZER_FOLDER, place / SOURCE_FOLDER)
+    convert(tools, source, place / BASE_FILE)
+    require_same_ids(tools, place, tokenizer, text[:COMPARED])
+    account = Account.of(len(ids_of(tokenizer, text)), job.config.hyperparameters.max_length)
+    require_windows(account)
+    epochs = int(job.config.hyperparameters.epochs or 3)
+    value = {
+        "context": account.context,
+        "steps_per_epoch": account.windows,
+        "total_steps": account.windows * epochs,
+        "epochs": epochs,
+        "lora": None,
+        "comes_back": comes_back(place / BASE_FILE, base),
+        "ledger": {
+            **account.ledger(counts["written"], counts["held_out"]),
+            "chat_template_sha256": template_sha256(tokenizer),
+        },
+    }
+    write_json_durably(place / names.PLAN_FILE, value)
+
+
+def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
+    """The rows as one text, and how many were read, written and held out."""
+    counts = {"read": 0, "written": 0, "held_out": 0}
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(PLAIN_TEMPLATE)
+    pieces = [
+        template.render(messages=line["messages"], eos_token="") if "messages" in line else f"{line['text']}\n"
+        for line in chat_lines(rows_of(job), counts)  # type: ignore[arg-type]
+    ]
+    return "".join(pieces), counts
+
+
+def with_tokenizer(base: Path, tokenizer: Path, target: Path) -> Path:
+    """The base with the tokenizer of the result, by links: its chat template is the one that is served."""
+    target.mkdir(exist_ok=True)
+    for folder in (base, tokenizer):
+        for path in folder.iterdir():
+            link = target / path.name
+            link.unlink(missing_ok=True)
+            if path.is_file():
+                link.symlink_to(path.resolve())
+    return target
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Sequence[int]:
+    """Ids of a text in which control tokens are text, as llama-finetune reads it."""
+    ids: Sequence[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)[
+        "input_ids"
+    ]
+    return ids
+
+
+def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    """Both tokenizers have to agree on the text itself. Raises `InvalidInput` (`E-GGUF-TOKENIZER`)."""
+    sample = place / "sample.txt"
+    sample.write_text(text, encoding="utf-8")
+    options = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
+    argv = [str(tools / "bin" / "llama-tokenize"), "-m", str(place / BASE_FILE), "-f", str(sample), *options]
+    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    theirs = json.loads(ran.stdout or "null")
+    ours = list(ids_of(tokenizer, text))
+    if theirs == ours:
+        return
+    first = next((at for at, pair in enumerate(zip(ours, theirs or [], strict=False)) if pair[0] != pair[1]), len(ours))
+    raise InvalidInput(
+        "llama.cpp cuts the text into other tokens than the base's own tokenizer.",
+        why=f"They differ from token {first} on, of {len(ours):,}.",
+        do="Use a base of a family that llama.cpp knows, or another backend.",
+        code="E-GGUF-TOKENIZER",
+    )
+
+
+def require_windows(account: Account) -> None:
+    if account.windows:
+        return
+    least = account.context + 1 + account.context // 2
+    raise InvalidInput(
+        f"The text has {account.tokens} tokens, and llama-finetune needs at least {least} for one step.",
+        why=f"It trains on windows of {account.context} tokens, of which one begins every half window.",
+        do="Give it more rows, or lower max_length (to no less than 256), or use another backend.",
+        code="E-TEXT-SHORT",
+    )
+
+
+def main(tools: Path, folder: Path) -> None:
+    place = folder / names.PLAN_FOLDER
+    place.mkdir(exist_ok=True)
+    try:
+        write_plan(tools, folder)
+    except TrainyardError as error:
+        write_error(place, error)
+        sys.exit(1)
+    except Exception as error:
+        write_error(place, crash_error(error))
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

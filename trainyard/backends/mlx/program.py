@@ -1,0 +1,64 @@
+"""The supervised child of the `mlx` backend: it leads mlx-lm, in its own interpreter, through a job.
+
+Adapters cross the border in mlx-lm's own layout and are PEFT's on both sides of it: what a continued training starts
+from is converted before mlx-lm starts, what it made afterwards, bit for bit (`trainyard.serve.conversion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from trainyard.backends import environments
+from trainyard.backends.foreign import names, result
+from trainyard.backends.foreign.conductor import Run, Tool, conduct
+from trainyard.compute.child import Events
+from trainyard.errors import TrainyardError
+from trainyard.serve.conversion.adapters import WEIGHTS_FILE
+from trainyard.serve.conversion.mlx import mlx_to_peft, peft_to_mlx
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName
+
+WORKER = "trainyard.backends.mlx.worker"
+START_FOLDER = "start"
+"""In the plan: the adapter that the training goes on from, in mlx-lm's layout."""
+OWN_FOLDER = "mlx"
+"""Beside the weights: the adapter as mlx-lm left it."""
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json` to its end."""
+    conduct(folder, events, Tool(argv, variables, ask, check=prepare), finish)
+
+
+def prepare(run: Run) -> None:
+    """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-CONVERT`)."""
+    if run.job.adapter is not None:
+        peft_to_mlx(Path(run.job.adapter), run.place / START_FOLDER)
+
+
+def argv(run: Run) -> list[str]:
+    return [str(environments.python_of(BackendName.MLX)), "-m", WORKER, str(run.folder)]
+
+
+def variables(_run: Run) -> Mapping[str, str]:
+    """What mlx-lm's process sees beside our own environment: no torch is looked for, nothing is downloaded."""
+    return {**environments.variables(), "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error", "TERM": "dumb"}
+
+
+def ask(_run: Run, process: psutil.Process) -> bool:
+    """A stop request goes to the one process that trains: it saves after its step and ends."""
+    process.terminate()
+    return True
+
+
+def finish(run: Run, log_at: int) -> None:
+    """Make a PEFT adapter of what mlx-lm left, then hand it over like any result."""
+    weights = run.folder / names.MADE_FOLDER / "weights"
+    if run.job.config.method in ADAPTER_METHODS:
+        own = run.folder / names.MADE_FOLDER / OWN_FOLDER
+        mlx_to_peft(own, weights, run.job.base)
+        if not (weights / WEIGHTS_FILE).is_file():
+            raise TrainyardError("mlx-lm ended without an adapter.", do="Read child.log.", code="E-PROGRAM")
+    result.finish(run, log_at)

@@ -1,0 +1,82 @@
+"""One process of a native training in several: the first one runs the program, the others follow it.
+
+The first prepares the data, decides and loops, exactly as one process does. The others load the same model, open their
+side of the session, and carry out what they are told; they never see the data.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native import program
+from trainyard.backends.native.program import Settled
+from trainyard.backends.trl.loading import pick_device
+from trainyard.compute.child import SPEC_FILE, Events, Stopped
+from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
+from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.spec.axes import Precision
+from trainyard.train.head import Head
+from trainyard.train.parallel import END, SharedSession, Team, joined, serve
+
+
+def train(folder: Path, events: Events) -> None:
+    """This process's part of the job of `folder/spec.json`."""
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = pick_device(job.config.device)
+    if device == "cuda":
+        take_device(int(os.environ["LOCAL_RANK"]), size)
+    with joined(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
+        if team.leading:
+            lead(folder, events, team)
+        else:
+            follow(folder, events, team, device)
+
+
+def take_device(local_rank: int, size: int) -> None:
+    """One GPU for each process. Raises `InvalidInput` (`E-LAUNCH-DEVICES`)."""
+    count = torch.cuda.device_count()
+    if count < size:
+        raise InvalidInput(
+            f"{size} processes were asked for, and this machine shows {count} CUDA devices.",
+            why="Each process computes on a device of its own.",
+            do=f"Use launch.processes: {count}, or name the devices in CUDA_VISIBLE_DEVICES.",
+            code="E-LAUNCH-DEVICES",
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def lead(folder: Path, events: Events, team: Team) -> None:
+    """Run the program, and let the others go when it ends in a way that they can know of."""
+    try:
+        program.train(folder, events, team)
+    except (Stopped, TrainyardError):
+        if not team.broken:
+            team.tell(END)
+        raise
+    team.tell(END)
+
+
+def follow(folder: Path, events: Events, team: Team, device: str) -> None:
+    """Load what the first process has loaded, and do what it tells until it says that this is the end."""
+    word, given = team.hear()
+    if word == END:
+        return
+    job = TrainingJob.model_validate(given[0])
+    program.fix_numbers(job)
+    tokenizer = program.tokenizer_of(job, events)
+    policy = program.make_policy(job, device, events)
+    word, given = team.hear()
+    if word == END:
+        return
+    told = given[0]
+    settled = Settled(told["total_steps"], Precision(told["precision"]), Head(told["head"]))
+    place = (device, folder / RANKS_FOLDER / str(team.rank))
+    session = program.open_session(job, policy, tokenizer, settled, place=place, team=team)
+    policy.reference = None  # the session has it, and drops it when it is told to
+    assert isinstance(session, SharedSession)
+    serve(session)

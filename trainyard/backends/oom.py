@@ -1,0 +1,208 @@
+"""When a training does not fit the memory: told apart from other ends, tried once more, or answered with figures.
+
+The one retry takes half the rows at a time and twice as many times before a step, so that a step still sees the same
+rows. It starts from zero, in a work folder of its own, because a checkpoint inside an accumulation would not fit; it
+is remembered beside the job, so that a resumed run does not run out of memory a second time first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from trainyard.backends.base import run_training, work_folder
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
+from trainyard.compute.child import LOG_FILE
+from trainyard.compute.gpus import MIB, read_gpus
+from trainyard.compute.supervise import Wanted
+from trainyard.compute.tail import Event
+from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.settings import Settings
+from trainyard.spec.axes import Device
+from trainyard.spec.estimate import GIB, ModelShape, memory_of
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.artifacts import Produced, write_json_durably
+
+MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
+MEMORY_TEXTS = re.compile(
+    r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|not enough memory|std::bad_alloc"
+    r"|MemoryError|ALLOC_FAILED|Insufficient Memory|failed to allocate|unable to allocate",
+    re.IGNORECASE,
+)
+"""What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
+LOG_TAIL_BYTES = 8192
+REMEMBERED_FILE = "halved.json"
+"""In the work folder of the job as it was asked for: that it did not fit, and how it goes on."""
+VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
+
+
+def train_within_memory(
+    job: TrainingJob,
+    folder: Path,
+    *,
+    wanted: Callable[[], Wanted],
+    on_event: Callable[[Event], None],
+    settings: Settings,
+    train: Callable[..., Produced] = run_training,
+) -> Produced:
+    """Like `run_training`, with one more try at half the micro-batch when the memory did not suffice.
+
+    Raises `LimitExceeded` (`E-DEVICE-MEMORY`, `E-MEMORY`) with estimated figures when it does not fit either, or when
+    `launch.on_oom` is `fail`; everything else as `run_training` does.
+    """
+    smaller = remembered(job, settings)
+    current, tries = smaller or job, 1 if smaller else 2
+    while True:
+        kills = kernel_kills()
+        try:
+            produced = train(current, folder, wanted=wanted, on_event=on_event, settings=settings)
+            break
+        except TrainyardError as error:
+            log = tail(work_folder(current, settings) / LOG_FILE)
+            if not ran_out_of_memory(error, log, killed_by_kernel=kernel_kills() > kills):
+                raise
+            tries -= 1
+            smaller = halved(current) if tries and job.config.launch.on_oom == "halve" else None
+            if smaller is None:
+                raise with_advice(error, current) from error
+            current = smaller
+            remember(job, current, error, settings)
+            on_event(halving_event(job, current, error))
+    return produced if current is job else noted(produced, job, current, folder, settings)
+
+
+def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool) -> bool:
+    """Whether a training ended for want of memory.
+
+    SIGKILL alone proves nothing, an operator may have sent it: it counts when the kernel says that it killed somebody
+    for memory in that time. `log` is the end of the child's log.
+    """
+    if error.code in MEMORY_CODES:
+        return True
+    if error.code == "E-KILLED":
+        return killed_by_kernel and "SIGKILL" in error.what
+    foreign = error.code in ("E-CRASH", "E-EXIT", "E-PROGRAM", "E-FAILED")
+    return foreign and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
+
+
+def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
+    """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
+    lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
+    return sum(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
+
+
+def tail(path: Path) -> str:
+    """The end of a log."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return stream.read().decode("utf-8", "replace")
+
+
+def halved(job: TrainingJob) -> TrainingJob | None:
+    """The job with at most half the rows at a time and as many rows a step; None for one row at a time."""
+    hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
+    rows = hyper.batch_size * hyper.gradient_accumulation
+    sizes = [size for size in range(1, hyper.batch_size // 2 + 1) if rows % size == 0]
+    if not sizes:
+        return None
+    updates = {"batch_size": sizes[-1], "gradient_accumulation": rows // sizes[-1]}
+    engine = job.config.engine.model_copy(update={"token_budget": max(8, budget // 2)} if budget else {})
+    config = job.config.model_copy(update={"hyperparameters": hyper.model_copy(update=updates), "engine": engine})
+    return job.model_copy(update={"config": config})
+
+
+# The retry, remembered and recorded
+
+
+def remembered(job: TrainingJob, settings: Settings) -> TrainingJob | None:
+    """The smaller job that an earlier start went on with."""
+    path = work_folder(job, settings) / REMEMBERED_FILE
+    if not path.is_file() or job.config.launch.on_oom != "halve":
+        return None
+    config = TrainerConfig.model_validate(orjson.loads(path.read_bytes())["config"])
+    return job.model_copy(update={"config": config})
+
+
+def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, settings: Settings) -> None:
+    content = {
+        "config": smaller.config.model_dump(mode="json"),
+        "work": str(work_folder(smaller, settings)),
+        "error": error.as_dict(),
+    }
+    write_json_durably(work_folder(job, settings) / REMEMBERED_FILE, content)
+
+
+def halving_event(job: TrainingJob, smaller: TrainingJob, error: TrainyardError) -> Event:
+    before, after = job.config.hyperparameters, smaller.config.hyperparameters
+    text = (
+        f"The memory did not suffice ({error.what}) Once more from zero with batch_size {after.batch_size} instead of "
+        f"{before.batch_size} and gradient_accumulation {after.gradient_accumulation}: a step sees the same rows."
+    )
+    return {"event": "warning", "code": "E-DEVICE-MEMORY", "text": text}
+
+
+def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Path, settings: Settings) -> Produced:
+    """The result, with what was changed in its facts and in its `training.json`."""
+    names = ("batch_size", "gradient_accumulation")
+    before, after = job.config.hyperparameters, smaller.config.hyperparameters
+    note = {"out_of_memory": {name: [getattr(before, name), getattr(after, name)] for name in names}}
+    for port in produced.outputs:
+        path = folder / port.value / TRAINING_FILE
+        if path.is_file():
+            write_json_durably(path, {**json.loads(path.read_text(encoding="utf-8")), **note})
+    shutil.rmtree(work_folder(job, settings) / CHECKPOINT_FOLDER, ignore_errors=True)
+    return produced.model_copy(update={"facts": {**produced.facts, **note}})
+
+
+# Advice
+
+
+def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
+    """The error with figures: what the job takes by estimate, what there is, and what would take less."""
+    device, available = place(job.config)
+    shape = shape_of(job.base)
+    lines = advice(shape, job.config, device, available) if shape else []
+    do = "; ".join(lines) or "Lower max_length, or set gradient_checkpointing: true"
+    code = error.code if error.code in MEMORY_CODES else "E-DEVICE-MEMORY" if device is Device.CUDA else "E-MEMORY"
+    why = error.why or error.what
+    return LimitExceeded("The training does not fit the memory.", why=why, do=f"{do}.", code=code)
+
+
+def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: int) -> list[str]:
+    """What it takes now, and each single change that takes less, the greatest saving first."""
+    hyper, now = config.hyperparameters, memory_of(shape, config, device).total
+    changes: dict[str, dict[str, Any]] = {
+        "gradient_checkpointing: true": {"gradient_checkpointing": True},
+        f"max_length: {hyper.max_length // 2}": {"max_length": max(8, hyper.max_length // 2)},
+        "batch_size: 1": {"batch_size": 1},
+    }
+    takes = {
+        name: memory_of(shape, config.model_copy(update={"hyperparameters": hyper.model_copy(update=update)}), device)
+        for name, update in changes.items()
+    }
+    less = sorted((memory.total, name) for name, memory in takes.items() if memory.total < now)
+    told = f"Estimated are {now / GIB:.2f} GiB on {device}, {available / GIB:.2f} GiB are there"
+    return [told, *(f"`{name}` takes {total / GIB:.2f} GiB" for total, name in less)]
+
+
+def place(config: TrainerConfig) -> tuple[Device, int]:
+    """Where it trains, and the bytes that are there."""
+    gpus = read_gpus().gpus
+    if gpus and config.device is not Device.CPU:
+        return Device.CUDA, gpus[0].memory_mb * MIB
+    return Device.CPU, psutil.virtual_memory().available
+
+
+def shape_of(base: str) -> ModelShape | None:
+    path = Path(base) / "config.json"
+    return ModelShape.from_config(orjson.loads(path.read_bytes())) if path.is_file() else None

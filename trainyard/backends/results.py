@@ -1,0 +1,169 @@
+"""What a training left: its result handed over with a record, or the error that tells why there is none.
+
+The work folder `runs/training/<job digest>` outlives a killed run: it holds the checkpoints that a restarted trainer
+continues from. A finished job leaves only its log and events there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard import errors
+from trainyard.backends.job import TrainingJob
+from trainyard.compute.child import EVENTS_FILE, LOG_FILE
+from trainyard.compute.supervise import Outcome, Status
+from trainyard.compute.tail import Event
+from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+
+TRAINING_FILE = "training.json"
+RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
+DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
+"""What was measured at the first start (precision, free memory); a restart takes it from here."""
+KEPT_FACTS = (
+    "stage",
+    "method",
+    "steps",
+    "first_loss",
+    "final_loss",
+    "tokens",
+    "rows",
+    "device",
+    "precision",
+    "seconds",
+)
+
+
+class TrainingStopped(TrainyardError):
+    """The training stopped at a safe point because it was asked to; the same job continues from there."""
+
+    default_code = "E-STOPPED"
+
+    def __init__(self, what: str, *, why: str = "", do: str = "", code: str | None = None) -> None:
+        super().__init__(what, why=why, do=do, code=code)
+
+    @property
+    def reason(self) -> str:
+        """pause, cancel, budget, or what the child said."""
+        return self.why
+
+
+LOG_HEAD_BYTES = 2000
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Terminal control sequences (ECMA-48), which trainers print even into files."""
+
+
+@dataclass
+class Listener:
+    """Remembers the events that matter for the result while handing all of them on."""
+
+    on_event: Callable[[Event], None]
+    begun: Event = field(default_factory=dict)
+    stopped: Event = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == "begin":
+            self.begun = event
+        if event["event"] == "stopped":
+            self.stopped = event
+        self.on_event(event)
+
+
+def count_starts(work: Path) -> int:
+    """How often this job was started since it was last finished."""
+    path = work / EVENTS_FILE
+    if not path.exists():
+        return 0
+    starts = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            starts = 0 if line.startswith(b'{"event":"done"') else starts + line.startswith(b'{"event":"started"')
+    return starts
+
+
+def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
+    """The error that tells why a child did not finish."""
+    if outcome.status is Status.STOPPED:
+        step = listener.stopped.get("step")
+        saved = f"at step {step}; its checkpoint is kept" if step else "before its first step"
+        if outcome.killed:
+            saved = "by force, as it did not save in time; earlier checkpoints are kept"
+        return TrainingStopped(
+            f"The training stopped {saved}.", why=outcome.reason, do="Start the same run again: it continues."
+        )
+    assert outcome.error is not None
+    return rebuilt(outcome.error, work)
+
+
+def rebuilt(error: dict[str, Any], work: Path) -> TrainyardError:
+    """The child's error as an exception of its own class."""
+    if error.get("reasons"):
+        return Refused([Reason(**reason) for reason in error["reasons"]])
+    kind = getattr(errors, str(error.get("kind")), TrainyardError)
+    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
+        kind = TrainyardError
+    do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
+    return kind(str(error.get("what")), why=str(error.get("why") or ""), do=do, code=error.get("code"))
+
+
+def collect(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produced:
+    """Hand the result over and leave only log and events behind."""
+    port = job.output
+    made = work / RESULT_FOLDER / port.value
+    training = {**tool_facts(start, work), **json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))}
+    write_json_durably(made / TRAINING_FILE, training)
+    target = folder / port.value
+    folder.mkdir(parents=True, exist_ok=True)
+    move(made, target)
+    for name in (RESULT_FOLDER, CHECKPOINT_FOLDER):
+        shutil.rmtree(work / name, ignore_errors=True)
+    for name in (DECISIONS_FILE, FITTED_FILE):
+        (work / name).unlink(missing_ok=True)
+    facts = {name: training[name] for name in KEPT_FACTS}
+    facts |= {"backend": job.config.backend.value, "tool_version": start.tool_version}
+    facts |= {"attempts": start.attempts + 1, "restarted_from": start.listener.begun.get("restarted_from")}
+    if job.config.control:
+        facts["control"] = job.config.control
+    return Produced(outputs={port: ProducedSet(folder=port.value, facts=facts)}, facts=facts)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a trainer, as its result needs to know it."""
+
+    listener: Listener
+    attempts: int
+    """Earlier starts of the same job."""
+    tool_version: str
+
+
+def tool_facts(start: Start, work: Path) -> dict[str, Any]:
+    """The trainer's own version string, and the head of what it printed."""
+    return {"tool_version": start.tool_version, "log_head": log_head(work / LOG_FILE)}
+
+
+def log_head(path: Path) -> str:
+    """The first lines of a log as plain text: no colours, of a line that was overwritten the last state."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as stream:
+        text = stream.read(LOG_HEAD_BYTES).decode("utf-8", "replace")
+    lines = [line.rstrip().rpartition("\r")[2] for line in ANSI.sub("", text).split("\n")]
+    return "\n".join(line for line in lines if line.strip())
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, or copy where the two folders are on different disks."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copytree(source, target)

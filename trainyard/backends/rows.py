@@ -1,0 +1,141 @@
+"""The rows of a job as a file that a trainer outside our process reads: conversations, pairs or texts as JSON lines.
+
+Foreign programs read neither Arrow nor our row types. Called in the parent or in a child; imports no torch. Token ids
+with labels are made by `foreign/tokenise.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.backends.job import TrainingJob
+from trainyard.data.rows import (
+    ROWS_FILE,
+    TRAIN,
+    DocumentRow,
+    LabelledRow,
+    Message,
+    PreferenceRow,
+    Row,
+    SftRow,
+    TextRow,
+    chosen_side,
+    read_rows,
+)
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import DATA_PORTS, Port, Stage
+from trainyard.train.control import shuffled_answers, shuffled_preferences
+
+CHAT_FILE, TOKENS_FILE, LEDGER_FILE = "rows.jsonl", "tokens.jsonl", "ledger.json"
+READ_BY: dict[Stage, tuple[Port, ...]] = {
+    Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
+    Stage.SFT: (Port.SFT, Port.PREFERENCE),
+    Stage.DPO: (Port.PREFERENCE,),
+    Stage.REWARD: (Port.PREFERENCE,),
+    Stage.KTO: (Port.LABELLED,),
+    Stage.PPO: (Port.SFT,),
+}
+"""Stage -> ports that its rows may come from, the best first."""
+
+
+def port_of(job: TrainingJob) -> Port:
+    """The port that this job's rows come from. Raises `InvalidInput` (`E-NO-DATA`)."""
+    for port in READ_BY[job.config.stage]:
+        if port in job.data:
+            return port
+    raise InvalidInput(
+        f"Stage {job.config.stage} needs {READ_BY[job.config.stage][0].value} rows, and none arrived.",
+        why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
+        do="Connect a data_source, generator or validator that produces them.",
+        code="E-NO-DATA",
+    )
+
+
+def rows_of(job: TrainingJob) -> list[Row]:
+    """Every row that the job trains on, in the shape of its stage, held-out rows left out, the control applied."""
+    port = port_of(job)
+    assert port in DATA_PORTS
+    rows = [as_stage(row, job.config.stage) for row in read_rows(Path(job.data[port]) / ROWS_FILE, port)]
+    if job.config.control == "shuffled_answers":
+        seed = job.config.hyperparameters.seed
+        if job.config.stage is Stage.DPO:
+            rows = list(shuffled_preferences([row for row in rows if isinstance(row, PreferenceRow)], seed))
+        else:
+            rows = list(shuffled_answers([row for row in rows if isinstance(row, SftRow)], seed))
+    return rows
+
+
+def as_stage(row: Row, stage: Stage) -> Row:
+    """A pair is a conversation to imitate where the stage is sft."""
+    return chosen_side(row) if stage is Stage.SFT and isinstance(row, PreferenceRow) else row
+
+
+def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
+    """Write `rows.jsonl` and return {read, written, held_out}.
+
+    A line is {"messages", "tools"?} for sft, {"prompt", "chosen", "rejected"} for dpo and reward, {"prompt",
+    "completion", "label"} for kto, {"text"} for cpt; messages are {"role", "content", "tool_calls"?} as OpenAI has
+    them. Raises `InvalidInput` (`E-NO-DATA`) if no row is left.
+    """
+    counts: Counter[str] = Counter({"read": 0, "written": 0, "held_out": 0})
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{CHAT_FILE}.tmp"
+    with temporary.open("wb") as stream:
+        for line in chat_lines(rows_of(job), counts):
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    if not counts["written"]:
+        raise InvalidInput(
+            "No row of the data set is for training.",
+            why=f"Of {counts['read']} rows, {counts['held_out']} are held out.",
+            do="Give the trainer more rows, or hold out fewer.",
+            code="E-NO-DATA",
+        )
+    temporary.replace(folder / CHAT_FILE)
+    return dict(counts)
+
+
+def chat_lines(rows: list[Row], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        counts["read"] += 1
+        if row_split(row) != TRAIN:
+            counts["held_out"] += 1
+            continue
+        counts["written"] += 1
+        yield plain(row)
+
+
+def row_split(row: Row) -> str:
+    return str(getattr(row, "split", TRAIN))
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """A row as the JSON that chat trainers read."""
+    match row:
+        case SftRow():
+            return {"messages": turns(row.messages), **tools_of(row.tools)}
+        case PreferenceRow():
+            sides = {name: turns(getattr(row, name)) for name in ("prompt", "chosen", "rejected")}
+            return {**sides, **tools_of(row.tools)}
+        case LabelledRow():
+            said = {"prompt": turns(row.prompt), "completion": turns(row.completion), "label": row.label}
+            return {**said, **tools_of(row.tools)}
+        case TextRow() | DocumentRow():
+            return {"text": row.text}
+
+
+def tools_of(tools: str | None) -> dict[str, Any]:
+    return {"tools": json.loads(tools)} if tools else {}
+
+
+def turns(messages: list[Message]) -> list[dict[str, Any]]:
+    return [{"role": one.role, "content": one.content, **calls_of(one.tool_calls)} for one in messages]
+
+
+def calls_of(tool_calls: str | None) -> dict[str, Any]:
+    return {"tool_calls": json.loads(tool_calls)} if tool_calls else {}

@@ -1,0 +1,115 @@
+"""The folder that a script works in: the script, its spec and its rows; by hand and under supervision the same.
+
+train.py      the script, a copy that may be edited
+spec.json     what to train, in plain words: every value resolved, paths from this folder on or absolute
+rows.jsonl    the training rows
+output/       what it leaves: an adapter (PEFT files) or a model, and optionally report.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.rows import CHAT_FILE, write_chat_rows
+from trainyard.errors import InvalidInput, NotFound, Reason
+from trainyard.settings import Settings
+from trainyard.settings import settings as current_settings
+from trainyard.stores.artifacts import write_json_durably
+
+FOLDER = "script"
+SCRIPT_FILE, SPEC_NAME, OUTPUT, CHECKPOINTS, REPORT_FILE = (
+    "train.py",
+    "spec.json",
+    "output",
+    "checkpoints",
+    "report.json",
+)
+BUILT_IN = Path(__file__).with_name("standalone.py")
+TEMPLATES_FOLDER = "script_templates"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def template_path(name: str | None, settings: Settings | None = None) -> Path:
+    """The script of a name, or the built-in one for None.
+
+    Raises `InvalidInput` (`E-SCRIPT-NAME`) for a name that is none, `NotFound` (`E-SCRIPT-MISSING`).
+    """
+    if name is None:
+        return BUILT_IN
+    if not NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is not the name of a script template.",
+            why="A name has letters, digits, `-` and `_`; it is no path.",
+            do="Put the script into TRAINYARD_HOME/script_templates and name it without `.py`.",
+            code="E-SCRIPT-NAME",
+        )
+    folder = (settings or current_settings()).home / TEMPLATES_FOLDER
+    path = folder / f"{name}.py"
+    if not path.is_file():
+        here = ", ".join(sorted(one.stem for one in folder.glob("*.py"))) or "none"
+        raise NotFound(
+            f"There is no script template {name!r}.",
+            why=f"In {folder} there are: {here}.",
+            do=f"Write {path}, or start from the one of `trainyard eject`.",
+            code="E-SCRIPT-MISSING",
+        )
+    return path
+
+
+def template_reasons(job: TrainingJob) -> list[Reason]:
+    """Why the script that a job names cannot be run."""
+    try:
+        template_path(job.config.launch.script)
+    except (InvalidInput, NotFound) as error:
+        return [Reason(error.code, job.node or None, "config.launch.script", f"{error.what} {error.why}", error.do)]
+    return []
+
+
+def template_digest(name: str | None, settings: Settings | None = None) -> str:
+    """Names the text of a script: an edited one makes other results."""
+    return hashlib.sha256(template_path(name, settings).read_bytes()).hexdigest()
+
+
+def plain_spec(job: TrainingJob) -> dict[str, Any]:
+    """What a script is told: a job without our identifiers."""
+    config = job.config.model_dump(mode="json")
+    names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
+    return {
+        **{name: config[name] for name in names},
+        "base": job.base,
+        "adapter": job.adapter,
+        "threads": job.threads,
+        "rows": CHAT_FILE,
+        "output": OUTPUT,
+        "output_kind": job.output.value,
+        "checkpoints": CHECKPOINTS,
+    }
+
+
+def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
+    """Fill a folder; returns the counts of its rows. Without `keep_work` an existing folder is refused.
+
+    Checkpoints and output that an earlier text of the script left are removed: they may mean something else now.
+    Raises `InvalidInput` (`E-EJECT-EXISTS`).
+    """
+    source = template_path(job.config.launch.script)
+    script = place / SCRIPT_FILE
+    if place.exists() and not keep_work:
+        raise InvalidInput(
+            f"{place} exists already.",
+            why="A script that you edited is not overwritten.",
+            do="Name another folder, or remove this one.",
+            code="E-EJECT-EXISTS",
+        )
+    if script.is_file() and script.read_bytes() != source.read_bytes():
+        shutil.rmtree(place)
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, script)
+    counts = write_chat_rows(job, place)
+    write_json_durably(place / SPEC_NAME, plain_spec(job))
+    return counts

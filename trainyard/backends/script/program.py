@@ -1,0 +1,206 @@
+"""The supervised child of the `script` backend: runs a person's script and believes nothing that it does not show.
+
+Imports no torch. It takes the device, starts the script with its output in the child's log, hands a stop request on
+once, passes the script's events on, and turns what it left into a result. As a sub-reaper it inherits whatever the
+script leaves running, however it detached itself, and ends it. A script that ignores the request is killed with its
+tree after the grace, by the supervisor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.backends import environments
+from trainyard.backends.foreign.conductor import die_with_us, pick_device
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
+from trainyard.backends.script import files
+from trainyard.compute.child import LOG_FILE, SPEC_FILE, STOPPED_EXIT, Events, Stopped, faultpoint
+from trainyard.compute.lease import device_lock
+from trainyard.compute.supervise import ended, last_log_line
+from trainyard.compute.tail import Event, EventTail
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.metrics import curve
+from trainyard.train.checkpoints import seal, whole_or_nothing
+
+LOCK_WAIT_S = 600
+POLL_S = 0.1
+PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
+"""Events of a script that are believed; the others are the conductor's own."""
+EVENTS_VARIABLE, OWN_EVENTS = "TRAINYARD_EVENTS", "events.jsonl"
+MOST_LOG_BYTES = 64 << 20
+"""A longer log keeps its head and its tail once the script has ended."""
+NEEDED = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
+"""Is it an adapter -> files without which it is no result."""
+NO_TOKENS = {"read": 0, "trained": 0, "masked": 0, "truncated": 0, "dropped": 0}
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the script of `folder/script` to its end."""
+    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    device, started = pick_device(job.config.device), time.monotonic()
+    lock = Path(job.locks) / f"{device}.lock"
+    with device_lock(lock, run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested):
+        try:
+            code = carry_out(folder, events)
+        finally:
+            shorten(folder / LOG_FILE)
+        judge(folder, code, events)
+        finish(job, folder, events, {"device": device, "seconds": round(time.monotonic() - started, 3)})
+
+
+def carry_out(folder: Path, events: Events) -> int:
+    """The script's exit code; its events are passed on while it runs."""
+    place = folder / files.FOLDER
+    tail = EventTail.at_end(place / OWN_EVENTS)
+    argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
+    variables = {**environments.outside(os.environ), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            argv, cwd=place, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            preexec_fn=die_with_us,  # noqa: PLW1509 (this process has one thread)
+        )  # fmt: skip
+    events.emit("program", argv=argv, program_pid=process.pid)
+    told = False
+    while not ended(process, POLL_S):
+        if events.stop_requested() and not told:
+            process.send_signal(signal.SIGTERM)
+            told = True
+        pass_on(tail.read(), events.emit)
+    pass_on(list(tail.read_rest()), events.emit)
+    return process.returncode
+
+
+def pass_on(news: list[Event], emit: Callable[..., None]) -> None:
+    for event in news:
+        fields = {name: value for name, value in event.items() if name not in ("event", "time")}
+        if event["event"] in PASSED_ON:
+            emit(event["event"], **fields)
+
+
+def judge(folder: Path, code: int, events: Events) -> None:
+    """Raise what the end of the script means; return when its work is done."""
+    asked, report = events.stop_requested(), folder / files.FOLDER / files.OUTPUT / files.REPORT_FILE
+    if code == 0 or (asked and code == -signal.SIGTERM and report.is_file()):
+        return  # the request met a script that had done everything but leave
+    if code == STOPPED_EXIT or asked:
+        saved = (
+            "the script saved its state" if code == STOPPED_EXIT else "the script ended without saying that it saved"
+        )
+        raise Stopped(f"asked to stop; {saved}" if asked else saved, program_exit=code, **newest_step(folder))
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise TrainyardError(
+        f"The training script {how}.",
+        why=last_log_line(folder),
+        do=f"Read {LOG_FILE}; run the script by hand in {folder / files.FOLDER}: python train.py spec.json",
+        code="E-SCRIPT",
+    )
+
+
+def newest_step(folder: Path) -> dict[str, int]:
+    points = curve(folder / files.FOLDER / OWN_EVENTS)
+    return {"step": points[-1].step} if points else {}
+
+
+def shorten(path: Path) -> None:
+    """Keep head and tail of a log that would fill the disk."""
+    size = path.stat().st_size
+    if size <= MOST_LOG_BYTES:
+        return
+    half = MOST_LOG_BYTES // 2
+    with path.open("rb+") as stream:
+        stream.seek(size - half)
+        tail = stream.read()
+        stream.seek(half)
+        stream.write(f"\n… {size - 2 * half:,} bytes of output are left out here …\n".encode() + tail)
+        stream.truncate()
+
+
+def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
+    """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT-RESULT`)."""
+    made = folder / files.FOLDER / files.OUTPUT
+    is_adapter = job.config.method in ADAPTER_METHODS
+    missing = [name for name in NEEDED[is_adapter] if not (made / name).is_file()]
+    if missing or not list(made.glob("*.safetensors")):
+        raise unusable(f"it left no {files.OUTPUT}/{missing[0] if missing else '*.safetensors'}")
+    record = training_record(job, folder, facts)
+    final, temporary = folder / RESULT_FOLDER, folder / f".{RESULT_FOLDER}.tmp"
+    for leftover in (temporary, final):  # of a start that died while saving
+        shutil.rmtree(leftover, ignore_errors=True)
+    with whole_or_nothing(temporary):
+        target = temporary / job.output.value
+        shutil.copytree(made, target, ignore=shutil.ignore_patterns(files.REPORT_FILE, "README.md", "*.bin", "*.pt"))
+        if is_adapter:
+            config = orjson.loads((target / "adapter_config.json").read_bytes())
+            write_json_durably(target / "adapter_config.json", {**config, "base_model_name_or_path": job.base})
+        write_json_durably(target / TRAINING_FILE, record)
+        faultpoint("result.written")
+        seal(temporary)
+        temporary.rename(final)
+    shutil.rmtree(folder / files.FOLDER)
+    events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
+
+
+def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """`training.json`, from what we know and what the script reported."""
+    place = folder / files.FOLDER
+    path = place / files.OUTPUT / files.REPORT_FILE
+    try:
+        report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    except orjson.JSONDecodeError as error:
+        raise unusable(f"its {files.REPORT_FILE} is no JSON: {error}") from error
+    points = [[point.step, point.loss, point.learning_rate] for point in curve(place / OWN_EVENTS)]
+    losses = report.get("losses") or [point for point in points if point[1] is not None]
+    if not losses:
+        raise unusable(f"it told of no step, neither by an event nor in {files.REPORT_FILE}")
+    config = job.config
+    template = str(report.get("chat_template") or "")
+    told = {name: value for name, value in report.items() if name not in ("losses", "chat_template")}
+    return {
+        "rows": {},
+        "tokens": NO_TOKENS,
+        "steps": losses[-1][0],
+        "precision": "unknown",
+        "threads": job.threads,
+        "versions": {},
+        **facts,
+        **told,
+        "stage": config.stage.value,
+        "method": config.method.value,
+        "backend": config.backend.value,
+        "base_model": config.base_model,
+        "base_path": job.base,
+        "base_sha256": job.base_sha256,
+        "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
+        "hyperparameters": config.hyperparameters.model_dump(mode="json"),
+        "preference": config.preference.model_dump(mode="json") if config.stage in (Stage.DPO, Stage.KTO) else None,
+        "lora": config.lora.model_dump(mode="json") if config.method in ADAPTER_METHODS else None,
+        "control": config.control,
+        "parents": list(job.parents),
+        "script": config.launch.script or "built-in",
+        "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
+        "first_loss": losses[0][1],
+        "final_loss": losses[-1][1],
+        "losses": losses,
+    }
+
+
+def unusable(why: str) -> TrainyardError:
+    return TrainyardError(
+        "The training script ended well, and what it left is no result.",
+        why=f"After exit code 0, {why}.",
+        do="Let it write what docs/backends.md asks of a script; `trainyard eject` writes one that does.",
+        code="E-SCRIPT-RESULT",
+    )

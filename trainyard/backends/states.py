@@ -1,0 +1,113 @@
+"""The states of a training job and the moves between them.
+
+    pending ──► running ──► completed
+       │  ▲       │  │
+       │  │       │  └────► failed ──► pending      started again, from its newest valid checkpoint
+       │  └───────┤                                 preempted: it waits to be started again
+       │          ▼
+       ├───────► paused ──► pending                 resumed
+       ├────────────────────► failed
+       └──── any of these ──► canceled
+
+`after` folds one event of the trainer into a status. It is a pure function: who follows a training and who reads its
+events later see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.errors import Conflict
+from trainyard.spec.axes import JobState
+from trainyard.stores.metrics import Event, Metrics, Progress, measured, progressed
+
+PENDING, RUNNING, PAUSED = JobState.PENDING, JobState.RUNNING, JobState.PAUSED
+COMPLETED, FAILED, CANCELED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
+
+MOVES: dict[JobState, frozenset[JobState]] = {
+    PENDING: frozenset({RUNNING, PAUSED, FAILED, CANCELED}),
+    RUNNING: frozenset({PENDING, PAUSED, COMPLETED, FAILED, CANCELED}),
+    PAUSED: frozenset({PENDING, CANCELED}),
+    FAILED: frozenset({PENDING, CANCELED}),
+    COMPLETED: frozenset(),
+    CANCELED: frozenset(),
+}
+"""State -> the states that may follow it."""
+
+INSTEAD: dict[JobState, str] = {
+    PENDING: "Wait until it runs, or cancel it.",
+    RUNNING: "Pause or cancel it, or wait for its end.",
+    PAUSED: "Resume or cancel it.",
+    FAILED: "Start it again: it continues from its newest checkpoint.",
+    COMPLETED: "Start a new job.",
+    CANCELED: "Start a new job.",
+}
+
+
+def moved(state: JobState, to: JobState) -> JobState:
+    """The state after a move. Raises `Conflict` (`E-JOB-STATE`) if the move is not allowed."""
+    if to not in MOVES[state]:
+        allowed = ", ".join(sorted(MOVES[state])) or "nothing"
+        raise Conflict(
+            f"A job that is {state} cannot become {to}.",
+            why=f"From {state} a job goes to: {allowed}.",
+            do=INSTEAD[state],
+            code="E-JOB-STATE",
+        )
+    return to
+
+
+class JobStatus(BaseModel):
+    """Where a job stands, how far it is and what it came to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: JobState = PENDING
+    reason: str = ""
+    """Why it failed, paused or was canceled; what it waits for while it is pending."""
+    progress: Progress = Progress()
+    metrics: Metrics = Metrics()
+
+    def to(self, state: JobState, reason: str = "") -> JobStatus:
+        """The status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""
+        return self.model_copy(update={"state": moved(self.state, state), "reason": reason})
+
+
+def after(status: JobStatus, event: Event) -> JobStatus:
+    """The status after one event of the trainer. The end of a training is said by its exit, not by an event."""
+    name = event["event"]
+    if name == "started" and status.state is PENDING:
+        return status.to(RUNNING, "starting")
+    if name == "begin" and status.state is RUNNING:
+        status = status.model_copy(update={"reason": ""})
+    return status.model_copy(
+        update={"progress": progressed(status.progress, event), "metrics": measured(status.metrics, event)}
+    )
+
+
+def replayed(events: Iterable[Event], status: JobStatus | None = None) -> JobStatus:
+    """The status after all of a trainer's events, several starts included.
+
+    A file that ends without `done` or `stopped` leaves it running: whether the trainer still lives is not in it.
+    """
+    status = status or JobStatus()
+    for event in events:
+        if event["event"] == "started" and status.state is COMPLETED:
+            status = JobStatus()  # the same job, asked for anew
+        if event["event"] == "started" and status.state is PAUSED:
+            status = status.to(PENDING)
+        status = ended(after(status, event), event)
+    return status
+
+
+def ended(status: JobStatus, event: Event) -> JobStatus:
+    """What the last event of a start says of its end."""
+    if status.state is not RUNNING:
+        return status
+    if event["event"] == "done":
+        return status.to(COMPLETED)
+    if event["event"] == "stopped":
+        return status.to(PAUSED, str(event.get("reason") or "stopped"))
+    return status

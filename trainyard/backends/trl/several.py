@@ -1,0 +1,134 @@
+"""A TRL training in several processes: who they are, what they agree on, and weights that are held in parts.
+
+With ddp accelerate wraps the model, as it does for everybody. With fsdp and fsdp_hybrid transformers itself shards the
+model while it loads it (`DistributedConfig`, torch's `fully_shard`): accelerate shards on GPUs only, and on a CPU would
+run ddp without a word. The trainer of transformers cannot checkpoint such a model, so the parts of the optimizer are
+written by ours, one file a process, inside the one checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from trainyard.backends.job import TrainingJob
+from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Strategy
+from trainyard.train.parallel.team import Team, joined
+
+PART_FILE = "optimizer_{}.pt"
+"""A process's part of the optimizer, beside its random state in a checkpoint."""
+IN_PARTS = (Strategy.FSDP, Strategy.FSDP_HYBRID)
+
+
+@contextmanager
+def company(folder: Path, device: str) -> Iterator[Team]:
+    """This process among those that the launcher started. accelerate finds the group that is opened here."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with joined(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
+        yield team
+
+
+def shared(team: Team | None, value: Any) -> Any:
+    """What the process that leads says, in all of them."""
+    return value if team is None else team.shared(value)
+
+
+def in_parts(job: TrainingJob) -> bool:
+    """Whether each process holds a part of the weights."""
+    return job.config.launch.strategy in IN_PARTS
+
+
+def layout_of(job: TrainingJob) -> dict[str, Any]:
+    """Who held what, for the record."""
+    launch = job.config.launch
+    size = {"shard_size": parts_of(job)} if launch.strategy is Strategy.FSDP_HYBRID else {}
+    return {"strategy": launch.strategy.value, "processes": launch.processes, **size}
+
+
+def parts_of(job: TrainingJob) -> int:
+    """Processes that hold one copy of the weights together."""
+    launch = job.config.launch
+    hybrid = launch.strategy is Strategy.FSDP_HYBRID
+    return (launch.shard_size or launch.processes // 2) if hybrid else launch.processes
+
+
+def shared_model(job: TrainingJob, checkpoint: Path | None) -> Any:
+    """The whole model, in parts from the moment it is loaded: the base, or what a checkpoint holds."""
+    source = job.base if checkpoint is None else str(next(checkpoint.glob("checkpoint-*")))
+    require_family(AutoConfig.from_pretrained(source, trust_remote_code=False))
+    size = parts_of(job)
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        distributed_config=DistributedConfig(
+            fsdp_size=size, dp_replicate_size=job.config.launch.processes // size, tp_size=1
+        ),
+    )
+    model.config.use_cache = False
+    return model
+
+
+def require_family(config: Any) -> None:
+    """Refuse what transformers does not cut, or cuts wrongly. Raises `InvalidInput` (`E-FSDP-FAMILY`).
+
+    In transformers 5.23 weights that two modules share are gathered once: after the first optimizer step one of the two
+    shows the old ones, and the training learns something else without a word.
+    """
+    if config.get_text_config().tie_word_embeddings:
+        why = "Its embeddings and its output layer share their weights, which transformers does not keep the same."
+    elif not getattr(config, "base_model_fsdp_plan", None):
+        why = "Its family does not say where it may be cut."
+    else:
+        return
+    raise InvalidInput(
+        f"This model of type {config.model_type} cannot be held in parts by the trl backend.",
+        why=why,
+        do="Use strategy ddp, or backend native with strategy fsdp_hybrid.",
+        code="E-FSDP-FAMILY",
+    )
+
+
+# The states of an optimizer whose weights are in parts
+
+
+def own_states(optimizer: Any) -> dict[str, Any]:
+    """An optimizer's state with this process's parts as plain tensors."""
+    state = optimizer.state_dict()
+    own = {
+        index: {name: value.to_local() if isinstance(value, DTensor) else value for name, value in entry.items()}
+        for index, entry in state["state"].items()
+    }
+    return {**state, "state": own}
+
+
+def take_states(optimizer: Any, saved: dict[str, Any]) -> None:
+    """The inverse: parts become tensors that know of the others, like the weights that they belong to."""
+    weights = [value for group in optimizer.param_groups for value in group["params"]]
+    parts = {
+        index: {name: as_part(value, weights[index]) for name, value in entry.items()}
+        for index, entry in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": parts})
+
+
+def as_part(value: Any, weight: Any) -> Any:
+    """A state of the shape of a weight's part, in the same places; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.shape != weight.to_local().shape or not value.ndim:
+        return value
+    return DTensor.from_local(
+        value, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )

@@ -1,0 +1,52 @@
+"""The supervised child of the `unsloth` backend: it leads a program in unsloth's own interpreter through a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from trainyard.backends import environments
+from trainyard.backends.foreign.conductor import Run, Tool, conduct, terminate
+from trainyard.backends.foreign.result import finish
+from trainyard.compute.child import Events
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import BackendName, Method
+
+WORKER = "trainyard.backends.unsloth.worker"
+CACHE_FOLDER = "unsloth_compiled_cache"
+
+
+def train(folder: Path, events: Events) -> None:
+    """Run the job of `folder/spec.json` to its end."""
+    conduct(folder, events, Tool(argv, variables, stop, check=check), finish)
+
+
+def check(run: Run) -> None:
+    """A 4-bit base needs CUDA, which `device: auto` may not have found. Raises `InvalidInput` (`E-DEVICE`)."""
+    if run.job.config.method is Method.QLORA and run.device != "cuda":
+        raise InvalidInput(
+            "Method qlora by unsloth needs a CUDA device, and this machine has none.",
+            do="Use method lora here, or backend native, which trains through 4-bit bases on CPUs too.",
+            code="E-DEVICE",
+        )
+
+
+def argv(run: Run) -> list[str]:
+    return [str(environments.python_of(BackendName.UNSLOTH)), "-m", WORKER, str(run.folder)]
+
+
+def variables(run: Run) -> Mapping[str, str]:
+    """What the tool sees beside our own environment. It writes compiled modules, which belong to the job's folder."""
+    given = {
+        **environments.variables(),
+        "UNSLOTH_COMPILE_LOCATION": str(run.folder / CACHE_FOLDER),
+        "UNSLOTH_DISABLE_STATISTICS": "1",
+        "HF_DATASETS_CACHE": str(run.folder / "datasets"),
+    }
+    return given | ({"CUDA_VISIBLE_DEVICES": ""} if run.device == "cpu" else {})
+
+
+def stop(_run: Run, process: psutil.Process) -> bool:
+    return terminate([process])

@@ -1,0 +1,89 @@
+"""One of several processes of a training: `python -m trainyard.compute.rank package.module:function FOLDER`.
+
+Started by a launcher (torchrun, accelerate launch) that sets `RANK` and `WORLD_SIZE`; the launcher is started by
+`trainyard.compute.ranks`, which is the supervised child and reads what each process leaves in `FOLDER/ranks`:
+
+    <rank>.json          {status: running | done | stopped | failed, pid, time, …}
+    <rank>.events.jsonl  events of a process other than the first; those of the first are the run's own
+
+A stop request is noted in every process, and the program of the first one decides when to act on it. All of them end
+with 0 when the training is done or stopped: a launcher takes every other code for a failure and kills the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.compute.child import (
+    EVENTS_FILE,
+    FAILED_EXIT,
+    PR_SET_PDEATHSIG,
+    Events,
+    Stopped,
+    crash_error,
+    prctl,
+)
+from trainyard.compute.launch import load
+from trainyard.errors import TrainyardError
+
+RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
+LEADER = 0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "ProcessGroup")
+"""Words of torch when a process waits for one that is gone."""
+
+
+def note(folder: Path, rank: int, status: str, **fields: Any) -> None:
+    """Say how this process stands, so that a reader sees all of it or nothing."""
+    place = folder / RANKS_FOLDER
+    place.mkdir(exist_ok=True)
+    temporary = place / f".{rank}.tmp"
+    temporary.write_bytes(orjson.dumps({"status": status, "pid": os.getpid(), "time": time.time(), **fields}))
+    temporary.rename(place / f"{rank}.json")
+
+
+def read_notes(folder: Path) -> dict[int, dict[str, Any]]:
+    """Rank -> what it noted last."""
+    return {int(path.stem): orjson.loads(path.read_bytes()) for path in (folder / RANKS_FOLDER).glob("[0-9]*.json")}
+
+
+def failed(folder: Path, rank: int, error: BaseException) -> None:
+    """Note why this process fails; `lost` when it only noticed that another one is gone."""
+    traceback.print_exc()
+    known = error if isinstance(error, TrainyardError) else crash_error(error)
+    lost = not isinstance(error, TrainyardError) and any(word in str(error) for word in LOST)
+    note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
+
+
+def main(target: str, where: str) -> None:
+    rank, folder = int(os.environ["RANK"]), Path(where)
+    own = folder / EVENTS_FILE if rank == LEADER else folder / RANKS_FOLDER / f"{rank}.events.jsonl"
+    parent = os.getppid()
+    events = Events(own, parent)
+    for number in STOP_SIGNALS:
+        signal.signal(number, events.request_stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the launcher was started with them blocked
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    note(folder, rank, "running")
+    try:
+        load(target)(folder, events)
+        note(folder, rank, "done")
+    except Stopped as stopped:
+        note(folder, rank, "stopped", reason=stopped.reason, fields=stopped.fields)
+    except Exception as error:
+        failed(folder, rank, error)
+        sys.exit(FAILED_EXIT)
+    finally:
+        events.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,151 @@
+"""Several processes as one supervised child: `python -m trainyard.compute.ranks FOLDER -- argv of a launcher`.
+
+A launcher (torchrun, accelerate launch) starts the processes and watches them, but it knows nothing of our contract: it
+turns every exit code into 1, and on SIGTERM it kills after 30 seconds, also a process that is saving. So this program
+speaks the contract in its place. A stop request goes to the first process alone, whose program stops all of them at one
+step; the launcher never sees the signal, as it is started with it blocked. What became of the run is read from what the
+processes noted (see `trainyard.compute.rank`), and nothing of them is left when this program ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainyard import errors
+from trainyard.compute.child import (
+    LOG_FILE,
+    PR_SET_PDEATHSIG,
+    Events,
+    Stopped,
+    child_contract,
+    end_descendants,
+    prctl,
+)
+from trainyard.compute.rank import LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.supervise import ended, last_log_line
+from trainyard.errors import NotFound, Reason, Refused, TrainyardError
+
+POLL_S = 0.1
+LEAVE_S = 30.0
+"""What the other processes and the launcher have for ending after the first one is done."""
+
+
+def alone_in_signals() -> None:
+    """Runs in the launcher before it starts: it dies with us, and a stop request to everybody does not reach it."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start the launcher with all output in the log file. Raises `NotFound` (`E-PROGRAM-MISSING`)."""
+    with log.open("ab") as stream:
+        try:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                preexec_fn=alone_in_signals,  # noqa: PLW1509 (this program has one thread)
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise NotFound(
+                f"The launcher {argv[0]!r} cannot be started: {error.strerror}.",
+                do="Install it or correct its path.",
+                code="E-PROGRAM-MISSING",
+            ) from error
+
+
+def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> None:
+    """Return when the launcher has ended; hand a stop request on to the first process."""
+    told, done_at = False, 0.0
+    while not ended(process, POLL_S):
+        notes = read_notes(folder)
+        leader = notes.get(LEADER, {})
+        if events.stop_requested() and not told:
+            if not notes:
+                end_descendants()
+                raise Stopped("asked to stop before the start", step=0)
+            told = bool(leader) and ask(leader["pid"])
+        if leader.get("status") in ("done", "stopped"):
+            done_at = done_at or time.monotonic()
+            if time.monotonic() - done_at > LEAVE_S:
+                end_descendants()
+
+
+def ask(pid: int) -> bool:
+    """Ask a process to stop; True, as nobody has to be asked twice."""
+    try:
+        psutil.Process(pid).send_signal(signal.SIGTERM)
+    except psutil.NoSuchProcess:
+        return True  # it has ended by itself
+    return True
+
+
+def judge(code: int, folder: Path, size: int, events: Events) -> None:
+    """Give the end its meaning. Raises `Stopped` or the error of whoever failed first."""
+    notes = read_notes(folder)
+    leader = notes.get(LEADER, {})
+    if leader.get("status") == "stopped":
+        raise Stopped(leader["reason"], **leader["fields"])
+    if leader.get("status") == "done":
+        if code != 0:
+            events.emit("warning", text=f"The training was done before a process failed: {last_log_line(folder)}")
+        return
+    raise cause(notes, folder, size)
+
+
+def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> TrainyardError:
+    """Why a run of several processes failed: what the first one said that had a reason of its own."""
+    told = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
+    for one in told:
+        if not one["lost"]:
+            return rebuilt(one["error"])
+    gone = [rank for rank, one in sorted(notes.items()) if one["status"] == "running"]
+    if gone:
+        return TrainyardError(
+            f"Process {gone[0]} of {size} that trained together was ended from outside (pid {notes[gone[0]]['pid']}).",
+            why="It left no error: somebody killed it, or the system did for lack of memory. The others were ended.",
+            do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
+            code="E-RANK-LOST",
+        )
+    if told:
+        return rebuilt(told[0]["error"])
+    return TrainyardError(
+        f"The {size} processes that should train together did not start.",
+        why=last_log_line(folder),
+        do=f"Read {LOG_FILE} in {folder}.",
+        code="E-LAUNCH",
+    )
+
+
+def rebuilt(error: dict[str, Any]) -> TrainyardError:
+    """A process's error as an exception of its own class."""
+    if error.get("reasons"):
+        return Refused([Reason(**reason) for reason in error["reasons"]])
+    kind = getattr(errors, error["kind"], TrainyardError)
+    found: TrainyardError = kind(error["what"], why=error.get("why", ""), do=error.get("do", ""), code=error["code"])
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    border = arguments.index("--")
+    folder, size, argv = Path(arguments[0]), int(arguments[1]), arguments[border + 1 :]
+    with child_contract(folder) as events:
+        shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
+        (folder / RANKS_FOLDER).mkdir()
+        process = start(argv, folder / LOG_FILE)
+        events.emit("program", argv=argv, program_pid=process.pid)
+        watch(process, folder, events)
+        judge(process.returncode, folder, size, events)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,129 @@
+"""A low-rank adapter between the layouts: its shape, and the two matrices of each module as PEFT holds them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+A, B, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter; `a[module]` is (rank, in), `b[module]` (out, rank), `m[module]` (out) for DoRA."""
+
+    config: dict[str, Any]
+    """PEFT's `adapter_config.json`."""
+    a: Tensors
+    b: Tensors
+    m: Tensors = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        return int(self.config["r"])
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        divisor = math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank
+        return float(self.config["lora_alpha"]) / divisor
+
+    @property
+    def modules(self) -> list[str]:
+        return sorted(self.a)
+
+
+def refused(
+    why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
+) -> InvalidInput:
+    return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-CONVERT")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """A PEFT adapter that the other layouts have words for.
+
+    Raises `NotFound` (`E-ADAPTER-MISSING`), `Corrupt` (`E-ADAPTER-CORRUPT`), `InvalidInput` (`E-ADAPTER-CONVERT`).
+    """
+    if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
+        raise NotFound(
+            f"There is no adapter in {folder}.",
+            why=f"An adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}.",
+            do="Name the folder of a trained adapter.",
+            code="E-ADAPTER-MISSING",
+        )
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    require_plain(config)
+    parts: dict[str, Tensors] = {A: {}, B: {}, MAGNITUDE: {}}
+    for name, tensor in read_tensors(folder / WEIGHTS_FILE).items():
+        ending = next((end for end in parts if name.endswith(end)), None)
+        if ending is None or not name.startswith(PREFIX):
+            raise refused(f"It holds {name}, which is no part of a low-rank pair.")
+        parts[ending][name.removeprefix(PREFIX).removesuffix(ending)] = tensor
+    adapter = Adapter(config, parts[A], parts[B], parts[MAGNITUDE])
+    require_whole(adapter, folder)
+    return adapter
+
+
+def require_plain(config: Mapping[str, Any]) -> None:
+    """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
+    if config.get("peft_type") != "LORA":
+        raise refused(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")
+    for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters"):
+        if config.get(key):
+            raise refused(f"It has {key} {config[key]}, which the other layouts have no words for.")
+    if config.get("bias", "none") != "none":
+        raise refused(f"It trained biases (bias: {config['bias']}).")
+
+
+def require_whole(adapter: Adapter, folder: Path) -> None:
+    shapes = [(adapter.a[module].shape[0], adapter.b[module].shape[-1]) for module in adapter.a if module in adapter.b]
+    pairs = adapter.a.keys() == adapter.b.keys()
+    magnitudes = adapter.m.keys() == (adapter.a.keys() if adapter.config.get("use_dora") else set())
+    if not adapter.a or not pairs or not magnitudes or set(shapes) != {(adapter.rank, adapter.rank)}:
+        raise Corrupt(
+            f"The matrices of the adapter in {folder} do not fit its config.",
+            why=f"{len(adapter.a)} A, {len(adapter.b)} B, rank {adapter.rank}.",
+            do="Train it again.",
+            code="E-ADAPTER-CORRUPT",
+        )
+
+
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write a PEFT adapter that `read_adapter`, PEFT and vLLM read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {A: adapter.a, B: adapter.b, MAGNITUDE: adapter.m}
+    tensors: dict[str, Tensor] = {
+        f"{PREFIX}{module}{ending}": tensor for ending, part in named.items() for module, tensor in part.items()
+    }
+    write_tensors(folder / WEIGHTS_FILE, tensors)
+    text = json.dumps(adapter.config, indent=2, sort_keys=True)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def peft_config(
+    *, rank: int, alpha: float, dropout: float, modules: list[str], dora: bool, base: str
+) -> dict[str, Any]:
+    """A config for an adapter whose own layout told only this much."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "lora_dropout": dropout,
+        "target_modules": sorted(modules),
+        "use_dora": dora,
+        "use_rslora": False,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }

@@ -1,0 +1,56 @@
+"""GGUF files of base models, made once and kept: the converter runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from trainyard.errors import Unavailable
+from trainyard.settings import Settings
+from trainyard.spec.chain import digest
+from trainyard.stores.models import model_sha256
+
+PROGRAM = "trainyard.serve.conversion.to_gguf"
+
+
+def tools_of(environment: Path) -> Path:
+    """llama.cpp's programs and converter inside its environment."""
+    return environment / "llama.cpp"
+
+
+def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
+    """The GGUF file of a model folder, made if it is not there yet.
+
+    Raises `Unavailable` (`E-GGUF-CONVERT`) with the converter's last words.
+    """
+    target = kept(folder, settings, environment)
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        convert(folder, temporary, environment)
+        temporary.rename(target)
+    return target
+
+
+def kept(folder: Path, settings: Settings, environment: Path) -> Path:
+    """Where the GGUF file of a model is kept: named by what is in the model and by the converter's release."""
+    release = tools_of(environment) / "build.json"
+    built = json.loads(release.read_text(encoding="utf-8")) if release.is_file() else {}
+    content = model_sha256(folder, digests=settings.models / ".digests.json")
+    return settings.models / "gguf" / f"{digest({'model': content, 'built': built})[:32]}.gguf"
+
+
+def convert(folder: Path, target: Path, environment: Path) -> None:
+    argv = [sys.executable, "-m", PROGRAM, str(tools_of(environment)), str(folder), str(target)]
+    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    if ran.returncode:
+        said = ran.stderr.strip().splitlines()
+        raise Unavailable(
+            f"The model in {folder} could not be converted to GGUF.",
+            why=said[-1][:500] if said else f"The converter ended with exit code {ran.returncode}.",
+            do="Use a base of a family that llama.cpp knows, or another target.",
+            code="E-GGUF-CONVERT",
+        )

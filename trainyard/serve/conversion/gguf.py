@@ -1,0 +1,209 @@
+"""PEFT <-> GGUF: the adapter file of llama.cpp and ollama.
+
+A module goes by llama.cpp's name for it. Its rotary embedding pairs other positions than that of transformers, so for
+some architectures the rows of the query and key projections lie in another order, and those of B with them; A is the
+same. The factor alpha is divided by the rank when the file is loaded. DoRA has no place in the file.
+source: llama.cpp convert_lora_to_gguf.py, conversion/llama.py (`permute`), src/llama-adapter.cpp
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard.errors import Corrupt, Unavailable
+from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, refused, write_adapter
+from trainyard.serve.conversion.tensors import Tensor, Tensors
+
+CONFIG_KEY = "trainyard.peft_config"
+"""PEFT's own config travels along under this key, which llama.cpp ignores, so that the way back is exact."""
+ENDINGS = {"a": ".weight.lora_a", "b": ".weight.lora_b"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp calls a family of models."""
+
+    name: str
+    permuted: bool = False
+    """Whether the rows of the query and key projections are reordered."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", permuted=True),
+    "mistral": Architecture("llama", permuted=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "phi3": Architecture("phi3"),
+    "gemma2": Architecture("gemma2"),
+}
+"""`model_type` of a base -> its architecture there. To add one: a row, and a run of the test against llama.cpp."""
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.gate_up_proj", "lm_head")  # fmt: skip
+"""Linear modules of these architectures, as transformers calls them."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What of a base's config decides the names and the order of rows."""
+
+    architecture: Architecture
+    blocks: int
+    heads: int
+    kv_heads: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Base:
+        kind = str(config.get("model_type"))
+        if kind not in ARCHITECTURES:
+            raise refused(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
+
+    def heads_of(self, module: str) -> int:
+        """Heads whose rows are reordered in this module; 0 if none are."""
+        if not self.architecture.permuted:
+            return 0
+        return {"q_proj": self.heads, "k_proj": self.kv_heads}.get(module.rpartition(".")[2], 0)
+
+
+def load() -> Any:
+    """The `gguf` package of llama.cpp. Raises `Unavailable` (`E-GGUF-MISSING`)."""
+    try:
+        return importlib.import_module("gguf")
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "The package gguf is not installed.",
+            why="It writes and reads llama.cpp's files.",
+            do="Install trainyard again, or `pip install gguf`.",
+            code="E-GGUF-MISSING",
+        ) from error
+
+
+def reorder(bits: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows of transformers in the order of llama.cpp: halves of a head become neighbours."""
+    rows = bits.shape[0]
+    split = bits.reshape(heads, 2, rows // heads // 2, *bits.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(bits.shape))
+
+
+def restore(bits: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """The inverse of `reorder`."""
+    rows = bits.shape[0]
+    split = bits.reshape(heads, rows // heads // 2, 2, *bits.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(bits.shape))
+
+
+def base_config(base: Path) -> dict[str, Any]:
+    if not (base / "config.json").is_file():
+        raise refused(f"Its base at {base} has no config.json, which tells its architecture.")
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
+    """Write the PEFT adapter in the folder `source` as the file `target`, for a base whose folder is given.
+
+    Raises as `read_adapter`, and `InvalidInput` (`E-ADAPTER-CONVERT`) for DoRA, an unknown architecture or module.
+    """
+    adapter, shape, gguf = read_adapter(source), Base.of(base_config(base)), load()
+    if adapter.m:
+        raise refused("It is a DoRA adapter, and a GGUF adapter has no magnitudes.")
+    named = names(gguf, shape)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(str(target), shape.architecture.name)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", adapter.scale * adapter.rank)
+    writer.add_string(CONFIG_KEY, json.dumps(adapter.config, sort_keys=True))
+    for module in adapter.modules:
+        if module not in named:
+            raise refused(f"llama.cpp has no name for its module {module}.")
+        heads = shape.heads_of(module)
+        b = adapter.b[module]
+        parts = {"a": adapter.a[module], "b": Tensor(b.dtype, reorder(b.bits, heads)) if heads else b}
+        for part, tensor in parts.items():
+            add(writer, gguf, named[module] + ENDINGS[part], tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
+    kinds = gguf.GGMLQuantizationType
+    if tensor.dtype == "BF16":  # numpy has no such type: its bytes are handed over with the shape that they have
+        shape = [*tensor.shape[:-1], 2 * tensor.shape[-1]]
+        writer.add_tensor(name, tensor.bits.view(np.uint8).reshape(shape), raw_dtype=kinds.BF16)
+    elif tensor.dtype in ("F32", "F16"):
+        writer.add_tensor(name, tensor.bits.view(np.float32 if tensor.dtype == "F32" else np.float16))
+    else:
+        raise refused(f"{name} is of type {tensor.dtype}, and a GGUF adapter is F32, F16 or BF16.")
+
+
+def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
+    """Write the GGUF adapter `source` as a PEFT adapter in the folder `target`.
+
+    Raises `InvalidInput` (`E-ADAPTER-CONVERT`) for what is no low-rank adapter of this base.
+    """
+    gguf, shape = load(), Base.of(base_config(base))
+    reader = gguf.GGUFReader(str(source))
+    alpha = reader.get_field("adapter.lora.alpha")
+    if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
+        raise refused(f"{source.name} is no low-rank adapter for the architecture {shape.architecture.name}.")
+    modules = {theirs: ours for ours, theirs in names(gguf, shape).items()}
+    parts: dict[str, Tensors] = {"a": {}, "b": {}}
+    for tensor in reader.tensors:
+        part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
+        module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
+        if part is None or module is None:
+            raise refused(f"It holds {tensor.name}, which is no part of a low-rank pair.")
+        taken = taken_out(tensor)
+        heads = shape.heads_of(module) if part == "b" else 0
+        parts[part][module] = Tensor(taken.dtype, restore(taken.bits, heads)) if heads else taken
+    if not parts["a"] or parts["a"].keys() != parts["b"].keys():
+        raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+    known = value(reader, CONFIG_KEY)
+    config = json.loads(known) if known else config_of(parts, float(alpha.contents()), str(base))
+    write_adapter(Adapter(config, parts["a"], parts["b"]), target)
+
+
+def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, Any]:
+    ranks = {tensor.shape[0] for tensor in parts["a"].values()}
+    if len(ranks) != 1:
+        raise refused(f"Its modules have several ranks ({', '.join(map(str, sorted(ranks)))}).")
+    return peft_config(rank=ranks.pop(), alpha=alpha, dropout=0.0, modules=sorted(parts["a"]), dora=False, base=base)
+
+
+def taken_out(tensor: Any) -> Tensor:
+    """A tensor of a GGUF file; its shape is told the other way round there."""
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    dtype = tensor.tensor_type.name
+    if dtype not in ("F32", "F16", "BF16"):
+        raise refused(f"{tensor.name} is quantised ({dtype}).")
+    width = 4 if dtype == "F32" else 2
+    return Tensor(dtype, np.frombuffer(tensor.data.tobytes(), dtype=f"<u{width}").reshape(shape))
+
+
+def names(gguf: Any, shape: Base) -> dict[str, str]:
+    """Our name of a linear module -> llama.cpp's, for every block and for the output layer."""
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
+    known = gguf.get_tensor_name_map(arch, shape.blocks).mapping
+    return {ours: theirs for ours, (_, theirs) in known.items() if is_linear(ours)}
+
+
+def is_linear(module: str) -> bool:
+    """Whether it is a name of transformers; the table also holds those of older layouts."""
+    return module == "lm_head" or (module.startswith("model.layers.") and module.split(".", 3)[3] in LINEAR)
+
+
+def value(reader: Any, key: str) -> str | None:
+    field = reader.get_field(key)
+    return str(field.contents()) if field else None

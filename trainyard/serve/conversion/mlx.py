@@ -1,0 +1,83 @@
+"""PEFT <-> mlx-lm. The matrices are each other's transpose: mlx multiplies from the right, `x @ a @ b`.
+
+mlx-lm's `adapter_config.json` names the modules in full (`keys`), so one file says which blocks have an adapter; PEFT's
+own config travels along under `peft`, which mlx-lm ignores, so that the way back gives the same config, too.
+source: mlx-lm 0.32.2, mlx_lm/tuner/{lora,dora,utils}.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Corrupt
+from trainyard.serve.conversion.adapters import CONFIG_FILE, Adapter, peft_config, read_adapter, refused, write_adapter
+from trainyard.serve.conversion.tensors import Tensors, read_tensors, write_tensors
+
+MLX_FILE = "adapters.safetensors"
+
+
+def mlx_config(adapter: Adapter) -> dict[str, Any]:
+    """What `mlx_lm` reads to put the layers in before it loads the weights."""
+    return {
+        "fine_tune_type": "dora" if adapter.config.get("use_dora") else "lora",
+        "num_layers": -1,
+        "lora_parameters": {
+            "rank": adapter.rank,
+            "scale": adapter.scale,
+            "dropout": float(adapter.config.get("lora_dropout") or 0.0),
+            "keys": adapter.modules,
+        },
+        "peft": adapter.config,
+    }
+
+
+def mlx_tensors(adapter: Adapter) -> Tensors:
+    left = {f"{module}.lora_a": tensor.transposed() for module, tensor in adapter.a.items()}
+    right = {f"{module}.lora_b": tensor.transposed() for module, tensor in adapter.b.items()}
+    return {**left, **right, **{f"{module}.m": tensor for module, tensor in adapter.m.items()}}
+
+
+def peft_to_mlx(source: Path, target: Path) -> None:
+    """Write the PEFT adapter in `source` as mlx-lm reads it. Raises as `read_adapter`."""
+    adapter = read_adapter(source)
+    target.mkdir(parents=True, exist_ok=True)
+    write_tensors(target / MLX_FILE, mlx_tensors(adapter))
+    (target / CONFIG_FILE).write_text(json.dumps(mlx_config(adapter), indent=2, sort_keys=True), encoding="utf-8")
+
+
+def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
+    """Write the mlx-lm adapter in `source` as PEFT reads it.
+
+    Raises `InvalidInput` (`E-ADAPTER-CONVERT`) for whole models and layers of experts, `Corrupt` for a half of a pair.
+    """
+    told = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
+    if told.get("fine_tune_type", "lora") not in ("lora", "dora"):
+        raise refused(f"It was trained with {told['fine_tune_type']}: that is a model, no adapter.")
+    parts: dict[str, Tensors] = {"lora_a": {}, "lora_b": {}, "m": {}}
+    for name, tensor in read_tensors(source / MLX_FILE).items():
+        module, _, part = name.rpartition(".")
+        if part not in parts:
+            raise refused(f"It holds {name}, which is no part of a low-rank pair.")
+        if part != "m" and len(tensor.shape) != 2:
+            raise refused(f"{module} is a layer of experts, for which PEFT has no such matrices.")
+        parts[part][module] = tensor if part == "m" else tensor.transposed()
+    if not parts["lora_a"] or parts["lora_a"].keys() != parts["lora_b"].keys():
+        raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+    config = told.get("peft") or config_of(told, parts, base)
+    if base:
+        config = {**config, "base_model_name_or_path": base}
+    write_adapter(Adapter(config, parts["lora_a"], parts["lora_b"], parts["m"]), target)
+
+
+def config_of(told: dict[str, Any], parts: dict[str, Tensors], base: str) -> dict[str, Any]:
+    """PEFT's config of an adapter that mlx-lm made by itself."""
+    lora = told["lora_parameters"]
+    rank = int(lora["rank"])
+    modules = sorted(parts["lora_a"])
+    alpha = float(lora["scale"]) * rank
+    dora = told.get("fine_tune_type") == "dora"
+    return peft_config(
+        rank=rank, alpha=alpha, dropout=float(lora.get("dropout") or 0.0), modules=modules, dora=dora, base=base
+    )

@@ -1,0 +1,57 @@
+"""Safetensors files as opaque numbers: enough to transpose and reorder, whatever the number format is.
+
+numpy knows no bfloat16, and a conversion has no need to: an element is so and so many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Number formats of weights, as a file's header and as the writer call them."""
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file; `bits` are its elements as unsigned integers of their width."""
+
+    dtype: str
+    bits: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.bits.shape)
+
+    def transposed(self) -> Tensor:
+        return Tensor(self.dtype, np.ascontiguousarray(self.bits.T))
+
+
+Tensors = dict[str, Tensor]
+
+
+def read_tensors(path: Path) -> Tensors:
+    """Every tensor of a safetensors file. Raises `KeyError` for a number format that no weights have."""
+    found: Tensors = {}
+    for name, entry in safetensors.deserialize(path.read_bytes()):
+        width = BYTES[entry["dtype"]]
+        bits = np.frombuffer(bytes(entry["data"]), dtype=f"<u{width}").reshape(entry["shape"])
+        found[name] = Tensor(entry["dtype"], bits)
+    return found
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    held = {name: np.ascontiguousarray(tensor.bits) for name, tensor in sorted(tensors.items())}
+    entries = {
+        name: safetensors.TensorSpec(
+            dtype=NAMES[tensors[name].dtype], shape=bits.shape, data_ptr=bits.ctypes.data, data_len=bits.nbytes
+        )
+        for name, bits in held.items()
+    }
+    safetensors.serialize_file(entries, str(path), dict(metadata or {"format": "pt"}))

@@ -1,0 +1,97 @@
+"""The words of this folder: what is known of an adapter, one target during a deployment, a row's six functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import httpx
+
+from trainyard.errors import Reason
+from trainyard.serve.targets.local import Replacement
+from trainyard.settings import Settings
+from trainyard.spec.nodes import Target
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a target has to know of an adapter before it is loaded."""
+
+    kind: str
+    """`adapter` or `model`."""
+    base_model: str
+    base_path: str
+    base_sha256: str
+    chat_template_sha256: str
+    adapter_config: Mapping[str, Any]
+    template: str = ""
+    """Text of the chat template that it was trained with."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any layer."""
+        return max(
+            [int(self.adapter_config.get("r") or 0), *dict(self.adapter_config.get("rank_pattern") or {}).values()]
+        )
+
+    @property
+    def base_names(self) -> frozenset[str]:
+        return frozenset(name for name in (self.base_model, self.base_path) if name)
+
+
+@dataclass
+class Site:
+    """One target during one deployment."""
+
+    target: Target
+    candidate: Candidate
+    registry: AdapterRegistry
+    index: int = 0
+    http: httpx.Client | None = None
+    canary: str = ""
+    canary_max_tokens: int = 32
+    version: AdapterVersion | None = None
+    previous: AdapterVersion | None = None
+    loaded: bool = False
+    switched: bool = False
+    alias_before: str | None = None
+    """What the alias meant on this server before the switch."""
+    answer: str = ""
+    """What the canary prompt was answered with."""
+    settings: Settings | None = None
+    """For the targets that start a server or write files of their own."""
+    server: Replacement | None = None
+    """The server that this deployment started beside the one that answers now."""
+
+    @property
+    def new(self) -> AdapterVersion:
+        assert self.version is not None, "a version is registered before a target is touched"
+        return self.version
+
+    @property
+    def where(self) -> str:
+        return f"{self.target.type.value} at {self.http.base_url}" if self.http else self.target.type.value
+
+    def reason(self, code: str, key: str, because: str, instead: str) -> Reason:
+        return Reason(code, None, f"config.targets.{self.index}.{key}", because, instead)
+
+
+class Actions(NamedTuple):
+    """One row of the table."""
+
+    check: Callable[[Site], list[Reason]]
+    load: Callable[[Site], None]
+    canary: Callable[[Site], None]
+    switch: Callable[[Site], None]
+    undo: Callable[[Site], None]
+    retire: Callable[[Site], None]
+
+
+def nothing(_site: Site) -> None:
+    """For a step that a kind of target does not have."""
+
+
+def no_objection(_site: Site) -> list[Reason]:
+    return []

@@ -1,0 +1,64 @@
+"""mlx-lm's server: the base's own folder and the adapter in mlx-lm's layout, one server a version.
+
+It loads what a request names, from the Hub if need be, so every request is sent with `default_model`, which means what
+the server was started with. It has no key and listens on the loopback interface only. DoRA is served.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainyard.errors import Reason
+from trainyard.serve.conversion.mlx import peft_to_mlx
+from trainyard.serve.targets import local
+from trainyard.serve.targets.contract import Actions, Site
+from trainyard.serve.targets.openai import ask_canary
+from trainyard.serve.targets.started import (
+    bring_up,
+    check_layout,
+    check_started,
+    converted,
+    retire,
+    switch,
+    tool_folder,
+    undo,
+)
+
+BACKEND = "mlx"
+DEFAULT_MODEL = "default_model"
+VARIABLES = {"USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def check(site: Site) -> list[Reason]:
+    program = tool_folder(site, BACKEND) / "bin" / "python"
+    return [*check_started(site, program, BACKEND), *check_layout(site, "mlx", dora=True)]
+
+
+def load(site: Site) -> None:
+    """Make the files and start the server."""
+    version = site.registry.path(site.new)
+    port = local.free_port()
+    argv = [str(tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
+    argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
+    if site.candidate.kind == "adapter":
+        peft_to_mlx(version, converted(site))
+        argv += ["--model", site.candidate.base_path, "--adapter-path", str(converted(site))]
+    else:
+        argv += ["--model", str(version)]
+    bring_up(site, [*argv, *template(version)], port, VARIABLES)
+
+
+def template(version: Path) -> list[str]:
+    """The chat template that the version was trained with."""
+    for folder in (version / "tokenizer", version):
+        path = folder / "chat_template.jinja"
+        if path.is_file():
+            return ["--chat-template", path.read_text(encoding="utf-8")]
+    return []
+
+
+def canary(site: Site) -> None:
+    ask_canary(site, DEFAULT_MODEL)
+
+
+ACTIONS = Actions(check, load, canary, switch, undo, retire)

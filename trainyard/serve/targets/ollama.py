@@ -1,0 +1,197 @@
+"""ollama: a model made of the base's and the adapter's GGUF files, under the version's name.
+
+Files go up as blobs that are named by their digest, so a base goes up once. `/api/create` joins them to
+`<tenant>/<role>:v<N>`; `/api/copy` makes `<tenant>/<role>:latest` mean it, which is the switch. ollama runs Go
+templates, not Jinja: only a template whose Go form is known to write the same text is deployed.
+source: ollama docs/api.md (create, blobs, copy, delete, chat), docs/modelfile.md (TEMPLATE)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trainyard.errors import Reason, Unavailable
+from trainyard.serve.conversion.files import base_gguf, tools_of
+from trainyard.serve.conversion.gguf import peft_to_gguf
+from trainyard.serve.targets.calling import call, refused
+from trainyard.serve.targets.contract import Actions, Site
+from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, KEPT_MODEL
+from trainyard.serve.targets.openai import ask_canary
+from trainyard.serve.targets.started import check_layout, converted, settings_of, tool_folder
+from trainyard.stores.artifacts import file_sha256
+
+Turns = Sequence[Mapping[str, str]]
+PROBES: tuple[Turns, ...] = (
+    [{"role": "user", "content": "kiwi"}],
+    [{"role": "system", "content": "plum"}, {"role": "user", "content": "kiwi"}],
+    [{"role": "user", "content": "kiwi"}, {"role": "assistant", "content": "fig"}, {"role": "user", "content": "pear"}],
+)
+
+
+@dataclass(frozen=True)
+class GoTemplate:
+    """A template in ollama's language, and what it writes for some turns when the assistant is to answer."""
+
+    text: str
+    writes: Callable[[Turns], str]
+    stop: tuple[str, ...]
+
+
+def chatml(turns: Turns) -> str:
+    said = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    return f"{said}<|im_start|>assistant\n"
+
+
+def role_colon(turns: Turns) -> str:
+    return "".join(f"{turn['role']}: {turn['content']}\n" for turn in turns) + "assistant:"
+
+
+TEMPLATES: dict[str, GoTemplate] = {
+    "chatml": GoTemplate(
+        "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n",
+        chatml,
+        ("<|im_end|>",),
+    ),
+    "role_colon": GoTemplate(
+        "{{- range .Messages }}{{ .Role }}: {{ .Content }}\n{{ end }}assistant:", role_colon, ("\nuser:",)
+    ),
+}
+"""Chat templates whose text ollama can write too. To add one: a row; the probes decide whether it is the same."""
+
+
+def check(site: Site) -> list[Reason]:
+    """ollama answers, the converter is here, and both sides write the same prompt."""
+    reasons = check_layout(site, "GGUF", dora=False)
+    tools = tools_of(tool_folder(site, BACKEND))
+    if not (tools / "convert_hf_to_gguf.py").is_file():
+        because = f"ollama takes GGUF files, and the converter of llama.cpp is not installed at {tools}."
+        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {BACKEND}`."))
+    if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
+        because = f"the base {site.candidate.base_model!r} is not a folder on this machine, and its files go to ollama."
+        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
+    if site.candidate.template and go_template(site.candidate.template) is None:
+        because = f"ollama runs no Jinja, and of its templates ({', '.join(TEMPLATES)}) none writes this one's text."
+        reasons.append(site.reason("R-OLLAMA-TEMPLATE", "type", because, "use target llama_server, which runs Jinja."))
+    if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
+        raise Unavailable(f"{site.where} is no ollama server.", do="Correct the target's url.", code="E-TARGET-GARBAGE")
+    return reasons
+
+
+def go_template(text: str) -> GoTemplate | None:
+    """The row that writes what a Jinja template writes, for every probe."""
+    for row in TEMPLATES.values():
+        if all(rendered(text, turns) == row.writes(turns) for turns in PROBES):
+            return row
+    return None
+
+
+def rendered(text: str, turns: Turns) -> str | None:
+    """What a chat template writes; None if it refuses the turns."""
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    plain = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    plain = plain.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    try:
+        return jinja.from_string(plain).render(
+            messages=turns, add_generation_prompt=True, eos_token="", bos_token="", tools=None
+        )
+    except (TemplateError, TypeError):
+        return None
+
+
+def model_name(name: str) -> str:
+    """`acme/bot/v3` as ollama writes it: `acme/bot:v3`; the alias `acme/bot` is its `latest`."""
+    tenant, role, *version = name.split("/")
+    return f"{tenant}/{role}:{version[0] if version else 'latest'}"
+
+
+def load(site: Site) -> None:
+    """Bring the files up and join them. Doing it twice gives the same model."""
+    settings, environment = settings_of(site), tool_folder(site, BACKEND)
+    version = site.registry.path(site.new)
+    body: dict[str, Any] = {"model": model_name(site.new.name), "stream": False, "parameters": {"temperature": 0}}
+    if site.candidate.kind == "adapter":
+        base = Path(site.candidate.base_path)
+        adapter = converted(site) / ADAPTER_FILE
+        peft_to_gguf(version, adapter, base)
+        body["files"] = {"base.gguf": upload(site, base_gguf(base, settings, environment))}
+        body["adapters"] = {ADAPTER_FILE: upload(site, adapter)}
+    else:
+        own = version / KEPT_MODEL
+        body["files"] = {"base.gguf": upload(site, own if own.is_file() else base_gguf(version, settings, environment))}
+    if site.candidate.template and (row := go_template(site.candidate.template)):
+        body |= {"template": row.text, "parameters": {"temperature": 0, "stop": list(row.stop)}}
+    site.loaded = True
+    call(site, "POST", "/api/create", body)
+
+
+def upload(site: Site, path: Path) -> str:
+    """Send a file unless ollama has it; returns its digest."""
+    assert site.http is not None, "ollama is there before the deployment"
+    name = f"sha256:{file_sha256(path)}"
+    try:
+        if site.http.head(f"/api/blobs/{name}").status_code == 200:
+            return name
+        with path.open("rb") as stream:
+            response = site.http.post(f"/api/blobs/{name}", content=stream)
+    except httpx.HTTPError as error:
+        raise Unavailable(
+            f"{site.where} did not take {path.name}.",
+            why=f"{type(error).__name__}: {error}",
+            do="Start ollama, or correct the target's url.",
+            code="E-TARGET-UNREACHABLE",
+        ) from error
+    if not response.is_success:
+        raise refused(site, "/api/blobs", response)
+    return name
+
+
+def canary(site: Site) -> None:
+    ask_canary(site, model_name(site.new.name))
+
+
+def held(site: Site) -> dict[str, str]:
+    """Name -> digest of the models that ollama has."""
+    answer = call(site, "GET", "/api/tags")
+    return {str(entry["name"]): str(entry.get("digest")) for entry in answer.get("models") or []}
+
+
+def switch(site: Site) -> None:
+    """Let `latest` mean the new version, remembering what it meant."""
+    alias, models = model_name(site.new.alias), held(site)
+    site.alias_before = next(
+        (name for name, digest in models.items() if digest == models.get(alias) and name != alias), None
+    )
+    site.switched = True
+    call(site, "POST", "/api/copy", {"source": model_name(site.new.name), "destination": alias})
+
+
+def undo(site: Site) -> None:
+    alias = model_name(site.new.alias)
+    if site.switched and site.alias_before:
+        call(site, "POST", "/api/copy", {"source": site.alias_before, "destination": alias})
+    elif site.switched:
+        remove(site, alias)
+    site.switched = False
+    if site.loaded:
+        remove(site, model_name(site.new.name))
+        site.loaded = False
+
+
+def retire(site: Site) -> None:
+    if site.previous and site.previous.name != site.new.name:
+        remove(site, model_name(site.previous.name))
+
+
+def remove(site: Site, name: str) -> None:
+    if name in held(site):
+        call(site, "DELETE", "/api/delete", {"model": name})
+
+
+ACTIONS = Actions(check, load, canary, switch, undo, retire)

@@ -1,0 +1,201 @@
+"""Servers with OpenAI's endpoints and vLLM's two for adapters: the embedded server and vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Reason, TrainyardError
+from trainyard.serve.targets.calling import call, garbage
+from trainyard.serve.targets.contract import Site
+
+VLLM_MAX_LORA_RANK = 16
+"""What vLLM starts with when `--max-lora-rank` is not given."""
+
+
+def check_embedded(site: Site) -> list[Reason]:
+    return [*refuse_whole_model(site), *check_base(site)]
+
+
+def check_vllm(site: Site) -> list[Reason]:
+    reasons = [*refuse_whole_model(site), *check_servable(site), *check_base(site)]
+    if site.target.path_prefix and not is_below(site.registry.root, site.target.path_prefix[0]):
+        because = f"the registry {site.registry.root} is not below {site.target.path_prefix[0]!r}."
+        reasons.append(
+            site.reason("E-PATH-PREFIX", "path_prefix", because, "give the folder that both sides see, ours first.")
+        )
+    return reasons
+
+
+def refuse_whole_model(site: Site) -> list[Reason]:
+    if site.candidate.kind == "adapter":
+        return []
+    because = f"a {site.target.type.value} server loads adapters while it runs, and this is a whole model."
+    return [
+        site.reason(
+            "R-MODEL-TARGET", "type", because, "use target `registry` and start a server with the model's folder."
+        )
+    ]
+
+
+def check_servable(site: Site) -> list[Reason]:
+    """What vLLM cannot serve, read from the adapter's own config."""
+    config, reasons = site.candidate.adapter_config, []
+    if config.get("use_dora"):
+        because = "vLLM cannot serve DoRA adapters: it has no magnitude vector."
+        reasons.append(
+            site.reason("R-DORA-VLLM", "type", because, "train with method `lora`, or use target `embedded`.")
+        )
+    if config.get("modules_to_save"):
+        because = f"vLLM serves no adapter with whole modules {', '.join(config['modules_to_save'])}."
+        reasons.append(site.reason("R-MODULES-TO-SAVE", "type", because, "train without lora.modules_to_save."))
+    limit = site.target.max_lora_rank or VLLM_MAX_LORA_RANK
+    if site.candidate.rank > limit:
+        because = f"the adapter has rank {site.candidate.rank} and the server takes at most {limit}."
+        instead = f"start vLLM with --max-lora-rank {site.candidate.rank} and say max_lora_rank, or train a lower rank."
+        reasons.append(site.reason("R-RANK-SERVER", "max_lora_rank", because, instead))
+    return reasons
+
+
+def check_base(site: Site) -> list[Reason]:
+    """The server has to hold the base that the adapter was trained on, with the same chat template.
+
+    A digest that the server tells decides; else its name or folder; else what the operator declared.
+    """
+    card = base_card(site)
+    known, reasons = site.candidate, []
+    held = str(card.get("root") or card.get("id"))
+    digest, template = card.get("sha256"), card.get("chat_template_sha256")
+    names = {str(card.get("id")), held, unmapped(site, held)}
+    if site.target.base_model:
+        same = site.target.base_model in known.base_names
+        held = site.target.base_model
+    elif digest and known.base_sha256:
+        same = digest == known.base_sha256
+    else:
+        same = bool(names & known.base_names)
+    if not same:
+        because = f"{site.where} holds the base {held!r}; the adapter was trained on {known.base_model!r}."
+        instead = "use a server with that base, or declare `base_model` if it is the same one under another name."
+        reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, instead))
+    if template and known.chat_template_sha256 and template != known.chat_template_sha256:
+        because = f"{site.where} renders prompts with another chat template than the training did."
+        instead = "start the server with the chat template in the adapter's tokenizer folder."
+        reasons.append(site.reason("R-TEMPLATE-MISMATCH", "url", because, instead))
+    return reasons
+
+
+def base_card(site: Site) -> Mapping[str, Any]:
+    """The served base: the first model without a parent."""
+    cards = models(site)
+    base = next((card for card in cards if not card.get("parent")), None)
+    if base is None:
+        raise garbage(site, "its /v1/models lists no base model")
+    return base
+
+
+def models(site: Site) -> list[Mapping[str, Any]]:
+    answer = call(site, "GET", "/v1/models")
+    cards = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
+        raise garbage(site, "its /v1/models is no list of models")
+    return cards
+
+
+def load_adapter(site: Site) -> None:
+    """Load under the version's name. A server that has this very version already (a retry) is left as it is."""
+    path = server_path(site)
+    held = next((card for card in models(site) if card.get("id") == site.new.name), None)
+    if held is None:
+        site.loaded = True  # from here on an undo has to try: the answer may be lost after the server has acted
+        call(site, "POST", "/v1/load_lora_adapter", {"lora_name": site.new.name, "lora_path": path})
+    elif held.get("root") not in (None, path):
+        raise TrainyardError(
+            f"{site.where} already serves {site.new.name}, from {held.get('root')!r}.",
+            why="A version's name is never used for other files.",
+            do="Unload it there, or point the target at a server of this registry.",
+            code="E-TARGET-TAKEN",
+        )
+
+
+def unload_adapter(site: Site, name: str) -> None:
+    if any(card.get("id") == name for card in models(site)):
+        call(site, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+
+def ask_canary(site: Site, model: str = "") -> None:
+    """The new version has to answer the canary prompt with some text; raises `E-CANARY` otherwise.
+
+    `model` is the server's own name for it, where that is another one.
+    """
+    body = {
+        "model": model or site.new.name,
+        "messages": [{"role": "user", "content": site.canary}],
+        "max_tokens": site.canary_max_tokens,
+        "temperature": 0,
+    }
+    answer = call(site, "POST", "/v1/chat/completions", body)
+    try:
+        said = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise garbage(site, "its chat completion has no message") from error
+    if not isinstance(said, str) or not said.strip():
+        raise TrainyardError(
+            f"{site.where} answered the canary prompt with nothing.",
+            why=f"{site.new.name} was asked {site.canary!r} for at most {site.canary_max_tokens} tokens.",
+            do="Look at the adapter's samples in the evaluation report; a longer canary_max_tokens may help.",
+            code="E-CANARY",
+        )
+    site.answer = said.strip()
+
+
+def switch_alias(site: Site) -> None:
+    site.alias_before = alias_target(site)
+    site.switched = True
+    call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.new.name})
+
+
+def alias_target(site: Site) -> str | None:
+    """The version that the alias means on this server now."""
+    card = next((card for card in models(site) if card.get("id") == site.new.alias), {})
+    return str(card["alias_of"]) if card.get("alias_of") else None
+
+
+def undo_embedded(site: Site) -> None:
+    if site.switched and site.alias_before != alias_target(site):
+        call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.alias_before})
+    site.switched = False
+    undo_load(site)
+
+
+def undo_load(site: Site) -> None:
+    if site.loaded:
+        unload_adapter(site, site.new.name)
+        site.loaded = False
+
+
+def retire_previous(site: Site) -> None:
+    if site.previous and site.previous.name != site.new.name:
+        unload_adapter(site, site.previous.name)
+
+
+def server_path(site: Site) -> str:
+    """The version's folder as the server sees it."""
+    path = site.registry.path(site.new)
+    if not site.target.path_prefix:
+        return str(path)
+    ours, theirs = site.target.path_prefix
+    return str(Path(theirs) / path.resolve().relative_to(Path(ours).resolve()))
+
+
+def unmapped(site: Site, path: str) -> str:
+    """A folder that the server names, as we see it."""
+    if not site.target.path_prefix or not path.startswith("/"):
+        return path
+    ours, theirs = site.target.path_prefix
+    return str(Path(ours) / Path(path).relative_to(theirs)) if is_below(Path(path), theirs) else path
+
+
+def is_below(path: Path, folder: str) -> bool:
+    return path.resolve().is_relative_to(Path(folder).resolve())

@@ -1,0 +1,17 @@
+"""The registry: its pointer says which version is live. Every deployment ends with it, listed or not."""
+
+from __future__ import annotations
+
+from trainyard.serve.targets.contract import Site
+
+
+def point_registry(site: Site) -> None:
+    site.registry.point(site.new.tenant, site.new.role, site.new.version, "deploy")
+    site.switched = True
+
+
+def unpoint_registry(site: Site) -> None:
+    if site.switched:
+        before = site.previous.version if site.previous else None
+        site.registry.point(site.new.tenant, site.new.role, before, "undo")
+        site.switched = False

@@ -1,0 +1,108 @@
+"""What the targets that start their own server share: switch, undo, retire, and the checks before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainyard.errors import InvalidInput, Reason
+from trainyard.serve.conversion.adapters import refused, require_plain
+from trainyard.serve.conversion.gguf import Base, base_config
+from trainyard.serve.targets import local
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import Site
+from trainyard.settings import Settings
+
+
+def settings_of(site: Site) -> Settings:
+    assert site.settings is not None, "the deployer gives its settings to every target"
+    return site.settings
+
+
+def place(site: Site) -> Path:
+    """The ready file of this kind of server for the role."""
+    return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
+
+
+def converted(site: Site, version: str = "") -> Path:
+    """Folder for this version's files in the server's own layout; a version itself is never changed."""
+    name = version or f"{site.new.tenant}/{site.new.role}/v{site.new.version}"
+    return settings_of(site).services / "converted" / name
+
+
+def tool_folder(site: Site, backend: str) -> Path:
+    """The environment that has the server's program: the operator's own, or the one that is installed here."""
+    settings = settings_of(site)
+    return settings.backend_envs.get(backend) or settings.home / "envs" / backend
+
+
+def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
+    """No address of somebody else's server, the program is here, and so is the base."""
+    reasons = []
+    kind = site.target.type.value
+    if site.target.url:
+        because = f"{kind} loads its adapters when it starts, so the deployer starts one itself for each version."
+        reasons.append(site.reason("R-TARGET-OWN", "url", because, "leave `url` out, or use target vllm."))
+    if not program.is_file():
+        because = f"{program.name} is not installed: there is none at {program}."
+        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {backend}`."))
+    if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
+        because = (
+            f"the base {site.candidate.base_model!r} is not a folder on this machine, and the server reads its files."
+        )
+        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
+    return reasons
+
+
+def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
+    """Start the version's server beside the one that answers now."""
+    log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
+    old = local.running(place(site))
+    new = local.start(argv, port, log, site.new.name, variables)
+    site.server, site.loaded = local.Replacement(new, old), True
+    site.http = http_client(site.target, new.url)
+
+
+def switch(site: Site) -> None:
+    assert site.server is not None, "the canary has answered"
+    local.point(place(site), site.server.new)
+    site.switched = True
+
+
+def undo(site: Site) -> None:
+    if site.server is None:
+        return
+    if site.switched:
+        local.point(place(site), site.server.old)
+        site.switched = False
+    close(site)
+    local.end(site.server.new)
+    site.server, site.loaded = None, False
+
+
+def retire(site: Site) -> None:
+    """The old server ends after the switch; nobody reads its address any more."""
+    close(site)
+    if site.server is not None and site.server.old is not None:
+        local.end(site.server.old)
+
+
+def close(site: Site) -> None:
+    if site.http is not None:
+        site.http.close()
+
+
+def check_layout(site: Site, layout: str, *, dora: bool) -> list[Reason]:
+    """What the server's own layout has no words for, read from the adapter's config before anything is touched."""
+    config = site.candidate.adapter_config
+    if site.candidate.kind != "adapter":
+        return []
+    try:
+        require_plain(config)
+        if config.get("use_dora") and not dora:
+            raise refused(f"It is a DoRA adapter, and {layout} has no magnitudes.")
+        if layout == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
+            Base.of(base_config(Path(site.candidate.base_path)))
+    except InvalidInput as error:
+        instead = "train with method lora and without lora.modules_to_save, or use target embedded."
+        return [site.reason("R-TARGET-CONVERT", "type", f"{error.what} {error.why}", instead)]
+    return []

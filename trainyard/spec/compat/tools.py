@@ -1,0 +1,116 @@
+"""Settings that a foreign trainer has no way to carry out, beside stage, method and device: one table, read twice.
+
+A chain is refused with its row before anything runs; a job that comes another way is refused by the backend itself,
+which reads the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.spec.axes import BackendName, Optimizer, Precision, Quantization, Schedule, Strategy
+from trainyard.spec.compat.place import Hits, Place, Row, When, listed, value_at
+from trainyard.spec.training import TrainerConfig
+
+Allowed = Mapping[str, tuple[Any, ...]]
+"""Setting as it is written below `config` -> the values that the tool takes."""
+
+SETTINGS: dict[BackendName, Allowed] = {
+    BackendName.MLX: {
+        "quantization": (None,),
+        "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
+        "hyperparameters.schedule": tuple(one for one in Schedule if one is not Schedule.REDUCE_ON_PLATEAU),
+        "lora.modules_to_save": ((),),
+        "launch.strategy": (Strategy.SINGLE,),
+    },
+    BackendName.UNSLOTH: {
+        "quantization": (None, Quantization.NF4),
+        "hyperparameters.optimizer": (
+            Optimizer.ADAMW,
+            Optimizer.SGD,
+            Optimizer.ADAMW_8BIT,
+            Optimizer.PAGED_ADAMW_8BIT,
+            Optimizer.ADAFACTOR,
+        ),
+        "hyperparameters.schedule": tuple(one for one in Schedule if one is not Schedule.REDUCE_ON_PLATEAU),
+        "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
+        "lora.modules_to_save": ((),),
+    },
+    BackendName.AXOLOTL: {
+        "quantization": (None, Quantization.NF4),
+        "hyperparameters.optimizer": (
+            Optimizer.ADAMW,
+            Optimizer.SGD,
+            Optimizer.ADAMW_8BIT,
+            Optimizer.PAGED_ADAMW_8BIT,
+            Optimizer.ADAFACTOR,
+            Optimizer.LION,
+            Optimizer.ADEMAMIX,
+        ),
+        "hyperparameters.schedule": (
+            Schedule.LINEAR,
+            Schedule.COSINE,
+            Schedule.COSINE_WITH_RESTARTS,
+            Schedule.CONSTANT,
+            Schedule.CONSTANT_WITH_WARMUP,
+            Schedule.POLYNOMIAL,
+            Schedule.INVERSE_SQRT,
+        ),
+        "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
+    },
+    BackendName.DEEPSPEED: {
+        "quantization": (None,),
+        "hyperparameters.optimizer": (Optimizer.ADAMW,),
+        "hyperparameters.schedule": tuple(one for one in Schedule if one is not Schedule.REDUCE_ON_PLATEAU),
+        "hyperparameters.precision": (Precision.AUTO, Precision.FP32, Precision.BF16),
+    },
+    BackendName.LLAMACPP: {
+        "quantization": (None, Quantization.GGUF),
+        "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
+        "hyperparameters.schedule": (Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT),
+        "hyperparameters.precision": (Precision.AUTO, Precision.FP32),
+        "hyperparameters.max_steps": (None,),
+        "hyperparameters.gradient_accumulation": (1,),
+        "launch.strategy": (Strategy.SINGLE,),
+    },
+}
+
+
+def said(value: object) -> str:
+    return "none" if value in (None, ()) else str(value)
+
+
+def not_carried_out(config: TrainerConfig) -> list[dict[str, object]]:
+    """{setting, value, allowed} of each setting that the job's backend does not take."""
+    found = [
+        (setting, value_at(config, setting), allowed)
+        for setting, allowed in SETTINGS.get(config.backend, {}).items()
+        if value_at(config, setting) not in allowed
+    ]
+    epochs = config.hyperparameters.epochs
+    if config.backend is BackendName.LLAMACPP and epochs is not None and not float(epochs).is_integer():
+        found.append(("hyperparameters.epochs", epochs, ("a whole number",)))
+    return [
+        {"setting": setting, "name": setting.rpartition(".")[2], "value": said(value), "allowed": listed(map(said, ok))}
+        for setting, value, ok in found
+    ]
+
+
+def on(name: BackendName) -> When:
+    def when(config: TrainerConfig, _: Place) -> Hits:
+        return not_carried_out(config) if config.backend is name else False
+
+    return when
+
+
+TOOL_ROWS = tuple(
+    Row(
+        f"R-{name.value.upper()}-SETTING", "trainer", "config.{setting}", on(name),
+        f"{tool} has no {{name}} {{value}}.", "Use {allowed}, or another backend.",
+    )
+    for name, tool in (
+        (BackendName.MLX, "mlx-lm"), (BackendName.LLAMACPP, "llama-finetune"), (BackendName.UNSLOTH, "unsloth"),
+        (BackendName.AXOLOTL, "axolotl"), (BackendName.DEEPSPEED, "The deepspeed backend"),
+    )
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""Records of training jobs for quick lists: one small JSON file each, under `TRAINYARD_HOME/jobs`.
+
+A projection: the truth about a run is Prefect's, the truth about a training is in its work folder. Deleting this folder
+loses a list and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainyard.errors import InvalidInput, NotFound
+from trainyard.spec.axes import BackendName, JobState, Method, Stage
+from trainyard.stores.artifacts import write_json_durably
+
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+class JobRecord(BaseModel):
+    """One job as a list shows it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    name: str = ""
+    state: JobState = JobState.PENDING
+    detail: str = ""
+    """What is happening within the state (starting, pausing …), or why it ended."""
+    stage: Stage
+    method: Method
+    backend: BackendName
+    base_model: str = ""
+    work: str = ""
+    """Folder of its events, log and checkpoints."""
+    result: str = ""
+    """Folder of the adapter or model, once it is completed."""
+    created: float = 0.0
+    updated: float = 0.0
+    facts: dict[str, Any] = {}
+
+
+def new_job_id() -> str:
+    return str(uuid4())
+
+
+class JobStore:
+    """The records of a home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, job_id: str) -> Path:
+        """Where a record is. Raises `InvalidInput` for an id that would leave the folder."""
+        if not JOB_ID.fullmatch(job_id):
+            raise InvalidInput(f"{job_id!r} is not the id of a job.", do="Copy the id from the list.", code="E-JOB-ID")
+        return self.folder / f"{job_id}.json"
+
+    def put(self, record: JobRecord) -> JobRecord:
+        """Write a record, whole; its times are set here."""
+        now = time.time()
+        record = record.model_copy(update={"created": record.created or now, "updated": now})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json_durably(self.path(record.id), record.model_dump(mode="json"))
+        return record
+
+    def get(self, job_id: str) -> JobRecord:
+        """A record by its id. Raises `NotFound` (`E-JOB-UNKNOWN`)."""
+        record = read(self.path(job_id))
+        if record is None:
+            raise NotFound(f"There is no job {job_id!r}.", do="Look for its id in the list.", code="E-JOB-UNKNOWN")
+        return record
+
+    def list(self, state: JobState | None = None) -> list[JobRecord]:
+        """Every record, the newest first; a file that cannot be read is left out."""
+        found = [record for record in self.records() if state is None or record.state is state]
+        return sorted(found, key=lambda record: (record.created, record.id), reverse=True)
+
+    def records(self) -> Iterator[JobRecord]:
+        for path in self.folder.glob("*.json"):
+            if (record := read(path)) is not None:
+                yield record
+
+    def delete(self, job_id: str) -> None:
+        self.path(job_id).unlink(missing_ok=True)
+
+
+def read(path: Path) -> JobRecord | None:
+    """The record of a file; None if it is not there or not one."""
+    try:
+        return JobRecord.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,0 +1,142 @@
+"""What a training said of itself while it ran, read back from the `events.jsonl` of its work folder.
+
+The file is append-only and belongs to the trainer; nothing is copied. A restart trains some steps again: the later
+word on a step counts, and steps beyond the checkpoint that it continued from are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+Event = dict[str, Any]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Progress(Frozen):
+    """How far a training is. None: it has not said so yet."""
+
+    step: int = 0
+    total_steps: int | None = None
+    epoch: float | None = None
+    total_epochs: float | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+
+
+class Metrics(Frozen):
+    """What a training came to so far."""
+
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    duration_s: float = 0.0
+    """Time in which it worked; pauses do not count."""
+
+
+class Point(Frozen):
+    """One step of the curve."""
+
+    step: int
+    loss: float | None = None
+    learning_rate: float | None = None
+    eval_loss: float | None = None
+    time: float = 0.0
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a file in order; a line that is no event (its writer died in it) is passed over."""
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                yield event
+
+
+def curve(path: Path) -> list[Point]:
+    """The loss curve across restarts, by step."""
+    points: dict[int, Point] = {}
+    for event in read_events(path):
+        if event["event"] == "begin":
+            points = kept(points, event.get("restarted_from"))
+        step = event.get("step")
+        if event["event"] == "progress" and isinstance(step, int):
+            values = {name: number(event.get(name)) for name in ("loss", "learning_rate", "eval_loss")}
+            points[step] = Point(step=step, **values, time=number(event.get("time")) or 0.0)
+    return [points[step] for step in sorted(points)]
+
+
+def kept(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
+    """What a restart leaves of the curve: the steps up to its checkpoint."""
+    if isinstance(restarted_from, dict) and isinstance(step := restarted_from.get("step"), int):
+        return {at: point for at, point in points.items() if at <= step}
+    return {}
+
+
+def number(value: object) -> float | None:
+    """A number that a trainer wrote; None for anything else."""
+    return float(value) if isinstance(value, int | float) else None
+
+
+def progress(path: Path) -> Progress:
+    """The newest progress of a file; `begin` says the totals."""
+    return last_progress(read_events(path))
+
+
+def last_progress(events: Iterator[Event]) -> Progress:
+    newest = Progress()
+    for event in events:
+        newest = progressed(newest, event)
+    return newest
+
+
+def progressed(before: Progress, event: Event) -> Progress:
+    """The progress after one event; a pure function, so that a follower and a reader see the same."""
+    if event["event"] not in ("begin", "progress"):
+        return before
+    said = {name: event[name] for name in Progress.model_fields if isinstance(event.get(name), int | float)}
+    if event["event"] == "begin":
+        said = {name: value for name, value in said.items() if name.startswith("total")}
+    return before.model_copy(update=said)
+
+
+def metrics(path: Path) -> Metrics:
+    """Train loss, evaluation loss and working time of a file."""
+    newest, clock = Metrics(), Clock()
+    for event in read_events(path):
+        newest = measured(newest, event)
+        clock.see(event)
+    return newest.model_copy(update={"duration_s": round(clock.worked, 3)})
+
+
+def measured(before: Metrics, event: Event) -> Metrics:
+    """The losses after one event."""
+    names = {"progress": ("loss", "eval_loss"), "metrics": ("final_loss", "eval_loss")}.get(event["event"])
+    if names is None:
+        return before
+    said = {ours: event.get(theirs) for ours, theirs in zip(("train_loss", "eval_loss"), names, strict=True)}
+    return before.model_copy(update={name: value for name, value in said.items() if isinstance(value, int | float)})
+
+
+class Clock:
+    """Adds up the time between the events of each start; a clock that was set back counts for nothing."""
+
+    def __init__(self) -> None:
+        self.worked, self._last = 0.0, 0.0
+
+    def see(self, event: Event) -> None:
+        now = number(event.get("time")) or 0.0
+        if event["event"] != "started" and self._last and now > self._last:
+            self.worked += now - self._last
+        self._last = now or self._last

@@ -1,0 +1,148 @@
+"""A double of ollama's HTTP API: real sockets, real status codes and texts, no model.
+
+Built from its documented API (docs/api.md: create, blobs, copy, delete, tags, version; docs/openai.md). It keeps blobs
+by their digest and refuses one whose content has another; a model is made of blobs that are there.
+
+    with ollama_server() as server:
+        httpx.get(f"{server.url}/api/tags")
+
+Switches script failures: `mute` names models that answer nothing, `broken` maps a path to (status, body).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, Any]
+SAID = "It is a chain of nodes."
+
+
+@dataclass
+class OllamaDouble:
+    """State of a running double; tests read and set it while it serves."""
+
+    url: str = ""
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """name:tag -> the body that made it."""
+    mute: set[str] = field(default_factory=set)
+    broken: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    """(method, path, body) of every request, in order; a blob's body is left out."""
+
+    def answer(self, method: str, path: str, raw: bytes) -> Answer:
+        """Status and body of one request."""
+        blob = path.startswith("/api/blobs/")
+        body = json.loads(raw) if raw and not blob else {}
+        self.requests.append((method, path, body))
+        if path in self.broken:
+            return self.broken[path]
+        if blob:
+            return self.blob(method, path.removeprefix("/api/blobs/"), raw)
+        routes = {
+            ("GET", "/api/version"): lambda _: (200, {"version": "0.12.6"}),
+            ("GET", "/api/tags"): lambda _: (200, {"models": self.listed()}),
+            ("POST", "/api/create"): self.create,
+            ("POST", "/api/copy"): self.copy,
+            ("DELETE", "/api/delete"): self.delete,
+            ("POST", "/v1/chat/completions"): self.chat,
+        }
+        route = routes.get((method, path))
+        return route(body) if route else (404, "404 page not found")
+
+    def blob(self, method: str, digest: str, content: bytes) -> Answer:
+        if method == "HEAD":
+            return (200 if digest in self.blobs else 404), ""
+        if digest != f"sha256:{hashlib.sha256(content).hexdigest()}":
+            return 400, {"error": f"digest mismatch, expected {digest!r}"}
+        self.blobs[digest] = content
+        return 201, ""
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [{"name": name, "model": name, "digest": self.digest(name)} for name in self.models]
+
+    def digest(self, name: str) -> str:
+        made_of = {key: value for key, value in self.models[name].items() if key != "model"}
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+    def create(self, body: dict[str, Any]) -> Answer:
+        if not body.get("files") and not body.get("from"):
+            return 400, {"error": "neither 'from' or 'files' was specified"}
+        for digest in [*body.get("files", {}).values(), *body.get("adapters", {}).values()]:
+            if digest not in self.blobs:
+                return 400, {"error": f"blob {digest!r} not found"}
+        self.models[body["model"]] = body
+        return 200, {"status": "success"}
+
+    def copy(self, body: dict[str, Any]) -> Answer:
+        if body["source"] not in self.models:
+            return self.missing(body["source"])
+        self.models[body["destination"]] = self.models[body["source"]]
+        return 200, ""
+
+    def delete(self, body: dict[str, Any]) -> Answer:
+        if body["model"] not in self.models:
+            return self.missing(body["model"])
+        del self.models[body["model"]]
+        return 200, ""
+
+    def missing(self, name: str) -> Answer:
+        return 404, {"error": f"model '{name}' not found"}
+
+    def chat(self, body: dict[str, Any]) -> Answer:
+        if body["model"] not in self.models:
+            return 404, {"error": {"message": f"model '{body['model']}' not found", "type": "not_found_error"}}
+        said = "" if body["model"] in self.mute else SAID
+        message = {"role": "assistant", "content": said}
+        return 200, {"object": "chat.completion", "model": body["model"], "choices": [{"index": 0, "message": message}]}
+
+
+@contextmanager
+def ollama_server() -> Iterator[OllamaDouble]:
+    """Serve a double on a free port of the loopback interface."""
+    double = OllamaDouble()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Say nothing: a test's output is its own."""
+
+        def reply(self) -> None:
+            status, body = double.answer(self.command, self.path, self.read())
+            content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def read(self) -> bytes:
+            """The body, whole or in chunks (RFC 9112, section 7.1): files are sent as they are read."""
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            content = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                content += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return content
+
+        do_GET = do_POST = do_DELETE = do_HEAD = reply
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    double.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

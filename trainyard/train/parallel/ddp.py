@@ -1,0 +1,123 @@
+"""DDP: every process holds everything, and the gradients are summed before a step.
+
+torch's `DistributedDataParallel` reduces in hooks of `Module.forward`, which the heads of the stages go past (they ask
+the decoder and the output layer by themselves). So the reduction is our own: the gradients of a whole step, whichever
+number of micro-batches it had, are summed once, in flat buckets, when `step` is called. Sums, not means: a loss is
+divided by the units of the whole step already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trainyard.spec.axes import Strategy
+from trainyard.spec.training import LaunchSettings, TrainerConfig
+from trainyard.train.head import Head
+from trainyard.train.optimizers import make_optimizer
+from trainyard.train.parallel.rows import joined_scores, share_of
+from trainyard.train.parallel.team import Team
+from trainyard.train.session.sharing import Alone
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
+
+BUCKET_BYTES = 25 << 20
+"""As torch's DDP: large enough to hide the latency of a collective, small enough to be held twice."""
+Tensor_ = TypeVar("Tensor_", bound=torch.Tensor)
+
+
+class Ddp(Alone):
+    """What the processes of a team do together when each holds everything."""
+
+    strategy = Strategy.DDP
+    apart: tuple[str, ...] = ("gradients", "random")
+    """The parts of a state that are not the same in every process."""
+
+    def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
+        self.team, self.leading = team, team.leading
+        self.layout = {"strategy": self.strategy.value, "processes": team.size}
+
+    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+        """The optimizer of this process's part."""
+        return make_optimizer(groups, config)
+
+    def source(self, rank: int) -> int:
+        """Whose parts of a saved state a process takes over."""
+        return rank
+
+    def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
+        share = share_of(batch, stage, self.team.rank, self.team.size)
+        own = self.run(model, lambda whole: stage.score(whole, share.batch, head))
+        return joined_scores(own, share, self.team.rank, self.team.size)
+
+    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        for bucket in buckets(fill_missing(parameters)):
+            flat_M = flattened(bucket)
+            dist.all_reduce(flat_M)
+            for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+                value.grad = part.clone()
+
+    def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of the sum of all processes' gradients, which stay as they are."""
+        squares = torch.zeros((), dtype=torch.float64)
+        for bucket in buckets(fill_missing(parameters)):
+            flat_M = flattened(bucket)
+            dist.all_reduce(flat_M)
+            squares += flat_M.double().square().sum().cpu()
+        return squares.sqrt().float()
+
+
+def fill_missing(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that have a gradient in some process; where they have none here, it becomes zero.
+
+    A tensor that none of them has touched keeps no gradient, and the optimizer leaves it alone, as in one process.
+    """
+    touched = [value.grad is not None for value in parameters]
+    found = []
+    for value, here, anywhere in zip(parameters, touched, any_process(touched, device_of(parameters)), strict=True):
+        if anywhere and not here:
+            value.grad = torch.zeros_like(value)
+        if anywhere:
+            found.append(value)
+    return found
+
+
+def any_process(flags: Sequence[bool], device: torch.device) -> list[bool]:
+    """Of each flag, whether it is set in some process."""
+    flags_M = torch.tensor(flags, dtype=torch.uint8, device=device)
+    dist.all_reduce(flags_M, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in flags_M.tolist()]
+
+
+def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    return parameters[0].device if parameters else torch.device("cpu")
+
+
+def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
+    """The tensors in their order, in groups of one number format and some 25 MiB."""
+    bucket: list[Tensor_] = []
+    size = 0
+    for value in tensors:
+        own = value.numel() * value.element_size()
+        if bucket and (size + own > BUCKET_BYTES or value.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(value)
+        size += own
+    if bucket:
+        yield bucket
+
+
+def flattened(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradients of a bucket in one row."""
+    grads = [value.grad for value in bucket if value.grad is not None]
+    assert len(grads) == len(bucket), "every tensor of a bucket has a gradient"
+    return torch.cat([grad.reshape(-1) for grad in grads])
+
+
+def unflattened(flat_M: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of a row, in the shapes of `like`."""
+    parts = flat_M.split([value.numel() for value in like])
+    return [part.view_as(value) for part, value in zip(parts, like, strict=True)]

@@ -1,0 +1,163 @@
+"""FSDP with hybrid sharding: each replica is a group of processes that hold its weights, gradients and states in parts.
+
+torch's `fully_shard` (FSDP2) on a mesh of replicas x shards: a block's weights are gathered when it computes and given
+back afterwards; its gradients are summed over all processes in the backward, and each keeps its part. The rest of the
+model is one more group, around a module whose forward is whatever is to be done with the model: so the weights are in
+place also for the heads, which ask the decoder and the output layer by themselves, and tied weights stay tied.
+
+Optimizers get plain tensors that share the memory of the parts. Those that look at single elements compute what they
+would in one process; those that look at whole matrices or blocks do not, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from trainyard.spec.axes import Strategy
+from trainyard.spec.training import LaunchSettings, TrainerConfig
+from trainyard.train.optimizers import make_optimizer
+from trainyard.train.parallel.ddp import Ddp
+from trainyard.train.parallel.team import LEADER, Team
+from trainyard.train.parallel.zero import norm_over, scale_gradients, spread_overflow
+from trainyard.train.resume import state
+from trainyard.train.session.sharing import Found
+
+REPLICATE, SHARD = "replicate", "shard"
+
+
+class Whole(torch.nn.Module):
+    """A model, and as its forward whatever is to be done with it: a place for the hooks that gather its weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
+class Hybrid(Ddp):
+    """Weights, gradients and optimizer states in parts, once in each replica."""
+
+    strategy = Strategy.FSDP_HYBRID
+    in_parts = True
+
+    def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
+        super().__init__(team, model, launch)
+        self.size = launch.shard_size or team.size // 2
+        self.layout |= {"shard_size": self.size}
+        self.mesh = init_device_mesh(
+            team.device, (team.size // self.size, self.size), mesh_dim_names=(REPLICATE, SHARD)
+        )
+        # A replica's parts are handed over once, by the processes of the first one.
+        self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
+        for block in blocks_of(model):
+            fully_shard(block, mesh=self.mesh, reshard_after_forward=True)
+        self.whole: Any = Whole(model)
+        fully_shard(self.whole, mesh=self.mesh, reshard_after_forward=True)
+        for module in self.whole.modules():
+            if isinstance(module, FSDPModule):  # sums, as a loss is divided by the units of the whole step
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self.sharded: dict[str, Any] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.own = {name: torch.nn.Parameter(value.to_local().detach()) for name, value in self.sharded.items()}
+
+    def parameters(self, model: Any) -> list[torch.Tensor]:
+        return list(self.own.values())
+
+    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+        return make_optimizer(
+            [{**group, "params": [self.own[name] for name in group["names"]]} for group in groups], config
+        )
+
+    def source(self, rank: int) -> int:
+        return rank % self.size
+
+    def run(self, model: Any, work: Callable[[Any], Found]) -> Found:
+        found: Found = self.whole(lambda: work(model))
+        return found
+
+    def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.share_gradients()
+
+    def share_gradients(self) -> None:
+        """The optimizer's tensors get the gradients of the parts, in the same memory."""
+        for name, value in self.sharded.items():
+            grad = value.grad.to_local() if value.grad is not None else None
+            self.own[name].grad = grad if grad is not None and grad.numel() else None
+
+    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        """The backward has summed them already."""
+        if scaled:
+            spread_overflow(parameters, self.norm(parameters))
+
+    def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        return norm_over(parameters, self.mesh.get_group(SHARD))
+
+    def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
+        norm = self.norm(parameters)
+        scale_gradients(parameters, norm, limit)
+        return norm
+
+    def clear(self, model: Any) -> None:
+        for value in self.sharded.values():
+            value.grad = None
+
+    # The state
+
+    def weights(self, model: Any) -> state.Tensors:
+        """The parts of the first replica put together in the process that leads; nothing in the others."""
+        own = {f"parameter/{name}": value.detach() for name, value in self.own.items()}
+        if not self.leading:
+            if self.team.rank < self.size:
+                self.team.send(own, LEADER)
+            return {}
+        parts = [{name: value.cpu() for name, value in own.items()}]
+        parts += [self.team.receive(rank) for rank in range(1, self.size)]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in own}
+        return whole | {f"buffer/{name}": value for name, value in model.named_buffers()}
+
+    @torch.no_grad()
+    def take_weights(self, model: Any, saved: state.Tensors) -> None:
+        for name, value in self.own.items():
+            value.copy_(self.part_of(saved[f"parameter/{name}"]))
+        for name, value in model.named_buffers():
+            value.copy_(saved[f"buffer/{name}"])
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This process's part of a whole tensor, cut as `fully_shard` cuts: chunks of rows, the last maybe empty."""
+        chunks, at = whole.chunk(self.size), self.mesh.get_local_rank(SHARD)
+        return chunks[at] if at < len(chunks) else whole[:0]
+
+    def gradients(self, model: Any) -> state.Tensors:
+        return {name: value.grad.to_local() for name, value in self.sharded.items() if value.grad is not None}
+
+    def take_gradients(self, model: Any, saved: state.Tensors) -> None:
+        for name, value in self.sharded.items():
+            value.grad = self.as_part(value, saved[name]) if name in saved else None
+        self.share_gradients()
+
+    def as_part(self, like: DTensor, own: torch.Tensor) -> DTensor:
+        return DTensor.from_local(
+            own.to(like.device).clone(),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+
+
+def blocks_of(model: Any) -> list[torch.nn.Module]:
+    """The numbered blocks of a transformers model; none where they are not found, and the model is then one group."""
+    wanted = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
+            return list(module)
+    return []

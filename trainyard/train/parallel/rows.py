@@ -1,0 +1,122 @@
+"""Which rows of a batch a process computes, and how the scores of all of them come together.
+
+Every process knows the whole batch, which is small, and runs the model over its share of it. The scores (a number a
+token, a row or a pair) are exchanged, so that every process computes the loss of the whole batch, with a graph through
+its own rows alone. The sum of all their gradients is then the gradient of that loss, whatever the loss is: also one
+that compares the rows of a batch, as those of KTO do.
+
+Shapes: B rows, T positions, P pairs (rows 0..P-1 of a batch are chosen, P..2P-1 rejected), N labelled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainyard.spec.axes import Port
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
+
+MASKS = ("attention_mask", "kl_attention_mask")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of one process."""
+
+    batch: Batch
+    idle: bool
+    """There are fewer examples than processes: this one computes a row like the others, and its scores do not count."""
+    sides: int
+    """2 where an example is a chosen row and, in the second half of the batch, a rejected one."""
+
+
+def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> Share:
+    """A run of neighbouring examples; as many for each process, but for one."""
+    sides = 2 if stage.ports == (Port.PREFERENCE,) else 1
+    if "position_ids" in batch:
+        return packed_share(batch, rank, size)
+    examples = batch["input_ids"].shape[0] // sides
+    start, end = examples * rank // size, examples * (rank + 1) // size
+    idle = start == end
+    if idle:
+        start, end = 0, 1
+    rows = [row + side * examples for side in range(sides) for row in range(start, end)]
+    own = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
+    return Share(trimmed(own), idle, sides)
+
+
+def packed_share(batch: Batch, rank: int, size: int) -> Share:
+    """Of rows that lie end to end in one: those that begin in this process's part of the positions."""
+    starts = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist()
+    width = batch["input_ids"].shape[1]
+    first, last = (sum(at < width * edge / size for at in starts) for edge in (rank, rank + 1))
+    idle = first == last
+    if idle:
+        first, last = 0, 1
+    edges = [*starts, width]
+    return Share({name: value[:, edges[first] : edges[last]] for name, value in batch.items()}, idle, 1)
+
+
+def trimmed(batch: Batch) -> Batch:
+    """Without the positions at the end that no row of the share uses."""
+    found = dict(batch)
+    for mask in MASKS:
+        if mask not in batch:
+            continue
+        prefix, whole = mask.removesuffix("attention_mask"), batch[mask].shape[1]
+        used = int(batch[mask].any(0).nonzero()[-1]) + 1 if batch[mask].any() else 1
+        found |= {
+            name: value[:, :used]
+            for name, value in batch.items()
+            if name.startswith(prefix) and value.shape[1] == whole and (prefix or not name.startswith("kl_"))
+        }
+    return found
+
+
+def joined_scores(own: Scores, share: Share, rank: int, size: int) -> Scores:
+    """The scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
+    names = sorted(own)
+    given = {name: own[name][:0] if share.idle else own[name] for name in names}
+    lengths = exchanged_lengths([len(given[name]) for name in names], size, own[names[0]].device)
+    flat_M = torch.cat([given[name].detach().float() for name in names])
+    everyone = exchanged(flat_M, [sum(row) for row in lengths], size)
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    for source, (values_M, row) in enumerate(zip(everyone, lengths, strict=True)):
+        for name, part in zip(names, values_M.split(row), strict=True):
+            parts[name].append(given[name] if source == rank else part)
+    whole = {name: put_together(name, parts[name], share.sides) for name in names}
+    return with_anchor(whole, own) if share.idle else whole
+
+
+def put_together(name: str, parts: Sequence[torch.Tensor], sides: int) -> torch.Tensor:
+    """Scores of rows (named `_B`) keep the sides of a batch of pairs apart; all others follow one another."""
+    if sides == 2 and name.endswith("_B"):
+        halves = [part.chunk(2) if len(part) else (part, part) for part in parts]
+        return torch.cat([half[side] for side in range(2) for half in halves])
+    return torch.cat(list(parts))
+
+
+def with_anchor(whole: Scores, own: Scores) -> Scores:
+    """A graph through an idle process's row that adds nothing: a backward there has to meet those of the others."""
+    anchor = sum((value.sum() * 0 for value in own.values() if value.requires_grad), torch.zeros(()))
+    return {name: value + anchor.to(value.device) for name, value in whole.items()}
+
+
+def exchanged_lengths(own: list[int], size: int, device: torch.device) -> list[list[int]]:
+    """Of each process, how many numbers it has under each name."""
+    mine = torch.tensor(own, device=device)
+    found = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(found, mine)
+    return [row.tolist() for row in found]
+
+
+def exchanged(own_M: torch.Tensor, lengths: Sequence[int], size: int) -> list[torch.Tensor]:
+    """The numbers of all processes, which are of different lengths."""
+    padded_M = own_M.new_zeros(max(1, *lengths))
+    padded_M[: len(own_M)] = own_M
+    found = [torch.empty_like(padded_M) for _ in range(size)]
+    dist.all_gather(found, padded_M)
+    return [values_M[:length] for values_M, length in zip(found, lengths, strict=True)]

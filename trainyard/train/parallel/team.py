@@ -1,0 +1,136 @@
+"""The processes of one training, and how they talk: words and states over gloo, gradients over the device's own way.
+
+Rank 0 leads. It says what is done next (`tell`), the others `hear` it; a state travels tensor by tensor (`send`,
+`receive`). Nothing is pickled: values go as JSON, tensors as their bytes. They find each other by a file, and gloo is
+told to use the loopback device: nothing listens where another machine could reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+
+from trainyard.train.resume.state import flatten, rebuild
+
+LEADER = 0
+PATIENCE = timedelta(days=30)
+"""How long a process waits for the next word: the leader may prepare data, or wait for a person, for days."""
+COLLECTIVE_PATIENCE = timedelta(minutes=30)
+"""How long one waits inside a step. A process that is gone is noticed at once; this is for one that hangs."""
+VALUE, END = "value", "end"
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+@dataclass
+class Team:
+    """This process among the others."""
+
+    rank: int
+    size: int
+    device: str
+    words: Any
+    """The group that talks: always gloo, always on the CPU."""
+    broken: bool = False
+    """A verb failed in this process in a way that the others need not share: they may wait for it for ever."""
+
+    @property
+    def leading(self) -> bool:
+        return self.rank == LEADER
+
+    def tell(self, word: str, *given: Any) -> None:
+        """What all of them do next, and with what: plain values and small tensors."""
+        self._broadcast(torch.frombuffer(bytearray(packed([word, list(given)])), dtype=torch.uint8))
+
+    def hear(self) -> tuple[str, list[Any]]:
+        """The leader's next word; raises `RuntimeError` when the leader is gone."""
+        size_1 = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size_1, src=LEADER, group=self.words)
+        data_N = torch.empty(int(size_1), dtype=torch.uint8)
+        dist.broadcast(data_N, src=LEADER, group=self.words)
+        word, given = unpacked(data_N.numpy().tobytes())
+        return word, given
+
+    def shared(self, value: Any) -> Any:
+        """The leader's value, in every process; those of the others are not looked at."""
+        if self.leading:
+            self.tell(VALUE, value)
+            return value
+        return self.hear()[1][0]
+
+    def _broadcast(self, data_N: torch.Tensor) -> None:
+        dist.broadcast(torch.tensor([data_N.numel()]), src=LEADER, group=self.words)
+        dist.broadcast(data_N, src=LEADER, group=self.words)
+
+    def send(self, value: Any, to: int) -> None:
+        """Hand a value over whose tensors may be large: one at a time, each as it lies in memory."""
+        tensors: dict[str, torch.Tensor] = {}
+        plain = flatten(value, VALUE, tensors)
+        shapes = [[name, str(part.dtype).removeprefix("torch."), list(part.shape)] for name, part in tensors.items()]
+        head_N = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
+        dist.send(torch.tensor([head_N.numel()]), to, group=self.words)
+        dist.send(head_N, to, group=self.words)
+        for part in tensors.values():
+            if part.numel():
+                dist.send(part.cpu().contiguous().reshape(-1).view(torch.uint8), to, group=self.words)
+
+    def receive(self, source: int) -> Any:
+        """What `send` handed over, on the CPU."""
+        size_1 = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size_1, source, group=self.words)
+        head_N = torch.empty(int(size_1), dtype=torch.uint8)
+        dist.recv(head_N, source, group=self.words)
+        plain, shapes = json.loads(head_N.numpy().tobytes())
+        tensors = {}
+        for name, dtype, shape in shapes:
+            value = torch.empty(shape, dtype=getattr(torch, dtype))
+            if value.numel():
+                dist.recv(value.reshape(-1).view(torch.uint8), source, group=self.words)
+            tensors[name] = value
+        return rebuild(plain, tensors)
+
+
+def packed(value: Any) -> bytes:
+    """A value as a safetensors file in memory, with its plain part in the metadata."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = flatten(value, VALUE, tensors)
+    copies = {name: part.cpu().contiguous().clone() for name, part in tensors.items()}
+    return save(copies, {VALUE: json.dumps(plain)})
+
+
+def unpacked(data: bytes) -> Any:
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    return rebuild(json.loads(metadata[VALUE]), load(data))
+
+
+@contextmanager
+def joined(rank: int, size: int, meeting: Path, device: str) -> Iterator[Team]:
+    """This process in the group of `size` that meet by the file `meeting`, which must be a new one for each start.
+
+    Raises `RuntimeError` when another one leaves while it is waited for.
+    """
+    if sys.platform in LOOPBACK:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, LOOPBACK[sys.platform])
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{meeting.resolve()}",
+        rank=rank,
+        world_size=size,
+        timeout=COLLECTIVE_PATIENCE,
+    )
+    try:
+        yield Team(rank, size, device, dist.new_group(backend="gloo", timeout=PATIENCE))
+    finally:
+        dist.destroy_process_group()

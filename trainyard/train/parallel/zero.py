@@ -1,0 +1,232 @@
+"""ZeRO 1 and 2 (Rajbhandari et al. 2019, arXiv 1910.02054): one owner for each tensor that moves.
+
+    zero1   the optimizer's states are with the owner; gradients are whole everywhere until a step
+    zero2   the gradients are with the owner, too: reduced bucket by bucket during each backward, dropped elsewhere
+
+Tensors are dealt out whole, so every optimizer of the table works as it is, also those that look at a whole matrix
+(Muon, GaLore, Adafactor). An owner's optimizer is the ordinary one with the other tensors taken out of its groups;
+after a step the owners hand their tensors round. These are our own; DeepSpeed's are the backend `deepspeed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Strategy
+from trainyard.spec.training import LaunchSettings, TrainerConfig
+from trainyard.train.optimizers import Assembly, ScheduleFree, make_optimizer, on_eval, on_train, parameters_of
+from trainyard.train.parallel.ddp import Ddp, any_process, buckets, device_of, fill_missing, flattened, unflattened
+from trainyard.train.parallel.team import Team
+
+
+class Zero1(Ddp):
+    """Optimizer states in parts."""
+
+    strategy = Strategy.ZERO1
+    apart = ("gradients", "optimizer", "random")
+
+    def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
+        super().__init__(team, model, launch)
+        self.moving = self.parameters(model)
+        self.owner = dict(zip(map(id, self.moving), deal(self.moving, team.size), strict=True))
+
+    def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
+        return Partitioned(make_optimizer(groups, config), self.owner, self.team.rank)
+
+    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        """Sum each gradient at its owner, and drop it everywhere else."""
+        present = fill_missing(parameters)
+        for owner in range(self.team.size):
+            for bucket in buckets([value for value in present if self.owner[id(value)] == owner]):
+                flat_M = flattened(bucket)
+                dist.reduce(flat_M, dst=owner)
+                for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+                    value.grad = part.clone() if owner == self.team.rank else None
+        if scaled:
+            spread_overflow(parameters, self.norm_of_parts(parameters))
+
+    def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
+        norm = self.norm_of_parts(parameters)
+        scale_gradients(parameters, norm, limit)
+        return norm
+
+    def norm_of_parts(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of gradients that each have one owner."""
+        return norm_over(parameters, None)
+
+
+class Zero2(Zero1):
+    """Gradients in parts, too: a backward leaves each process with those of its own tensors."""
+
+    strategy = Strategy.ZERO2
+
+    def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
+        super().__init__(team, model, launch)
+        order = list(reversed(self.moving))  # a backward comes to the last layers first
+        place = {id(value): at for at, value in enumerate(order)}
+        parts = [[value for value in order if self.owner[id(value)] == rank] for rank in range(team.size)]
+        found = [bucket for part in parts for bucket in buckets(part)]
+        self.buckets = sorted(found, key=lambda bucket: max(place[id(value)] for value in bucket))
+        self.ready: set[int] = set()
+        self.reduced = 0
+        self.kept: dict[int, torch.Tensor] = {}
+        """Gradients of this process's tensors: of earlier backwards, and the sums of this one."""
+        self.touched: set[int] = set()
+        for value in self.moving:
+            value.register_post_accumulate_grad_hook(self.arrived)
+
+    def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.ready, self.touched, self.reduced = set(), set(), 0
+        self.kept = {id(value): value.grad for value in parameters if value.grad is not None}
+        for value in parameters:
+            value.grad = None
+
+    def arrived(self, value: torch.Tensor) -> None:
+        """A gradient is complete here. Buckets go in one order everywhere, so that the processes meet."""
+        self.ready.add(id(value))
+        self.touched.add(id(value))
+        while self.reduced < len(self.buckets) and all(id(part) in self.ready for part in self.buckets[self.reduced]):
+            self.reduce_next()
+
+    def reduce_next(self) -> None:
+        bucket = self.buckets[self.reduced]
+        owner = self.owner[id(bucket[0])]
+        for value in bucket:
+            if value.grad is None:
+                value.grad = torch.zeros_like(value)
+        flat_M = flattened(bucket)
+        dist.reduce(flat_M, dst=owner)
+        for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+            value.grad = None
+            if owner == self.team.rank:
+                before = self.kept.get(id(value))
+                self.kept[id(value)] = part.clone() if before is None else before + part
+        self.reduced += 1
+
+    def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Reduce what is left: buckets with tensors that this process's rows did not touch."""
+        had_before = {id(value) for value in parameters if id(value) in self.kept} - self.touched
+        while self.reduced < len(self.buckets):
+            self.reduce_next()
+        touched = [id(value) in self.touched or id(value) in had_before for value in parameters]
+        for value, anywhere in zip(parameters, any_process(touched, device_of(parameters)), strict=True):
+            value.grad = self.kept.get(id(value)) if anywhere else None
+        self.kept = {}
+
+    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        """Every gradient is with its owner already."""
+        if scaled:
+            spread_overflow(parameters, self.norm_of_parts(parameters))
+
+    def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.norm_of_parts(parameters)
+
+
+class Partitioned(Assembly):
+    """An optimizer that moves the tensors of this process, and then has all owners hand theirs round."""
+
+    def __init__(self, inner: Any, owner: Mapping[int, int], rank: int) -> None:
+        super().__init__({"own": inner})
+        self.inner, self.rank = inner, rank
+        self.everything = list(parameters_of(inner.param_groups))
+        self.owner = owner
+        self._moving: list[torch.Tensor] = []
+        for group in inner.param_groups:
+            group["params"] = [value for value in group["params"] if owner[id(value)] == rank]
+        for part in leaves(inner):
+            for value in [value for value in part.state if owner[id(value)] != rank]:
+                del part.state[value]  # some make room for every tensor at once
+
+    def step(self) -> None:
+        super().step()
+        self.hand_round()
+
+    @torch.no_grad()
+    def hand_round(self) -> None:
+        """Each tensor as its owner has it."""
+        for owner in sorted(set(self.owner.values())):
+            for bucket in buckets([value for value in self.everything if self.owner[id(value)] == owner]):
+                flat_M = torch.cat([value.detach().reshape(-1) for value in bucket])
+                dist.broadcast(flat_M, src=owner)
+                if owner != self.rank:
+                    for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
+                        value.copy_(part)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for value in self.everything:
+            value.grad = None
+
+    def eval(self) -> None:
+        """A schedule-free optimizer shows the averages of all owners; what they moved is kept beside."""
+        if isinstance(self.inner, ScheduleFree) and not self._moving:
+            self._moving = [value.detach().clone() for value in self.everything]
+            on_eval(self.inner)
+            self.hand_round()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        on_train(self.inner)
+        for value, moving in zip(self.everything, self._moving, strict=False):
+            value.copy_(moving)
+        self._moving = []
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._moving = []
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """The optimizers of torch's kind that one is put together of."""
+    if isinstance(optimizer, Assembly):
+        return [leaf for part in optimizer.parts.values() for leaf in leaves(part)]
+    return [optimizer]
+
+
+def deal(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
+    """An owner for each tensor: the largest first, each to whoever has least so far.
+
+    Raises `InvalidInput` (`E-SHARD-PROCESSES`) when some process would own nothing.
+    """
+    if len(tensors) < size:
+        raise InvalidInput(
+            f"{len(tensors)} tensors move, and {size} processes would share them.",
+            why="Each tensor has one owner, and a process without one would have nothing to do at a step.",
+            do=f"Use at most {len(tensors)} processes, or strategy ddp.",
+            code="E-SHARD-PROCESSES",
+        )
+    owners, held = [0] * len(tensors), [0] * size
+    for at in sorted(range(len(tensors)), key=lambda at: (-tensors[at].numel(), at)):
+        owners[at] = min(range(size), key=lambda rank: (held[rank], rank))
+        held[owners[at]] += max(1, tensors[at].numel())
+    return owners
+
+
+def norm_over(parts: Sequence[torch.Tensor], group: Any) -> torch.Tensor:
+    """Norm of gradients of which each process of the group holds another part."""
+    grads = [value.grad for value in parts if value.grad is not None]
+    device = device_of(parts)
+    squares = sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=device))
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().float()
+
+
+def scale_gradients(parts: Sequence[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
+    """As `torch.nn.utils.clip_grad_norm_`, with a norm that is known."""
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for value in parts:
+        if value.grad is not None:
+            value.grad.mul_(factor.to(value.grad.device))
+
+
+def spread_overflow(parts: Sequence[torch.Tensor], norm: torch.Tensor) -> None:
+    """When a gradient of some process is not finite, make one so in each: all their scalers then skip the step."""
+    if not torch.isfinite(norm):
+        for value in parts:
+            if value.grad is not None and value.grad.numel():
+                value.grad.view(-1)[0] = torch.inf

@@ -1,0 +1,83 @@
+"""What the verbs answer, and the book of answers that keeps a repeated call from counting twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from trainyard.errors import Conflict
+from trainyard.train.stages.contract import Metrics
+
+Reply = TypeVar("Reply")
+KEPT_REPLIES = 1024
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Reply of `forward`."""
+
+    forward_id: str
+    loss: torch.Tensor
+    """Detached, on the device: reading it is a synchronisation, which is left to whoever wants it."""
+    units: int
+    """What the loss is a mean over, unless a normalizer was given."""
+    metrics: Metrics
+    """Sums over the units, detached."""
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Reply of `backward`; the norm is of the unscaled gradients and None unless it was asked for."""
+
+    accumulated: int
+    grad_norm: float | None = None
+    overflow: bool | None = None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Reply of `step`. `grad_norm` is before the clip, on the device."""
+
+    skipped: bool
+    global_step: int
+    learning_rate: float
+    grad_norm: torch.Tensor
+
+
+class Replies:
+    """The last replies by their `op_seq`."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[str, Any]] = OrderedDict()
+        self._forgotten = -1
+
+    def once(self, op_seq: int | None, verb: str, work: Callable[[], Reply]) -> Reply:
+        """Carry out, or return the first reply of the same `op_seq`; `Conflict` (`E-OP-SEQ`) for another verb."""
+        if op_seq is not None and op_seq in self._known:
+            known, reply = self._known[op_seq]
+            if known != verb:
+                raise Conflict(
+                    f"op_seq {op_seq} was a {known} and comes again as a {verb}.",
+                    do="Number the calls of a session one after another.",
+                    code="E-OP-SEQ",
+                )
+            same: Reply = reply
+            return same
+        if op_seq is not None and op_seq <= self._forgotten:
+            raise Conflict(
+                f"op_seq {op_seq} is too old: the last {KEPT_REPLIES} replies are kept.",
+                why="Whether it was carried out is not known any more, and it must not be carried out twice.",
+                do="Number the calls of a session one after another.",
+                code="E-OP-SEQ",
+            )
+        reply = work()
+        if op_seq is not None:
+            self._known[op_seq] = (verb, reply)
+            if len(self._known) > KEPT_REPLIES:
+                self._forgotten = max(self._forgotten, self._known.popitem(last=False)[0])
+        return reply

@@ -1,0 +1,81 @@
+"""Where a session asks whether it is alone: the few points at which several processes have to come together.
+
+`Alone` is one process, where everything is whole already. The strategies of `train.parallel` replace what they do in
+another way; the verbs and the loop are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from trainyard.train.head import Head
+from trainyard.train.resume import state
+from trainyard.train.resume.snapshot import ONE_PROCESS
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
+
+Found = TypeVar("Found")
+
+
+class Alone:
+    """One process. Also the contract of every other way to share a session."""
+
+    layout: dict[str, Any] = ONE_PROCESS
+    """Who holds what; a state goes on only where this is the same."""
+    in_parts = False
+    """Whether the weights are held in parts, so that no process has a model that could be written down."""
+    leading = True
+    """Whether this process takes the calls and writes the files."""
+
+    def parameters(self, model: Any) -> list[torch.Tensor]:
+        """The tensors that move, as this process holds them."""
+        return [value for value in model.parameters() if value.requires_grad]
+
+    def run(self, model: Any, work: Callable[[Any], Found]) -> Found:
+        """`work(model)`, with its weights in place."""
+        return work(model)
+
+    def scores(self, stage: StageSpec, model: Any, batch: Batch, head: Head) -> Scores:
+        """The scores of the whole batch, with a graph through the rows that this process computes."""
+        return stage.score(model, batch, head)
+
+    def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A backward follows."""
+
+    def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
+        """The gradients of a backward are there."""
+
+    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        """Before a step: bring the gradients of all processes together where the optimizer needs them.
+
+        With `scaled` gradients (fp16) all processes also come to the same verdict on whether they overflowed.
+        """
+
+    def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Norm of the whole gradient as it stands before a step."""
+        return torch.nn.utils.get_total_norm([value.grad for value in parameters if value.grad is not None])
+
+    def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
+        """Clip the settled gradients by their global norm, which is returned as it was before."""
+        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+
+    def clear(self, model: Any) -> None:
+        """Drop gradients that the optimizer does not know of."""
+
+    # The state
+
+    def weights(self, model: Any) -> state.Tensors:
+        """What moves, whole (in the process that leads), and the buffers."""
+        return state.weights(model)
+
+    def take_weights(self, model: Any, saved: state.Tensors) -> None:
+        state.restore_weights(model, saved)
+
+    def gradients(self, model: Any) -> state.Tensors:
+        """The accumulated gradients, as this process holds them."""
+        return state.gradients(model)
+
+    def take_gradients(self, model: Any, saved: state.Tensors) -> None:
+        state.restore_gradients(model, saved)
