@@ -27,6 +27,7 @@ EXPECTED = {
     "rag-tuning/local",
     "code-tuning/local",
     "training-job/local",
+    "nightly/two-phase",
 }
 REQUIRED: dict[str, dict[str, Any]] = {
     "chain": {"spec": {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}},
@@ -64,6 +65,7 @@ def test_a_deployment_has_no_key_that_prefect_would_ignore(deployment: dict[str,
     assert deployment["work_pool"]["job_variables"]["env"] == {
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+        "PREFECT_CLIENT_MAX_RETRIES": "7",
     }
     assert (
         violations(
@@ -124,7 +126,8 @@ def test_wrong_parameters_are_refused_by_the_form(name: str, parameters: dict[st
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_is_accepted_by_its_flow(preset: Path) -> None:
-    name = preset.stem.partition(".")[0]
+    """`<flow>.<preset>.yaml`, or `nightly-<profile>.yaml`."""
+    name = "nightly" if preset.stem.startswith("nightly-") else preset.stem.partition(".")[0]
     parameters = yaml.safe_load(preset.read_text(encoding="utf-8"))
     assert violations(name, parameters) == []
 
