@@ -28,7 +28,7 @@ from nodes import NODES
 from nodes.runner import RunInfo
 from trainyard.api.planning import refuse_here, resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.api.runs import INTERRUPTED, PREEMPTED, node_state
+from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
@@ -86,7 +86,7 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     if not await tell_end(progress, result):
         await server_back(run.run_id)
         await tell_end(progress, result)
-    return final_state(result)
+    return final_state(result, name=failed_name(futures))
 
 
 async def tell_end(progress: Progress, result: RunResult) -> bool:
@@ -266,7 +266,12 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     return "\n".join(lines)
 
 
-def final_state(result: RunResult) -> State[dict[str, Any]]:
+def failed_name(futures: Futures) -> str:
+    """Name of the state of a failed run: a training whose time was used up says so for its run."""
+    return BUDGET_EXCEEDED if any(state_of(one).name == BUDGET_EXCEEDED for one in futures.values()) else "Failed"
+
+
+def final_state(result: RunResult, *, name: str = "Failed") -> State[dict[str, Any]]:
     if not result.succeeded:
-        return Failed(message=result.message)
+        return Failed(name=name, message=result.message)
     return Completed(message=result.message, data=result.model_dump(mode="json"))

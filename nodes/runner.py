@@ -141,7 +141,7 @@ class NodeContext:
 
 @lru_cache(maxsize=8)
 def wanted_of(run_id: str) -> Callable[[], Wanted]:
-    """Shared by the nodes of a run; a chain that is done within two seconds never asks the server."""
+    """Shared by the nodes of a run; a chain that is done within a second never asks the server."""
     return wanted_by(run_id, first_after_s=WANTED_EVERY_S)
 
 

@@ -76,9 +76,7 @@ class Stack:
         return found
 
     def state_of(self, run_id: str) -> dict[str, Any]:
-        server = running(self.settings, "server")
-        assert server is not None
-        found: dict[str, Any] = httpx.get(f"{server.url}/flow_runs/{run_id}", timeout=20).json()["state"]
+        found: dict[str, Any] = httpx.get(f"{self.api_url()}/flow_runs/{run_id}", timeout=20).json()["state"]
         return found
 
     def last_progress(self, run_id: str) -> float:
@@ -122,6 +120,19 @@ class Stack:
         """Wait until the run is in one of Prefect's state types."""
         return until(lambda: self.state_of(run_id)["type"] in types, seconds, f"becoming {'/'.join(types)}")
 
+    def pause(self, run_id: str) -> None:
+        """Suspend a run as the Prefect pages do, and wait until its process is gone; the command takes seconds more."""
+        process = self.flow_process(run_id)
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
+        answer = httpx.post(f"{self.api_url()}/flow_runs/{run_id}/set_state", json={"state": state}, timeout=20)
+        assert answer.json()["status"] == "ACCEPT", answer.text
+        until(lambda: not process.is_running(), 60, "the process's end")
+
+    def api_url(self) -> str:
+        server = running(self.settings, "server")
+        assert server is not None
+        return server.url
+
     def flow_process(self, run_id: str) -> psutil.Process:
         server = running(self.settings, "server")
         assert server is not None
@@ -144,10 +155,8 @@ class Stack:
 
     def slot_is_free(self) -> bool:
         """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
-        server = running(self.settings, "server")
-        assert server is not None
         name = f"device:{socket.gethostname()}:0"
-        limit = httpx.get(f"{server.url}/v2/concurrency_limits/{name}", timeout=20).json()
+        limit = httpx.get(f"{self.api_url()}/v2/concurrency_limits/{name}", timeout=20).json()
         locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu.lock"]
         return limit["active_slots"] == 0 and all(map(unlocked, locks))
 

@@ -44,11 +44,14 @@ def test_a_paused_job_frees_everything_and_ends_in_the_same_bits(stack: Stack, w
     run_id = stack.start_job()
     stack.wait_for_step(run_id, 30)
     process = stack.flow_process(run_id)
-    started = time.monotonic()
-    paused = stack.json("jobs", "pause", run_id)
-    until(lambda: not process.is_running(), 15, "the process's end")
-    until(stack.slot_is_free, 15, "a free slot")
-    assert time.monotonic() - started < 15 + 3, "beside the command's own start"
+    with ThreadPoolExecutor() as pool:
+        command = pool.submit(stack.json, "jobs", "pause", run_id)
+        stack.wait_for_state(run_id, "PAUSED")
+        started = time.monotonic()
+        until(lambda: not process.is_running(), 15, "the process's end")
+        until(stack.slot_is_free, 15, "a free slot")
+        assert time.monotonic() - started <= 15
+        paused = command.result()
     assert (paused["state"], paused["detail"]) == ("paused", "")
     assert 30 <= paused["step"] < STEPS
     assert not stack.children()
@@ -69,7 +72,7 @@ def test_a_paused_job_frees_everything_and_ends_in_the_same_bits(stack: Stack, w
 def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) -> None:
     run_id = stack.start_job()
     stack.wait_for_step(run_id, 230)
-    stack.json("jobs", "pause", run_id)
+    stack.pause(run_id)
     (work,) = works_of(stack.settings.runs / run_id)
     *_, before, newest = work.checkpoints()
     victim = max((work.folder / "checkpoints" / newest).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
@@ -109,14 +112,6 @@ def test_paused_before_the_first_step(stack: Stack) -> None:
     assert stack.json("jobs", "cancel", run_id)["state"] == "canceled"
 
 
-def test_a_job_that_has_not_started_cannot_be_paused(stack: Stack) -> None:
-    run_id = stack.start_job(**LONG)
-    found = stack.command("jobs", "pause", run_id)
-    assert found.returncode == 4, "it takes seconds to start"
-    assert "cannot be paused: it is pending" in found.stderr
-    assert stack.json("jobs", "cancel", run_id)["state"] == "canceled"
-
-
 def test_two_operators_pause_at_once(stack: Stack) -> None:
     run_id = stack.start_job(**LONG)
     stack.wait_for_step(run_id, 10)
@@ -129,7 +124,7 @@ def test_two_operators_pause_at_once(stack: Stack) -> None:
 
 def test_a_cancelled_job_has_saved_and_can_go_on(stack: Stack, whole: str) -> None:
     run_id = stack.start_job()
-    stack.wait_for_step(run_id, 30)
+    stack.wait_for_step(run_id, 20)
     asked = stack.json("jobs", "cancel", run_id, "--no-wait")
     assert asked["detail"] in ("cancelling", "")
     pausing = stack.command("jobs", "pause", run_id)
@@ -181,16 +176,18 @@ def test_a_budget_is_a_deadline_and_resuming_gives_another(stack: Stack) -> None
 
 def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
     ids = [stack.start_job(max_steps=40, save_steps=40, seed=seed) for seed in range(6)]
-    spans = []
+    turns = []
     for run_id in ids:
         stack.finish(run_id)
         (work,) = works_of(stack.settings.runs / run_id)
         told = list(trainer_events(work.folder / "events.jsonl"))
-        spans.append((told[0]["time"], told[-1]["time"]))
-    spans.sort()
-    gaps = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
-    assert all(gap >= 0 for gap in gaps), "two trained at once"
-    assert max(gaps) <= 10, gaps
+        (released,) = [event["time"] for event in stack.events(run_id, "finished") if event["node"] == "trainer"]
+        turns.append((told[0]["time"], told[-1]["time"], released))
+    turns.sort()
+    for (_, ended, released), (starts, _, _) in pairwise(turns):
+        assert ended <= starts, "two trained at once"
+        assert starts - released <= 10
+    print("seconds between release and start:", [round(b[0] - a[2], 1) for a, b in pairwise(turns)])
 
 
 def test_logs_metrics_and_lists(stack: Stack) -> None:

@@ -21,7 +21,6 @@ from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
 
-
 ROOM_BYTES = 96 << 20
 """Less than a step of 64 rows of 512 tokens takes, and enough for the threads of a training."""
 
@@ -137,7 +136,7 @@ def test_it_is_tried_once_only_and_answered_with_figures(jobs: Jobs, tmp_path: P
         carry_out(native(jobs), tmp_path, trainer)
     assert trainer.asked == [(8, 1), (4, 2)]
     assert "`batch_size: 1` takes " in error.value.do
-    assert "`gradient_checkpointing: true` takes " in error.value.do
+    assert "`max_length: 20` takes " in error.value.do
 
 
 def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None:
@@ -155,7 +154,8 @@ def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
         carry_out(native(jobs), tmp_path, broken)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_path: Path) -> None:
     """The first child may take little more address space once it has begun; the kernel refuses what torch asks for."""
     data = {Port.SFT: tmp_path / "data"}

@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native import program
 from trainyard.backends.native.program import Settled
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import SPEC_FILE, Events, Stopped
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Precision
 from trainyard.train.head import Head
 from trainyard.train.parallel import END, SharedSession, Team, joined, serve
+from trainyard.train.parallel.team import take_device
 
 
 def train(folder: Path, events: Events) -> None:
@@ -35,19 +34,6 @@ def train(folder: Path, events: Events) -> None:
             lead(folder, events, team)
         else:
             follow(folder, events, team, device)
-
-
-def take_device(local_rank: int, size: int) -> None:
-    """One GPU for each process. Raises `InvalidInput` (`E-LAUNCH-DEVICES`)."""
-    count = torch.cuda.device_count()
-    if count < size:
-        raise InvalidInput(
-            f"{size} processes were asked for, and this machine shows {count} CUDA devices.",
-            why="Each process computes on a device of its own.",
-            do=f"Use launch.processes: {count}, or name the devices in CUDA_VISIBLE_DEVICES.",
-            code="E-LAUNCH-DEVICES",
-        )
-    torch.cuda.set_device(local_rank)
 
 
 def lead(folder: Path, events: Events, team: Team) -> None:

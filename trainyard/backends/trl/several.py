@@ -23,7 +23,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Strategy
-from trainyard.train.parallel.team import Team, joined
+from trainyard.train.parallel.team import Team, joined, take_device
 
 PART_FILE = "optimizer_{}.pt"
 """A process's part of the optimizer, beside its random state in a checkpoint."""
@@ -35,7 +35,7 @@ def company(folder: Path, device: str) -> Iterator[Team]:
     """This process among those that the launcher started. accelerate finds the group that is opened here."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        take_device(int(os.environ["LOCAL_RANK"]), size)
     with joined(rank, size, folder / RANKS_FOLDER / MEETING_FILE, device) as team:
         yield team
 

@@ -138,8 +138,8 @@ class Watch(TrainerCallback):
 class InOrder(TrainerCallback):
     """Tells the order of rows which epoch begins.
 
-    accelerate tells it, too, but not in a restarted run of several processes: it looks through one wrapper of the order,
-    and there are two then.
+    accelerate tells it, too, but not in a restarted run of several processes: it looks through one wrapper of the
+    order, and there are two then.
     """
 
     def __init__(self, trainer: CommittedCheckpoints, length: Length) -> None:

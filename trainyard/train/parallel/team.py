@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
 
+from trainyard.errors import InvalidInput
 from trainyard.train.resume.state import flatten, rebuild
 
 LEADER = 0
@@ -112,6 +113,19 @@ def unpacked(data: bytes) -> Any:
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size])["__metadata__"]
     return rebuild(json.loads(metadata[VALUE]), load(data))
+
+
+def take_device(local_rank: int, size: int) -> None:
+    """One GPU for each process. Raises `InvalidInput` (`E-LAUNCH-DEVICES`)."""
+    count = torch.cuda.device_count()
+    if count < size:
+        raise InvalidInput(
+            f"{size} processes were asked for, and this machine shows {count} CUDA devices.",
+            why="Each process computes on a device of its own.",
+            do=f"Use launch.processes: {count}, or name the devices in CUDA_VISIBLE_DEVICES.",
+            code="E-LAUNCH-DEVICES",
+        )
+    torch.cuda.set_device(local_rank)
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def test_every_stage_in_four_processes(name: str, strategy: str, stages: dict[st
 def restarted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     place, cases = tmp_path_factory.mktemp("checkpoints"), {}
     for strategy, count in FOUR.items():
-        given = {"batch": 8, "gradient_accumulation": 3, **PADDED}
+        given = {"batch": 4, "gradient_accumulation": 3, **PADDED}
         for name, more in (("straight", {}), ("stopped", {"stop_after": 4}), ("resumed", {"resumed": True})):
             at = str(place / (name if name == "straight" else strategy))
             cases[f"{name} {strategy}"] = case("part_of_run", strategy, count, **given, place=at, **more)
