@@ -25,8 +25,8 @@ from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
 
 FIRST_PORT = 4600
-STEPS, SAVE_STEPS = 1000, 100
-"""Long enough for a command to reach a training in the middle, which takes some 3 of its 30 to 60 s."""
+STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
+"""Long enough for a command to reach a training in the middle, which takes some 3 of its 40 s."""
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str = "it") -> float:
@@ -92,7 +92,8 @@ class Stack:
 
         It is made anew although an identical one has finished, which `jobs create` would reuse.
         """
-        given = {"max_steps": STEPS, "save_steps": SAVE_STEPS, "precision": "fp32", **hyperparameters}
+        given: dict[str, Any] = {"max_steps": STEPS, "save_steps": SAVE_STEPS, "precision": "fp32"}
+        given |= {"gradient_accumulation": ACCUMULATION, **hyperparameters}
         pairs = {"dataset.path": data, "lora.dropout": 0.1, **({"budget_s": budget_s} if budget_s else {})}
         pairs |= {f"hyperparameters.{key}": value for key, value in given.items()}
         words = [word for key, value in pairs.items() for word in ("-p", f"{key}={value}")]

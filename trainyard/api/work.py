@@ -16,7 +16,7 @@ from trainyard.api.records import RunRecord, read_events
 from trainyard.backends.oom import REMEMBERED_FILE
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.stores.metrics import Point, Progress, curve, progress
+from trainyard.stores.metrics import Point, Progress, curve, later, progress
 from trainyard.stores.metrics import read_events as events_of
 
 READ_BYTES = 1 << 20
@@ -29,21 +29,23 @@ class Work:
 
     node: str
     folder: Path
+    since: float = 0.0
+    """When this run first started it (seconds of the epoch): an identical job of another run shares the folder."""
 
     @property
     def log(self) -> Path:
         return self.folder / LOG_FILE
 
     def progress(self) -> Progress:
-        return progress(self.folder / EVENTS_FILE)
+        return progress(self.folder / EVENTS_FILE, self.since)
 
     def curve(self) -> list[Point]:
-        return curve(self.folder / EVENTS_FILE)
+        return curve(self.folder / EVENTS_FILE, self.since)
 
     def end(self) -> str:
         """How its last start ended as it says itself: done, stopped, or nothing."""
         last = ""
-        for event in events_of(self.folder / EVENTS_FILE):
+        for event in later(events_of(self.folder / EVENTS_FILE), self.since):
             last = "" if event["event"] == "started" else event["event"] if event["event"] in ENDS else last
         return last
 
@@ -55,11 +57,12 @@ class Work:
 
 def works_of(run_folder: Path) -> list[Work]:
     """The trainers that a run has started, in the order of their first start."""
-    folders: dict[str, Path] = {}
+    works: dict[str, Work] = {}
     for event in read_events(run_folder):
         if event["event"] == "job":
-            folders[event["node"]] = followed(Path(event["folder"]))
-    return [Work(node, folder) for node, folder in folders.items()]
+            node, folder = event["node"], followed(Path(event["folder"]))
+            works[node] = Work(node, folder, works[node].since if node in works else event["time"])
+    return list(works.values())
 
 
 def followed(folder: Path) -> Path:

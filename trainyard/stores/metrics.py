@@ -64,10 +64,10 @@ def read_events(path: Path) -> Iterator[Event]:
                 yield event
 
 
-def curve(path: Path) -> list[Point]:
-    """The loss curve across restarts, by step."""
+def curve(path: Path, since: float = 0.0) -> list[Point]:
+    """The loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
     points: dict[int, Point] = {}
-    for event in read_events(path):
+    for event in later(read_events(path), since):
         if event["event"] == "begin":
             points = kept(points, event.get("restarted_from"))
         step = event.get("step")
@@ -89,9 +89,14 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def progress(path: Path) -> Progress:
-    """The newest progress of a file; `begin` says the totals."""
-    return last_progress(read_events(path))
+def later(events: Iterator[Event], since: float) -> Iterator[Event]:
+    """The events from a time on: an identical job that ran before has left its own in the same file."""
+    return (event for event in events if (said := number(event.get("time"))) is None or said >= since)
+
+
+def progress(path: Path, since: float = 0.0) -> Progress:
+    """The newest progress of a file since a time; `begin` says the totals."""
+    return last_progress(later(read_events(path), since))
 
 
 def last_progress(events: Iterator[Event]) -> Progress:
