@@ -79,6 +79,14 @@ def test_prefect_yaml_has_no_unknown_section() -> None:
     assert set(YAML) <= set(PrefectYamlModel.model_fields) | {"prefect-version", "definitions"}
 
 
+def test_prefect_accepts_every_schedule() -> None:
+    """An unknown key of one schedule would refuse every deployment."""
+    given = PrefectYamlModel.model_validate({key: value for key, value in YAML.items() if key != "definitions"})
+    schedules = [schedule for deployment in given.deployments for schedule in deployment.schedules or []]
+    assert schedules
+    assert all(schedule.slug and not schedule.active for schedule in schedules)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_flow_s_parameters_are_the_fields_of_its_form(name: str) -> None:
     form = TEMPLATES[name].model.model_fields
