@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.spec.chains import chain, codes, node, reasons, resolved, source, unhurried
+from tests.unit.spec.chains import chain, codes, cpu_seconds, node, reasons, resolved, source, unhurried
 from trainyard.errors import Refused
 from trainyard.spec.axes import Engine, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
@@ -144,10 +143,9 @@ def line_of(count: int) -> list[dict[str, Any]]:
 
 def test_ten_thousand_nodes_take_two_seconds_at_most() -> None:
     text = json.dumps(chain(*line_of(10_000)))
-    started = time.process_time()
-    found = resolve(load_chain(text))
-    assert time.process_time() - started < 2 * unhurried()
-    assert len(found.order) == 10_000
+    assert len(resolve(load_chain(text)).order) == 10_000
+    bound = 2 * unhurried()
+    assert cpu_seconds(lambda: resolve(load_chain(text)), within=bound) < bound
 
 
 def test_a_ladder_of_diamonds_takes_no_longer() -> None:
@@ -158,17 +156,16 @@ def test_a_ladder_of_diamonds_takes_no_longer() -> None:
             node("trainer", f"t{index}", [before]), node("validator", f"v{index}", [before]),
             node("validator", f"a{index}", [f"t{index}", f"v{index}"]),
         ]  # fmt: skip
-    started = time.process_time()
-    found = resolve(chain(*nodes))
-    assert time.process_time() - started < 2 * unhurried()
-    assert found.node("a999").inputs[Port.SFT][0].node_id == "v999"
+    assert resolve(chain(*nodes)).node("a999").inputs[Port.SFT][0].node_id == "v999"
+    bound = 2 * unhurried()
+    assert cpu_seconds(lambda: resolve(chain(*nodes)), within=bound) < bound
 
 
 def test_a_circle_of_ten_thousand_nodes() -> None:
     nodes = [node("validator", f"v{index}", [f"v{(index + 1) % 10_000}"]) for index in range(10_000)]
-    started = time.process_time()
     assert codes(*nodes) == ["E-SPEC-CYCLE"]
-    assert time.process_time() - started < 2 * unhurried()
+    bound = 2 * unhurried()
+    assert cpu_seconds(lambda: codes(*nodes), within=bound) < bound
 
 
 # Defaults
