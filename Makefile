@@ -67,8 +67,14 @@ bench: setup ## Side-by-side measurements (ONLY=name for one)
 	@$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt --constraint constraints.txt 2> >(grep -v '^WARNING: Location' >&2)
 	@$(BIN)/python -m benchmarks $(ONLY)
 
-faults: setup ## Kill real processes at named points
-	$(PYTEST) -q -n 2 --dist loadfile -m faults
+# With SEEDS only the kills of the engine run, spread over that many seeds; without, everything that is ever killed.
+ifdef SEEDS
+faults: setup ## Kill real processes at named points (SEEDS=50: the engine alone, at so many random steps)
+	SEEDS=$(SEEDS) $(PYTEST) -q -n 2 --dist load -m faults tests/faults/test_native_faults.py tests/faults/test_checkpoint_writer.py
+else
+faults: setup
+	REPEATS=8 $(PYTEST) -q -n 2 --dist loadfile -m faults
+endif
 
 docs: setup ## Check that every page, command and code in docs/ is what the product does
 	$(PYTEST) -q tests/architecture/test_docs.py

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -22,7 +22,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Crashed
 
 from trainyard.api.records import NodeResult, NodeState, RunRecord
-from trainyard.api.runs import INTERRUPTED, preempted, state_now
+from trainyard.api.runs import INTERRUPTED, preempted, state_now, without_trainer
 from trainyard.api.work import fruitless
 
 CONTINUE_AFTER_S = 20.0
@@ -117,6 +117,13 @@ async def schedule_again(run_id: str, words: str) -> State[Any]:
     state = preempted(words, after_s=CONTINUE_AFTER_S)
     await set_state(run_id, state)
     return state
+
+
+async def wait_for_trainer(run_id: str, why: str) -> NoReturn:
+    """Leave the run pending until somebody resumes it. Raises Prefect's `Pause`, which ends this process."""
+    state = without_trainer(why)
+    await set_state(run_id, state)
+    raise Pause(state=state)
 
 
 async def set_state(run_id: str, state: State[Any]) -> None:

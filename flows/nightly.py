@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed
 
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
-from trainyard.api.runs import gpu_slot
+from trainyard.api.runs.nights import night_slot
 from trainyard.api.verbs.night import at_home
 from trainyard.errors import TrainyardError
 from trainyard.night.phases import Night, begin, documents, skipped
@@ -24,6 +24,7 @@ from trainyard.night.report import NightReport, markdown
 from trainyard.night.surroundings import world_of
 from trainyard.settings import settings
 from trainyard.spec.night import NightConfig
+from trainyard.stores.clock import RealClock
 
 DEFAULT = NightConfig()
 
@@ -32,15 +33,17 @@ DEFAULT = NightConfig()
 def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     """One night. A date that is done is skipped, also when a late run catches up.
 
+    The device is waited for within the night's window, which begins with the waiting; then the run has failed.
+
     Args:
         config: Streams, budgets, buckets, and which model reads.
     """
     own = at_home(settings().model_copy(update={"tenant": config.tenant}))
+    run = config.window.date_of(RealClock().now())
     try:
-        with gpu_slot(own, run=str(flow_run.id)):
+        with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
             world = world_of(config, own, held=True)
-            run = config.window.date_of(world.clock.now())
-            night = begin(config, world, run)
+            night = begin(config, world, run, since)
             report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:
         return Failed(message=str(error))

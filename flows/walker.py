@@ -22,13 +22,14 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped
+from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
 from flows.notes import Progress, announce, publish_report, run_name
 from nodes import NODES
 from nodes.runner import RunInfo
-from trainyard.api.planning import refuse_here, resolved
+from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
+from trainyard.api.verbs.waiting import refuse_or_wait
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
@@ -58,13 +59,19 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=THREADS)
 
 
-async def run_chain(spec: ChainSpec, table: Table = NODES) -> State[dict[str, Any]]:
-    """Resolve a chain and carry it out; the body of every flow. The state's message is the verdict in words."""
+async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = False) -> State[dict[str, Any]]:
+    """Resolve a chain and carry it out; the body of every flow. The state's message is the verdict in words.
+
+    A job whose trainer is not installed is left pending, and this process ends.
+    """
     try:
         chain = resolved(spec, settings())
-        refuse_here(chain, settings())
+        waits = refuse_or_wait(chain, settings(), is_job=is_job)
     except TrainyardError as error:
         return Failed(message=str(error))
+    if waits:
+        await quietly(announce(chain))
+        await wait_for_trainer(str(flow_run.id), waits)
     return await walk(chain, table)
 
 

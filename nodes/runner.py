@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,6 +72,8 @@ class NodeContext:
     logger: logging.Logger | logging.LoggerAdapter[Any]
     left: tuple[str, ...] = ()
     """Ports that the nodes before it have filled, also those that it does not take."""
+    devices: list[int] = field(default_factory=list)
+    """What it has a slot of while it works, by number."""
 
     @property
     def wanted(self) -> Callable[[], Wanted]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from prefect import task
@@ -12,12 +12,12 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.api.records import read_events
-from trainyard.api.runs import gpu_slot
+from trainyard.api.runs import gpu_slots
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob, changed_since
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
-from trainyard.compute.gpus import read_gpus, training_threads
+from trainyard.compute.gpus import training_threads
 from trainyard.errors import Conflict
 from trainyard.spec.axes import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
@@ -34,13 +34,12 @@ def trainer(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[NodeO
 
 @contextmanager
 def slot(context: NodeContext) -> Iterator[None]:
-    """One device, or one for each process of a distributed training, always in one order: nobody waits in a ring."""
-    gpus = len(read_gpus().gpus)
-    devices = range(min(context.config(TrainerConfig).launch.processes, gpus) or 1)
-    run, wanted = context.run.run_id, context.wanted
-    with ExitStack() as held:
-        for device in devices:
-            held.enter_context(gpu_slot(context.settings, run=run, device=device, wanted=wanted))
+    """One device, or one for each process of a distributed training; an identical training elsewhere is waited for."""
+    settings, run = context.settings, context.run.run_id
+    count = context.config(TrainerConfig).launch.processes
+    turn = work_folder(job_of(context), settings).with_suffix(".turn")
+    with gpu_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
+        context.devices.extend(devices)
         yield
 
 
@@ -96,6 +95,7 @@ def job_of(context: NodeContext) -> TrainingJob:
         parents=tuple(reference.sha256 for reference in (adapter, model) if reference),
         threads=training_threads(context.settings.threads),
         locks=str(context.settings.services / "devices"),
+        devices=tuple(context.devices) or (0,),
         run=context.run.run_id,
         node=context.node.id,
     )

@@ -22,6 +22,7 @@ from trainyard.api import terminal
 from trainyard.api.operations import OPERATIONS, Context
 from trainyard.api.records import RunState
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.serve.conversion.between import Layout
 from trainyard.settings import settings
 from trainyard.spec.axes import BackendName, Method, Stage
 
@@ -213,6 +214,17 @@ def adapters_list(
 @adapters.command("show", help=OPERATIONS["adapters show"].summary)
 def adapters_show(name: Annotated[str, typer.Argument(metavar="TENANT/ROLE[/vN]")], as_json: Json = False) -> None:
     perform("adapters show", as_json, name=name)
+
+
+@adapters.command("convert", help=OPERATIONS["adapters convert"].summary)
+def adapters_convert(
+    source: Annotated[str, typer.Argument(help="A folder, a .gguf file, or TENANT/ROLE[/vN].")],
+    target: Annotated[Path, typer.Argument(help="Folder or file to write; it must not exist.")],
+    to: Annotated[Layout, typer.Option(help="Layout to write.")],
+    base: Annotated[str | None, typer.Option(help="Its base model; default: the one that it names.")] = None,
+    as_json: Json = False,
+) -> None:
+    perform("adapters convert", as_json, source=source, target=target, to=to, base=base)
 
 
 @app.command("prove-resume", help=OPERATIONS["prove-resume"].summary)

@@ -64,6 +64,12 @@ def test_fastapi_stays_where_the_prefect_server_works() -> None:
     assert (int(major), int(minor)) < (0, 150)
 
 
+def test_sqlalchemy_stays_where_the_scheduler_of_prefect_works() -> None:
+    """2.1 refuses the bulk insert by which Prefect 3.8 makes the runs of a schedule: no schedule starts anything."""
+    version = next(line for line in pins() if line.lower().startswith("sqlalchemy=="))
+    assert version.split("==")[1].startswith("2.0.")
+
+
 def test_yaml_files_parse() -> None:
     bad = REPOSITORY / "tests" / "resources"
     for path in tracked_files():

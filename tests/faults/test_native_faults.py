@@ -1,6 +1,6 @@
 """A native training that is killed at a random step, or at any point of a checkpoint's writing, ends in the same bits.
 
-`SEEDS=50 make faults` spreads more kills; the seeds are in the names of the tests.
+`make faults SEEDS=50` spreads more kills; the seeds are in the names of the tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kills of a run's process, of its worker and of the server: nothing runs twice with effect, nothing is left behind.
 
-One of each by default. `SEEDS=8 make faults` repeats them: cancel 8 times, flow 8, worker 4, server 2 of each outage.
+One of each by default. `make faults` repeats them: cancel 8 times, flow 8, worker 4, server 2 of each outage.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainyard.api.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
 
-SEEDS = int(os.environ.get("SEEDS", "1"))
+REPEATS = int(os.environ.get("REPEATS", "1"))
 
 
 def seeds(most: int) -> range:
-    return range(min(SEEDS, most))
+    return range(min(REPEATS, most))
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def test_killed_parent_the_child_saves_and_the_next_start_continues(jobs: Jobs, 
     ran = train_as_child(job, tmp_path)
     begun = ran.of("begin")[0]["restarted_from"]
     assert begun["step"] >= 3
-    assert holder(Path(job.locks) / "cpu.lock") is None
+    assert holder(Path(job.locks) / "cpu-0.lock") is None
     assert [step for step, _, _ in ran.record["losses"]] == list(range(1, 301))
 
 

@@ -158,7 +158,7 @@ class Stack:
         """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
         name = f"device:{socket.gethostname()}:0"
         limit = httpx.get(f"{self.api_url()}/v2/concurrency_limits/{name}", timeout=20).json()
-        locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu.lock"]
+        locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu-0.lock"]
         return limit["active_slots"] == 0 and all(map(unlocked, locks))
 
     def events(self, run_id: str, name: str) -> list[dict[str, Any]]:

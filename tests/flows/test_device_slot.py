@@ -1,18 +1,29 @@
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from prefect.client.orchestration import get_client
 
-from trainyard.api.runs import gpu_slot, limit_name, wanted_by
+from trainyard.api.runs import bootstrap, gpu_slot, gpu_slots, limit_name, wanted_by
+from trainyard.api.runs.slots import lock_of
+from trainyard.compute.lease import holder
 from trainyard.compute.supervise import Wanted
 from trainyard.settings import settings
 
 pytestmark = pytest.mark.usefixtures("prefect")
+
+
+def active(device: int) -> int:
+    """Slots that are taken of the device's limit, which has one."""
+    with get_client(sync_client=True) as client:
+        limit = client.read_global_concurrency_limit_by_name(limit_name(device))
+    assert limit.limit == 1
+    return limit.active_slots
 
 
 def test_two_trainings_never_overlap_on_a_device() -> None:
@@ -35,19 +46,87 @@ def test_two_trainings_never_overlap_on_a_device() -> None:
 
 
 def test_the_slot_is_a_limit_that_prefect_shows_and_is_free_afterwards() -> None:
-    async def active() -> tuple[int, int]:
-        async with get_client() as client:
-            limit = await client.read_global_concurrency_limit_by_name(limit_name())
-            return limit.limit, limit.active_slots
-
     with gpu_slot(settings()):
-        assert asyncio.run(active()) == (1, 1)
-    assert asyncio.run(active()) == (1, 0)
+        assert active(0) == 1
+    assert active(0) == 0
 
 
-def test_another_device_is_another_slot() -> None:
-    with gpu_slot(settings(), device=0), gpu_slot(settings(), device=1):
-        assert limit_name(0) != limit_name(1)
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets this machine's CPU be taken for several devices."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return lambda count: monkeypatch.setenv("TRAINYARD_SIMULATED_DEVICES", str(count))
+
+
+def test_trainings_on_different_devices_overlap_and_a_third_waits(devices: Callable[[int], None]) -> None:
+    devices(2)
+    third: list[tuple[tuple[int, ...], float]] = []
+
+    def wait() -> None:
+        with gpu_slots(settings(), run="third") as taken:
+            third.append((taken, time.monotonic()))
+
+    waiting = threading.Thread(target=wait)
+    with gpu_slots(settings(), run="first") as first:
+        with gpu_slots(settings(), run="second") as second:
+            assert (first, second) == ((0,), (1,))
+            waiting.start()
+            time.sleep(1.5)
+            assert not third
+            assert [active(number) for number in first + second] == [1, 1]
+        released = time.monotonic()
+        waiting.join(timeout=30)
+        ((taken, began),) = third
+        assert (taken, began - released < 10) == ((1,), True)
+    assert [active(number) for number in (0, 1)] == [0, 0]
+
+
+def test_a_training_on_two_devices_waits_for_both(devices: Callable[[int], None]) -> None:
+    devices(2)
+    both: list[tuple[int, ...]] = []
+
+    def wait() -> None:
+        with gpu_slots(settings(), 2, run="wide") as taken:
+            both.append(taken)
+
+    waiting = threading.Thread(target=wait)
+    with gpu_slot(settings(), run="narrow", device=1):
+        waiting.start()
+        time.sleep(1.5)
+        assert not both
+        assert holder(lock_of(settings(), 0)) is not None  # it keeps what it has, so that it gets its turn
+    waiting.join(timeout=30)
+    assert both == [(0, 1)]
+
+
+@pytest.mark.slow
+def test_wide_and_narrow_trainings_neither_overlap_nor_wait_in_a_ring(devices: Callable[[int], None]) -> None:
+    devices(4)
+    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+
+    def train(count: int) -> None:
+        for _ in range(3):
+            with gpu_slots(settings(), count, run=f"wants-{count}") as taken:
+                assert (len(taken), list(taken)) == (count, sorted(set(taken)))
+                started = time.monotonic()
+                time.sleep(0.1)
+                for number in taken:
+                    spans[number].append((started, time.monotonic()))
+
+    threads = [threading.Thread(target=train, args=(count,)) for count in (3, 3, 2, 1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert sum(len(of_device) for of_device in spans.values()) == 3 * (3 + 3 + 2 + 1 + 4)
+    for of_device in spans.values():
+        assert all(earlier[1] <= later[0] for earlier, later in pairwise(sorted(of_device)))
+
+
+def test_every_device_has_a_limit_after_the_bootstrap(devices: Callable[[int], None]) -> None:
+    devices(3)
+    bootstrap(settings())
+    assert [active(number) for number in range(3)] == [0, 0, 0]
 
 
 def test_a_run_that_the_server_does_not_know_goes_on() -> None:

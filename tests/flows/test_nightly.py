@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flows.nightly import nightly
+from trainyard.api.runs.slots import lock_of
 from trainyard.night.phases import read_report
 from trainyard.night.training import tenant_root
 from trainyard.settings import settings
@@ -32,6 +36,38 @@ def test_a_night_runs_as_a_flow_and_only_once(home: Path) -> None:
     assert report is not None
     assert report.phase1.done >= 20
     assert report.phase1.device_free
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from trainyard.compute.lease import device_lock
+with device_lock(Path(sys.argv[1]), run="somebody-else"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_night_waits_for_the_device_no_longer_than_its_window(home: Path) -> None:
+    """Another process holds the lease all night: the run has failed, and says who it was."""
+    lock = lock_of(settings(), 0)
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        began = time.monotonic()
+        state = nightly(read_night({"window": {"window_s": 3}}), return_state=True)
+        waited = time.monotonic() - began
+        other.stdin.close()
+        other.wait()
+    assert state.is_failed()
+    said = state.message or ""
+    assert "E-DEVICE-BUSY: The night did not begin: device 0 was in use for its whole window of 3 s" in said
+    assert f"process {other.pid} of run somebody-else" in said
+    assert 3 <= waited < 20
+    assert not (tenant_root(settings(), "default") / "nights").exists()
 
 
 def test_the_deployment_sleeps_and_cancels_a_second_run() -> None:

@@ -21,11 +21,11 @@ from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import Pause
-from prefect.states import Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows.training_job import training_job
 from trainyard.api import runs
-from trainyard.api.records import RunRecord, RunState, read_events
+from trainyard.api.records import RunRecord, RunResult, RunState, read_events
 from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
 from trainyard.api.stack import worker_name
@@ -165,6 +165,20 @@ def test_a_running_run_is_cancelled_by_its_worker(deployed: Settings) -> None:
     assert state_of(run_id).type is StateType.CANCELLING
     with pytest.raises(Conflict, match=r"cannot be cancelled: it is running \(cancelling\)"):
         runs.cancel_run(run_id)
+
+
+def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settings) -> None:
+    """The worker writes `Cancelled` seconds after the run itself did, whatever the state is by then."""
+    run_id = started(deployed, Running())
+    runs.cancel_run(run_id)
+    put(run_id, Cancelled(message="trainer: its checkpoint is kept."))
+    with ThreadPoolExecutor() as pool:
+        resumed = pool.submit(runs.resume_run, run_id)
+        time.sleep(1.0)
+        assert not resumed.done()
+        put(run_id, Cancelled(message="Flow run was cancelled successfully."))
+        resumed.result(timeout=10)
+    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
 
 
 def test_an_unknown_run_is_told() -> None:
@@ -345,3 +359,22 @@ def test_a_working_run_that_missed_its_beats_in_an_outage_runs_again(deployed: S
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_run_that_finished_while_the_server_was_away_has_completed(deployed: Settings) -> None:
+    """Its process had its result and could not tell; the automation may have marked it before anybody looked."""
+    silent, marked = started(deployed, Running()), started(deployed, Running())
+    for run_id in (silent, marked):
+        belongs_to(run_id, deployed, GONE)
+        result = RunResult(
+            run_id=run_id, name="r", chain="c", digest="d", state=RunState.COMPLETED, message="2 nodes finished."
+        )
+        folder = deployed.runs / run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(result.model_dump_json())
+    put(marked, Crashed(message=f"{NO_HEARTBEAT} for 90 s"))
+    watchdog = Watchdog(deployed)
+    assert len(watchdog.look()) == 1
+    assert len(watchdog.look()) == 1
+    for run_id in (silent, marked):
+        assert (state_of(run_id).type, state_of(run_id).message) == (StateType.COMPLETED, "2 nodes finished.")

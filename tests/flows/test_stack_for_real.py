@@ -56,7 +56,7 @@ def test_a_second_up_is_quick_and_changes_nothing(stack: Stack) -> None:
     before = stack.json("up")
     started = time.monotonic()
     assert stack.json("up") == before
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15, "a start takes half a minute and more; a busy machine three times as long"
 
 
 def test_deploy_all_by_hand_works_too(stack: Stack) -> None:

@@ -30,7 +30,7 @@ def test_the_commands_are_the_promised_ones() -> None:
     groups = {group.name: {c.name for c in group.typer_instance.registered_commands} for group in app.registered_groups}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
     assert groups == {
-        "adapters": {"list", "show"},
+        "adapters": {"list", "show", "convert"},
         "backends": {"install"},
         "corpus": {"engineering", "apprenticeship", "status"},
         "graph": {"query", "stats", "export"},

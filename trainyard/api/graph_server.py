@@ -28,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.serve.listening import bind
 from trainyard.stores.graph import Graph, mutation
 
 MAX_BODY_BYTES = 64 << 20
@@ -152,16 +153,7 @@ def listening(host: str, port: int, token: str | None) -> socket.socket:
             do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
             code="E-SERVER-TOKEN",
         )
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise LimitExceeded(
-            f"Port {port} of {host} cannot be used: {error.strerror}.", do="Choose another port.", code="E-PORT"
-        ) from error
-    return listener
+    return bind(host, port)
 
 
 def serve(graph: Graph, listener: socket.socket, token: str | None) -> None:

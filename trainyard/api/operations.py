@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
-from trainyard.api.verbs import backends, demo, doctor, graph, jobs, night, proof, renderers
+from trainyard.api.verbs import backends, conversion, demo, doctor, graph, jobs, night, proof, renderers, waiting
 from trainyard.compute.orphans import sweep
 from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
 from trainyard.night.report import NightReport
@@ -155,10 +155,11 @@ def run(given: RunInput, context: Context) -> RunResult:
 def begun(given: RunInput, settings: Settings) -> RunResult:
     """A new run, checked here first: a refusal is told at once and with all its reasons."""
     wanted = planning.asked(given.target, given.parameters, given.preset)
-    planning.refuse_here(planning.resolved(wanted.spec, settings), settings)
+    chain = planning.resolved(wanted.spec, settings)
+    waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
     runs = load("trainyard.api.runs", settings)
-    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags)
+    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits)
     return started
 
 
@@ -201,6 +202,8 @@ def up(_: Nothing, context: Context) -> UpOutput:
         worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
         watchdog = stack.start_watchdog(settings, url)
         embedded = start_embedded(settings, context.say)
+        for line in local.restore(settings):
+            context.say(line)
     return UpOutput(
         api_url=url,
         ui_url=url.removesuffix("/api"),
@@ -220,8 +223,8 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
         runs = load("trainyard.api.runs", settings)
         for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard run {run_id} --watch` continues it")
-        if stack.foreign_api_url(settings) is None and runs.free_unheld_slot(settings):
-            say("freed the device's slot, which a run that is gone had kept")
+        for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+            say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
 
@@ -560,6 +563,7 @@ OPERATIONS: dict[str, Operation] = {
     "jobs cancel": Operation(jobs.StopInput, jobs.Job, jobs_cancel),
     "adapters list": Operation(AdaptersInput, Rows, adapters_list),
     "adapters show": Operation(AdapterName, Record, adapters_show),
+    "adapters convert": Operation(conversion.ConvertInput, conversion.Converted, conversion.adapters_convert),
     "backends": Operation(backends.BackendsInput, backends.BackendTable, backends_table),
     "backends install": Operation(backends.InstallInput, backends.BackendTable, backends_install),
     "eject": Operation(backends.EjectInput, backends.EjectOutput, eject),

@@ -37,6 +37,7 @@ from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
 from trainyard.stores.models import resolve_model
 
 JOB = "training-job"
+JOB_DEPLOYMENT = f"{JOB}/local"
 NAMES = (*TEMPLATES, JOB)
 """What `plan` and `run` take instead of a file."""
 PRESETS = "deployments/presets"
@@ -129,7 +130,7 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
 def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
     if name == JOB:
         spec = accepted({"dataset": {}, **given})
-        return Asked(spec=spec, deployment=f"{JOB}/local", parameters={"job": given})
+        return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": given})
     spec = accepted({"template": name, "parameters": given})
     return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
 
@@ -171,13 +172,6 @@ def resolved(spec: ChainSpec, settings: Settings) -> ResolvedChain:
 
 
 # What refuses here and now
-
-
-def refuse_here(chain: ResolvedChain, settings: Settings) -> None:
-    """Raise `Refused` with every reason why an accepted chain cannot run on this machine."""
-    reasons = run_reasons(chain, run_facts(chain, settings))
-    if reasons:
-        raise Refused(reasons)
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:

@@ -180,9 +180,14 @@ def plan_row(node: Any) -> list[str]:
         "reused" if node.reused else "problem" if node.problem else "to make",
         "?" if given.rows is None else f"{given.rows:,}",
         "-" if given.steps is None else f"{given.steps:,}",
-        "-" if given.memory_bytes is None else f"{given.memory_bytes / 2**30:.2f} GiB",
+        "-" if given.memory_bytes is None else memory_cell(given),
         "-" if given.seconds is None else f"{given.seconds:,.0f} s",
     ]
+
+
+def memory_cell(given: Any) -> str:
+    each = f"{given.memory_bytes / 2**30:.2f} GiB"
+    return each if given.devices == 1 else f"{given.devices} x {each}"
 
 
 def adapters_text(result: Any) -> str:
@@ -240,14 +245,14 @@ def log_text(result: Any) -> str:
 
 
 def metrics_text(result: Any) -> str:
-    """Every step, a table for each trainer: the figures are for other programs, too."""
+    """Every step, a table for each trainer: the figures are for other programs, too. Rewards where there are any."""
     parts = []
     for one in result.trainings:
-        rows = [
-            (str(p.step), *("-" if value is None else f"{value:.6g}" for value in (p.loss, p.learning_rate)))
-            for p in one.points
-        ]
-        parts.append(f"{one.node}\n{table(rows, ('step', 'loss', 'learning_rate'))}")
+        rewarded = any(point.reward is not None for point in one.points)
+        names = ("loss", "learning_rate", "reward") if rewarded else ("loss", "learning_rate")
+        figures = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
+        rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in figures]
+        parts.append(f"{one.node}\n{table(rows, ('step', *names))}")
     return "\n".join(parts)
 
 
@@ -336,6 +341,7 @@ RENDERERS: dict[str, Callable[[Any], str]] = {
     "jobs cancel": job_text,
     "adapters list": adapters_text,
     "adapters show": record_text,
+    "adapters convert": lambda result: f"{result.target} ({result.to}, was {result.was})",
     "backends": backends_text,
     "backends install": backends_text,
     "eject": eject_text,

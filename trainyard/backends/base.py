@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -35,6 +37,7 @@ from trainyard.backends.results import (
 )
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, after, replayed
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE
+from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
 from trainyard.compute.tail import Event
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
@@ -355,7 +358,25 @@ def run_training(
     `budget_s` defaults to the job's own budget. Raises `Unavailable` (no such backend here), `Refused` (the backend
     cannot run this job), `TrainingStopped` (asked to; a checkpoint is kept), and the child's own error otherwise.
     """
-    backend = LocalBackend(job.config.backend, settings)
-    handle = backend.submit(job, work_folder(job, settings), Options(budget_s, grace_s, poll_s))
-    follow(backend.mine(handle), wanted, on_event)
-    return backend.fetch(handle, folder)
+    backend, place = LocalBackend(job.config.backend, settings), work_folder(job, settings)
+    backend.check(job)  # before any file: what is refused leaves nothing behind
+    with alone(settings.services / "works" / f"{place.name}.lock", job, wanted):
+        handle = backend.submit(job, place, Options(budget_s, grace_s, poll_s))
+        follow(backend.mine(handle), wanted, on_event)
+        return backend.fetch(handle, folder)
+
+
+@contextmanager
+def alone(lock: Path, job: TrainingJob, wanted: Callable[[], Wanted]) -> Iterator[None]:
+    """The work folder of a job for one process at a time: on two devices the same job may be started twice.
+
+    Raises `TrainingStopped` when it is asked to stop while another one works there.
+    """
+    with ExitStack() as held:
+        try:
+            wait = device_lock(lock, run=job.run, wait_s=inf, give_up=lambda: wanted() is not Wanted.RUN)
+            held.enter_context(wait)
+        except Conflict:
+            words = "The training was stopped while the same one was at work elsewhere."
+            raise TrainingStopped(words, why=wanted().value, do="Start it again.") from None
+        yield

@@ -13,15 +13,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import orjson
 
@@ -78,6 +82,54 @@ def phases(text: str) -> list[Phase]:
     return [Phase(given, tuple(lines)) for given, lines in split if lines]
 
 
+class Ending:
+    """SIGTERM and Ctrl-C during an installation: what runs is ended, what is half made is removed, then we go.
+
+    By itself SIGTERM would end us alone, and leave pip at work in a folder that nobody wants. Once one has come, the
+    next is not heard, so that nothing is left behind.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.held = 0, False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take both while the block runs. Python gives signals to its main thread; elsewhere nothing is changed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.asked = 0
+        ours = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self.note) for number in ours}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        first, self.asked = not self.asked, self.asked or number
+        if first and not self.held:
+            self.go()
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Hear nothing while a process is started: one that we did not note yet would get away."""
+        self.held, before = True, self.asked
+        try:
+            yield
+        finally:
+            self.held = False
+        if self.asked and not before:
+            self.go()
+
+    def go(self) -> NoReturn:
+        raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+
+
+ENDING = Ending()
+
+
 def install(name: BackendName, settings: Settings, say: Say) -> Health:
     """Make the environment of a backend, or find it made. Returns the result of the import test.
 
@@ -87,7 +139,7 @@ def install(name: BackendName, settings: Settings, say: Say) -> Health:
     require_ours(name, settings)
     root = envs(settings)
     root.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(name, root, say):
+    with ENDING.taken(), one_at_a_time(name, root, say):
         if is_current(name, settings) and (known := health(name, settings)).ok:
             say(f"{name.value} {known.version} is installed already")
             return known
@@ -184,21 +236,28 @@ def load(target: str) -> Callable[[Path, Say], None]:
 def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd: Path | None = None) -> None:
     """Run a step of an installation with its output in `install.log`. Raises `Unavailable` (`E-INSTALL`).
 
-    A step that is still running when we are interrupted is ended with us.
+    A step that is still running when we are interrupted is ended with us, and all that it has started.
     """
+    running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
+    try:
+        with ENDING.later():
+            process = begun(argv, place, variables, cwd)
+            running.append((process, ProcessTree(process.pid)))
+        while not ended(process, POLL_S):
+            running[0][1].refresh(every_s=POLL_S)
+    finally:
+        for process, tree in running:
+            tree.end()
+            process.wait()
+    if process.returncode:
+        raise failed(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+
+
+def begun(argv: list[str], place: Path, variables: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
     with (place / LOG_FILE).open("ab") as log:
         log.write(f"$ {shlex.join(argv)}\n".encode())
         log.flush()
-        process = subprocess.Popen(argv, env=dict(variables), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    tree = ProcessTree(process.pid)
-    try:
-        while not ended(process, POLL_S):
-            tree.refresh(every_s=POLL_S)
-    finally:
-        tree.end()
-        process.wait()
-    if process.returncode:
-        raise failed(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+        return subprocess.Popen(argv, env=dict(variables), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def failed(what: str, why: str) -> Unavailable:

@@ -35,6 +35,8 @@ class TrainingJob(BaseModel):
     threads: int = 1
     locks: str
     """Folder of the device locks."""
+    devices: tuple[int, ...] = (0,)
+    """The devices of this host that it has, by NVML's numbers; of a machine without a GPU the CPU is 0."""
     run: str = ""
     node: str = ""
 
@@ -55,7 +57,7 @@ class TrainingJob(BaseModel):
         return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
 
 
-PLACES = {"threads", "locks", "run", "node", "data", "base", "adapter"}
+PLACES = {"threads", "locks", "devices", "run", "node", "data", "base", "adapter"}
 """Where things lie and who runs it: no part of what is trained."""
 
 

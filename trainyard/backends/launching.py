@@ -81,5 +81,4 @@ def several(job: TrainingJob) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun would listen on every interface for its processes
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))),
     }

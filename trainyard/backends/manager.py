@@ -24,7 +24,7 @@ from trainyard.backends.oom import remembered, train_within_memory
 from trainyard.backends.results import TrainingStopped
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, moved
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import Wanted, ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
@@ -33,8 +33,8 @@ from trainyard.stores import metrics as stored
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import Metrics, Point, Progress
 
-DEVICE_LOCK = "slot-0.lock"
-"""The lock that a server's runs take, too: one training at a time on this machine's device."""
+DEVICE_KIND, DEVICE_LOCK = "slot", "slot-0.lock"
+"""The locks that a server's runs take, too: one training at a time on each of this machine's devices."""
 WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {Wanted.PAUSE: PAUSED, Wanted.CANCEL: CANCELED}
@@ -154,9 +154,12 @@ class TrainingManager:
 
     def carry_out(self, job_id: str, one: Submitted) -> None:
         """The life of one job, in a thread of its own; its end is in its record, whatever it was."""
-        lock = self.settings.services / DEVICE_LOCK
+        places, devices = self.settings.services, one.job.devices
+        turn = device_locks(
+            places, DEVICE_KIND, devices, run=job_id, wait_s=float("inf"), give_up=lambda: one.wanted is not Wanted.RUN
+        )
         try:
-            with device_lock(lock, run=job_id, wait_s=float("inf"), give_up=lambda: one.wanted is not Wanted.RUN):
+            with turn:
                 self.train(job_id, one)
         except TrainyardError as error:
             self.told(job_id, one, error)

@@ -26,7 +26,7 @@ from trainyard.compute.supervise import Wanted
 from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes import Device
+from trainyard.spec.axes import Device, Stage
 from trainyard.spec.estimate import GIB, ModelShape, memory_of
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced, write_json_durably
@@ -39,6 +39,8 @@ MEMORY_TEXTS = re.compile(
 )
 """What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 LOG_TAIL_BYTES = 8192
+FEWEST_ROWS = {Stage.KTO: 2}
+"""Rows that a micro-batch needs where its loss compares them; elsewhere one."""
 REMEMBERED_FILE = "halved.json"
 """In the work folder of the job as it was asked for: that it did not fit, and how it goes on."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
@@ -109,10 +111,11 @@ def tail(path: Path) -> str:
 
 
 def halved(job: TrainingJob) -> TrainingJob | None:
-    """The job with at most half the rows at a time and as many rows a step; None for one row at a time."""
+    """The job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
     hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
     rows = hyper.batch_size * hyper.gradient_accumulation
-    sizes = [size for size in range(1, hyper.batch_size // 2 + 1) if rows % size == 0]
+    fewest = FEWEST_ROWS.get(job.config.stage, 1)
+    sizes = [size for size in range(fewest, hyper.batch_size // 2 + 1) if rows % size == 0]
     if not sizes:
         return None
     updates = {"batch_size": sizes[-1], "gradient_accumulation": rows // sizes[-1]}

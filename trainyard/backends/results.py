@@ -1,4 +1,4 @@
-"""What a training left: its result handed over with a record, or the error that tells why there is none.
+"""What a training left: its result handed over with a record, the error that tells why there is none, or a restart.
 
 The work folder `runs/training/<job digest>` outlives a killed run: it holds the checkpoints that a restarted trainer
 continues from. A finished job leaves only its log and events there.
@@ -17,11 +17,12 @@ from typing import Any
 
 from trainyard import errors
 from trainyard.backends.job import TrainingJob
-from trainyard.compute.child import EVENTS_FILE, LOG_FILE
+from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.supervise import Outcome, Status
 from trainyard.compute.tail import Event
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.train.checkpoints import Found
 
 TRAINING_FILE = "training.json"
 RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
@@ -167,3 +168,18 @@ def move(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         shutil.copytree(source, target)
+
+
+def tell_restart(begun: Path, found: Found, events: Events) -> dict[str, int] | str | None:
+    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one.
+
+    `begun` is the file that an attempt leaves when it begins.
+    """
+    for sentence in found.quarantined:
+        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
+    if found.path is None and not begun.exists():
+        return None
+    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
+    print(f"restart: {text}", flush=True)
+    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
+    return {"step": found.step} if found.path else "zero"

@@ -40,6 +40,7 @@ READ_BY: dict[Stage, tuple[Port, ...]] = {
     Stage.REWARD: (Port.PREFERENCE,),
     Stage.KTO: (Port.LABELLED,),
     Stage.PPO: (Port.SFT,),
+    Stage.GRPO: (Port.SFT,),
 }
 """Stage -> ports that its rows may come from, the best first."""
 

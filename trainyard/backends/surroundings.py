@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainyard.backends import launching
 from trainyard.backends.job import TrainingJob
+from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 
 
 def environment(job: TrainingJob) -> dict[str, str]:
@@ -24,8 +25,16 @@ def environment(job: TrainingJob) -> dict[str, str]:
     }
     if Path(job.base).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
-    several = job.config.launch.processes > 1
-    variables |= {"CUDA_VISIBLE_DEVICES": "0"} | (launching.several(job) if several else {})
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        del variables["CUDA_VISIBLE_DEVICES"]  # whoever chose the devices keeps them
-    return variables
+    if job.config.launch.processes > 1:
+        variables |= launching.several(job)
+    return variables | seen_devices(job)
+
+
+def seen_devices(job: TrainingJob) -> dict[str, str]:
+    """The devices of the job, in the words of whoever chose among them; a choice that they are not part of stays."""
+    count = job.config.launch.processes
+    numbers = job.devices if len(job.devices) >= count else range(count)
+    if HIDING_VARIABLE not in os.environ:
+        return {HIDING_VARIABLE: ",".join(map(str, numbers))}
+    named = visible_devices()
+    return {HIDING_VARIABLE: ",".join(named[one] for one in numbers)} if set(numbers) <= set(named) else {}

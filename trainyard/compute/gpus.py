@@ -13,6 +13,7 @@ import psutil
 import pynvml
 
 MIB = 1 << 20
+HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULATED_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,28 @@ def read_gpu(index: int) -> Gpu:
         utilization_percent=utilization(handle),
         processes=tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     )
+
+
+def device_numbers() -> tuple[int, ...]:
+    """The devices that trainings of this process take turns on, in ascending order: GPUs by NVML's number, or 0.
+
+    `CUDA_VISIBLE_DEVICES` leaves those that it names. Without a GPU the CPU is device 0; `TRAINYARD_SIMULATED_DEVICES`
+    says that it is taken for several, so that so many trainings share its cores.
+    """
+    named = visible_devices()
+    if named:
+        return tuple(sorted(named))
+    gpus = read_gpus().gpus if HIDING_VARIABLE not in os.environ else ()
+    return tuple(gpu.index for gpu in gpus) or tuple(range(max(1, int(os.environ.get(SIMULATED_VARIABLE) or 1))))
+
+
+def visible_devices() -> dict[int, str]:
+    """NVML's number -> how `CUDA_VISIBLE_DEVICES` names it; empty if it is not set, hides all, or names slices."""
+    given = [word.strip() for word in os.environ.get(HIDING_VARIABLE, "").split(",") if word.strip()]
+    if all(word.isdigit() for word in given):
+        return {int(word): word for word in given}
+    indices = {word: [gpu.index for gpu in read_gpus().gpus if gpu.uuid.startswith(word)] for word in given}
+    return {found[0]: word for word, found in indices.items()} if all(indices.values()) else {}
 
 
 def utilization(handle: object) -> int | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.errors import Conflict
 
 POLL_S = 0.2
+WORK_LOCK = "work.lock"
 LOOK_EVERY_S = 1.0
 FOREIGN_MEMORY_MB = 2048
 """Used memory that means somebody is there whose process cannot be seen (another container); a driver takes less."""
@@ -98,6 +99,53 @@ def device_lock(
         yield mine
     finally:
         os.close(descriptor)  # which frees the lock
+
+
+@contextmanager
+def first_lock(
+    paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: Callable[[], bool] = never
+) -> Iterator[Path]:
+    """Hold the first of these locks that is free; which ones count is asked anew at every look.
+
+    Waits until `give_up()` says so. Raises `Conflict` (`E-DEVICE-BUSY`) then.
+    """
+    with ExitStack() as held:
+        while True:
+            asked = paths()
+            for path in asked:
+                try:
+                    held.enter_context(device_lock(path, run=run))
+                except Conflict:
+                    if give_up():
+                        raise
+                    continue
+                yield path
+                return
+            time.sleep(POLL_S if len(asked) == 1 else LOOK_EVERY_S)
+
+
+@contextmanager
+def device_locks(
+    folder: Path,
+    kind: str,
+    devices: Sequence[int],
+    *,
+    work: Path | None = None,
+    run: str = "",
+    wait_s: float = 0.0,
+    give_up: Callable[[], bool] = never,
+) -> Iterator[None]:
+    """Hold the lock of each device of a job (`cuda-0.lock`), in ascending order: nobody waits in a ring.
+
+    Before them that of its work folder: an orphan on another device may still save there.
+    """
+    with ExitStack() as held:
+        if work is not None:
+            held.enter_context(device_lock(work / WORK_LOCK, run=run, wait_s=wait_s, give_up=give_up))
+        for device in sorted(devices):
+            lock = folder / f"{kind}-{device}.lock"
+            held.enter_context(device_lock(lock, run=run, wait_s=wait_s, give_up=give_up))
+        yield
 
 
 def wait_until_empty(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
 from trainyard.compute.child import (
     EVENTS_FILE,
@@ -35,6 +36,8 @@ from trainyard.compute.launch import load
 from trainyard.errors import TrainyardError
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
+CAPTAIN_VARIABLE = "TRAINYARD_RANKS_PID"
+"""Names the program that started the launcher, so that a process which comes too late sees that nobody waits for it."""
 LEADER = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "ProcessGroup")
@@ -63,6 +66,12 @@ def failed(folder: Path, rank: int, error: BaseException) -> None:
     note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
 
 
+def captain_gone() -> bool:
+    """Whether `trainyard.compute.ranks`, which started the launcher, has ended; False where it was started by hand."""
+    captain = os.environ.get(CAPTAIN_VARIABLE)
+    return captain is not None and not psutil.pid_exists(int(captain))
+
+
 def main(target: str, where: str) -> None:
     rank, folder = int(os.environ["RANK"]), Path(where)
     own = folder / EVENTS_FILE if rank == LEADER else folder / RANKS_FOLDER / f"{rank}.events.jsonl"
@@ -72,6 +81,8 @@ def main(target: str, where: str) -> None:
         signal.signal(number, events.request_stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the launcher was started with them blocked
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if captain_gone():  # it died before the line above, and the launcher with it: no signal will come
+        events.request_stop()
     note(folder, rank, "running")
     try:
         load(target)(folder, events)

@@ -9,6 +9,7 @@ processes noted (see `trainyard.compute.rank`), and nothing of them is left when
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -29,9 +30,10 @@ from trainyard.compute.child import (
     end_descendants,
     prctl,
 )
-from trainyard.compute.rank import LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.rank import CAPTAIN_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.shim import start
 from trainyard.compute.supervise import ended, last_log_line
-from trainyard.errors import NotFound, Reason, Refused, TrainyardError
+from trainyard.errors import Reason, Refused, TrainyardError
 
 POLL_S = 0.1
 LEAVE_S = 30.0
@@ -42,25 +44,6 @@ def alone_in_signals() -> None:
     """Runs in the launcher before it starts: it dies with us, and a stop request to everybody does not reach it."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
-def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start the launcher with all output in the log file. Raises `NotFound` (`E-PROGRAM-MISSING`)."""
-    with log.open("ab") as stream:
-        try:
-            return subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                preexec_fn=alone_in_signals,  # noqa: PLW1509 (this program has one thread)
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            raise NotFound(
-                f"The launcher {argv[0]!r} cannot be started: {error.strerror}.",
-                do="Install it or correct its path.",
-                code="E-PROGRAM-MISSING",
-            ) from error
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> None:
@@ -141,7 +124,8 @@ def main(arguments: list[str]) -> None:
     with child_contract(folder) as events:
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
-        process = start(argv, folder / LOG_FILE)
+        os.environ[CAPTAIN_VARIABLE] = str(os.getpid())
+        process = start(argv, folder / LOG_FILE, alone_in_signals)
         events.emit("program", argv=argv, program_pid=process.pid)
         watch(process, folder, events)
         judge(process.returncode, folder, size, events)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainyard.compute.child import (
@@ -48,8 +49,11 @@ def die_with_shim() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start the program with its output in the log file. Raises `NotFound` if there is no such program."""
+def start(argv: list[str], log: Path, before: Callable[[], None] = die_with_shim) -> subprocess.Popen[bytes]:
+    """Start a program with its output in the log file; `before` runs in it first.
+
+    For a process of one thread. Raises `NotFound` (`E-PROGRAM-MISSING`).
+    """
     with log.open("ab") as stream:
         try:
             return subprocess.Popen(
@@ -57,7 +61,7 @@ def start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                preexec_fn=die_with_shim,  # noqa: PLW1509 (the shim has one thread)
+                preexec_fn=before,  # noqa: PLW1509 (the caller has one thread)
             )
         except (FileNotFoundError, PermissionError) as error:
             raise NotFound(

@@ -1,16 +1,17 @@
 """Documents into the graph: a bounded number in flight, batches written graph first and ledger second.
 
 The model is asked about a document only once: what the ledger's current entries stand on is not asked again, whatever
-its name. An answer that does not conform puts its document into quarantine with the reason. The server's own failures
-leave a document for the next night, and end the phase when nothing gets through any more.
+its name; a second name of a content is told to the graph without the model. An answer that does not conform puts its
+document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
+phase when nothing gets through any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -23,7 +24,7 @@ from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, 
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import make_folders, telling, write_whole
-from trainyard.stores.graph import Graph, Mutation
+from trainyard.stores.graph import Graph, Mutation, document_key
 
 INTENT_FILE = "intent.json"
 BATCH, BATCH_S = 16, 5.0
@@ -95,22 +96,54 @@ def thinking_of(serving: Serving) -> Thinking:
     return Thinking(serving.thinking, serving.thinking_tokens)
 
 
-def waiting_documents(config: NightConfig, world: World) -> list[Document]:
-    """The documents whose present content is not what the ledger stands on, stream by stream."""
-    current = {entry.key for entry in world.stores.ledger.current()}
+def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Content]]:
+    """The documents that wait for the model, stream by stream; and those whose content is known under another name.
+
+    The first have a present content that the ledger does not stand on. The second need no model: their content is done
+    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named.
+    """
+    current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
     doubtful = Intents(world).unsettled()
-    taken: set[DocumentKey] = set()
-    found: list[Document] = []
+    found = {(one.key.stream, one.document.name): one for one in present(config, world)}
+    moving = {place for place, one in found.items() if place not in current or current[place].key != one.key}
+    moving |= doubtful.keys()
+    kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in moving}
+    unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
+    waiting: dict[DocumentKey, Document] = {}
+    same: list[Content] = []
+    for place, one in found.items():
+        if place in doubtful or (place in moving and one.key not in kept | unreadable):
+            waiting.setdefault(one.key, one.document)
+        elif place in moving and one.key in kept:
+            same.append(one)
+    return list(waiting.values()), same
+
+
+def present(config: NightConfig, world: World) -> Iterator[Content]:
+    """Every document of the streams, read for the key of its content, without its text."""
     for document in find_documents(config.streams, world.documents, world.files):
         try:
-            key = read(document, config, world).key
+            yield replace(read(document, config, world), text="")
         except FileNotFoundError:
             continue  # it was removed since it was listed
-        again = (document.stream, document.name) in doubtful
-        if (key not in current or again) and key not in taken:
-            taken.add(key)
-            found.append(document)
-    return found
+
+
+def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: list[Content]) -> list[Document]:
+    """Let the graph know contents that it has under more names. Returns documents whose content it has lost.
+
+    What such a name stated before is replaced, as by every edit. Doing it twice adds nothing.
+    """
+    keys = [document_key(config.tenant, one.key.stream, one.key.content_sha256, one.key.version) for one in same]
+    known = graph.has(keys) if keys else set()
+    writer = Writer(config, world, graph, run)
+    lost: dict[DocumentKey, Document] = {}
+    for key, one in zip(keys, same, strict=True):
+        if key in known:
+            writer.add(one, Extraction((), ()))
+        else:
+            lost.setdefault(one.key, one.document)
+    writer.flush()
+    return list(lost.values())
 
 
 def read(document: Document, config: NightConfig, world: World) -> Content:
@@ -205,7 +238,11 @@ class Reading:
                 self.writer.flush()
                 if self.hopeless and self.last_failure is not None:
                     raise self.last_failure
-                if self.waiting or self.failures or not (again := waiting_documents(self.config, self.world)):
+                if self.waiting or self.failures:
+                    return
+                again, same = survey(self.config, self.world)
+                again += name_again(self.config, self.world, self.writer.graph, self.writer.run, same)
+                if not again:
                     return
                 self.waiting.extend(again)
 

@@ -24,7 +24,7 @@ from trainyard.data.corpora import Reading as CorpusReading
 from trainyard.data.corpora import Snapshot
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.night.claim import claim_and_train, failure_of
-from trainyard.night.extracting import Reading, Writer, waiting_documents
+from trainyard.night.extracting import Reading, Writer, name_again, survey
 from trainyard.night.planner import Planner
 from trainyard.night.publish import sync_snapshot
 from trainyard.night.report import (
@@ -107,15 +107,18 @@ def skipped(config: NightConfig, run: str, why: str) -> NightReport:
     return NightReport(run=run, tenant=config.tenant, state="skipped", skipped=why)
 
 
-def begin(config: NightConfig, world: World, run: str) -> Night | None:
-    """The night's record, written before anything else; None if its report says that it succeeded."""
+def begin(config: NightConfig, world: World, run: str, since: float | None = None) -> Night | None:
+    """The night's record, written before anything else; None if its report says that it succeeded.
+
+    `since`: monotonic second at which its window began, where the device was waited for.
+    """
     folder, clock = night_folder(world, run), world.clock
     report = read_report(folder, world.files)
     if report is not None and report.state == "completed":
         return None
     before = read_begun(folder / BEGUN_FILE, world)
     now, monotonic = clock.now(), clock.monotonic()
-    begun = monotonic
+    begun = monotonic if since is None else since
     if before and before["boot_id"] == world.boot_id and 0 <= monotonic - before["begun"] < config.window.window_s:
         begun = before["begun"]  # the same night, begun anew: its window goes on
     attempt = before["attempt"] + 1 if before else 1
@@ -154,10 +157,22 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
 
 
 def look(night: Night) -> tuple[Phase1Report, list[Document]]:
-    """The documents that wait, and the report that says how many."""
-    waiting = waiting_documents(night.config, night.world)
+    """The documents that wait, and the report that says how many. New names of known contents are told to the graph.
+
+    If the graph takes no name, it would take no document: nothing is asked, and the report says why.
+    """
+    config, world = night.config, night.world
+    waiting, same = survey(config, world)
+    failure: Failure | None = None
+    if same:
+        try:
+            with world.stores.graph() as graph:
+                waiting += name_again(config, world, graph, night.run, same)
+        except (TrainyardError, OSError) as error:
+            failure = failure_of(error)
     count = len(waiting)
-    return Phase1Report(budget_s=night.config.window.phase1_s, waiting=count, left=count), waiting
+    report = Phase1Report(budget_s=config.window.phase1_s, waiting=count, left=count, failure=failure)
+    return report, waiting if failure is None else []
 
 
 def boot(night: Night, report: Phase1Report) -> Phase1Report:
@@ -182,9 +197,10 @@ def extract(night: Night, report: Phase1Report, waiting: deque[Document]) -> Pha
     reserve = window.drain_s + window.free_s
     # What is in flight at the end, and stopping the server, are inside the window too.
     deadline = min(night.until(window.phase1_s), night.ends - reserve)
-    planner = Planner(begun, deadline, serving.concurrency, serving.seconds_per_document)
-    predicted = planner.predict(len(waiting))
     with world.stores.graph() as graph:
+        graph.has(())  # it starts now if it does at all: no document waits for it, and one that is away is told first
+        planner = Planner(world.clock.monotonic(), deadline, serving.concurrency, serving.seconds_per_document)
+        predicted = planner.predict(len(waiting))
         writer = Writer(night.config, world, graph, night.run)
         reading = Reading(night.config, world, planner, writer, waiting)
         failure: Failure | None = None

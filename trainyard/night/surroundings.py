@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trainyard
 from trainyard.compute.child import faultpoint
+from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import device_lock
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
@@ -30,14 +31,13 @@ from trainyard.stores.objects import ObjectStore, open_store
 
 PROFILES = Path(trainyard.__file__).parent.parent / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"
-DEVICE = 0
 
 
 class HouseServer:
     """`world.ModelServer` over `serve/inference_server`."""
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
-        self.server = InferenceServer(profile, folder, settings, index=DEVICE)
+        self.server = InferenceServer(profile, folder, settings, index=device_numbers()[0])
         self.config = config
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ def world_of(
 
 def exclusive(settings: Settings, run: str) -> AbstractContextManager[None]:
     """The lock that every training of this machine takes too. Raises `Conflict` (`E-DEVICE-BUSY`)."""
-    return device_lock(settings.services / f"slot-{DEVICE}.lock", run=run)  # type: ignore[return-value]
+    return device_lock(settings.services / f"slot-{device_numbers()[0]}.lock", run=run)  # type: ignore[return-value]
 
 
 def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:

@@ -12,7 +12,7 @@ import orjson
 
 from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob
-from trainyard.compute.gpus import training_threads
+from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import Wanted
 from trainyard.data.corpora import PORTS, write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
@@ -72,6 +72,7 @@ class HouseTrainer:
             base_sha256=base.sha256,
             threads=training_threads(self.settings.threads),
             locks=str(self.settings.services / "devices"),
+            devices=device_numbers()[:1],
             run=marker.name,
             node="nightly",
         )

@@ -34,6 +34,7 @@ from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
 from trainyard.serve.embedded import READY_FILE
 from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.listening import bind
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
@@ -195,21 +196,6 @@ def prepare(arguments: argparse.Namespace) -> tuple[Served, Answers]:
         except ApiError as error:
             raise InvalidInput(f"The adapter {name!r} cannot be served: {error}", code="E-ADAPTER") from error
     return served, Answers(engine, worker, served, max_tokens=arguments.max_tokens)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `LimitExceeded` (`E-PORT`) when the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise LimitExceeded(
-            f"Port {port} of {host} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
-        ) from error
-    return listener
 
 
 def announce(folder: Path | None, host: str, listener: socket.socket, model: ModelSource) -> None:

@@ -14,6 +14,7 @@ class Stage(StrEnum):
     PPO = "ppo"
     DPO = "dpo"
     KTO = "kto"
+    GRPO = "grpo"
 
 
 class Method(StrEnum):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OBJECTIVES = {"sft": "sft", "dpo": "dpo", "ppo": "ppo", "rlhf": "ppo", "kto": "kto", "cpt": "cpt", "reward": "reward"}
+OBJECTIVES = {
+    "sft": "sft", "dpo": "dpo", "ppo": "ppo", "rlhf": "ppo", "kto": "kto", "cpt": "cpt", "reward": "reward",
+    "grpo": "grpo",
+}  # fmt: skip
 """Objectives that some tools call a method -> our stage. RLHF is PPO against a reward model."""
 RENAMED = {"hyperparams": "hyperparameters"}
 DEFAULT_METHOD = "lora"

@@ -46,6 +46,7 @@ STAGE_DATA: dict[Stage, tuple[Port, ...]] = {
     Stage.PPO: (Port.SFT,),
     Stage.DPO: (Port.PREFERENCE,),
     Stage.KTO: (Port.LABELLED,),
+    Stage.GRPO: (Port.SFT,),
 }
 """What a stage learns from; of several ports the nearest."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
 from trainyard.spec.axes import (
     BackendName,
@@ -100,6 +100,86 @@ class PreferenceSettings(Strict):
     undesirable_weight: float = Field(1.0, gt=0, le=100)
 
 
+class RewardSource(Strict):
+    """What a completion of stage grpo is worth; several are added, each times its weight."""
+
+    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
+
+
+class ExactMatchReward(RewardSource):
+    """1 where the completion is the row's answer, spaces around both aside."""
+
+    type: Literal["exact_match"] = "exact_match"
+    ignore_case: bool = False
+
+
+class ContainsReward(RewardSource):
+    """1 where the completion contains a text: the row's answer, or the one that is named."""
+
+    type: Literal["contains"] = "contains"
+    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
+    ignore_case: bool = False
+
+
+class RegexReward(RewardSource):
+    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
+    there are no look-arounds and no back-references."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str = Field(min_length=1, max_length=512)
+    full: bool = False
+
+    @field_validator("pattern")
+    @classmethod
+    def that_compiles(cls, pattern: str) -> str:
+        try:
+            compiled(pattern)
+        except SchemaError as error:
+            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
+            told = {"pattern": pattern, "why": why.rstrip(".")}
+            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", told) from None
+        return pattern
+
+
+class LengthReward(RewardSource):
+    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
+
+    type: Literal["length"] = "length"
+    target_tokens: int | None = Field(None, ge=1, le=1_048_576)
+    max_tokens: int | None = Field(None, ge=1, le=1_048_576)
+
+    @model_validator(mode="after")
+    def one_bound(self) -> LengthReward:
+        if (self.target_tokens is None) == (self.max_tokens is None):
+            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
+        return self
+
+
+Reward = Annotated[ExactMatchReward | ContainsReward | RegexReward | LengthReward, Field(discriminator="type")]
+
+
+def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
+    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
+
+    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
+    """
+    whole = rf"\A(?:{pattern})\z" if full else pattern
+    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
+
+
+class RolloutSettings(Strict):
+    """Stage grpo: how completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
+
+    rewards: tuple[Reward, ...] = Field(min_length=1, max_length=32)
+    num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
+    max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
+    temperature: float = Field(1.0, gt=0, le=100)
+    beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
+    epsilon: float = Field(0.2, gt=0, lt=1, description="Bound on the change of a token's probability in one step.")
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+
+
 class EngineSettings(Strict):
     """How the native engine carries a training out; other backends take none of it."""
 
@@ -147,8 +227,8 @@ class LaunchSettings(Strict):
     )
 
 
-class TrainerConfig(Strict):
-    """One training execution: a node of a chain, or the body of a job."""
+class TrainingSettings(Strict):
+    """What a trainer node and the body of a job have in common."""
 
     stage: Stage = Stage.SFT
     method: Method = Method.LORA
@@ -157,23 +237,29 @@ class TrainerConfig(Strict):
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
     lora: LoraSettings = Field(default_factory=LoraSettings)
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    rollouts: RolloutSettings | None = Field(None, description="Completions and their rewards (grpo).")
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
     device: Device = Device.AUTO
+    budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_our_words(cls, given: Any) -> Any:
+        return trainer_words(given)
+
+
+class TrainerConfig(TrainingSettings):
+    """One training execution: a node of a chain, or the body of a job."""
+
     adapter: Literal["continue", "stack", "merge"] = Field(
         "continue", description="What a trainer does with the adapter of an earlier trainer."
     )
     control: Literal["shuffled_answers"] | None = Field(
         None, description="Train on permuted answers: an adapter that can learn the format but no facts."
     )
-    budget_s: int | None = Field(None, ge=1, le=2_592_000, description="Wall time after which the run is checkpointed.")
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def in_our_words(cls, given: Any) -> Any:
-        return trainer_words(given)
 
 
 LORA_PROFILES: dict[str, dict[str, object]] = {
@@ -198,6 +284,8 @@ LEARNING_RATES: dict[tuple[Stage, bool], float] = {
     (Stage.DPO, True): 1e-5,
     (Stage.KTO, False): 1e-6,
     (Stage.KTO, True): 1e-5,
+    (Stage.GRPO, False): 1e-6,
+    (Stage.GRPO, True): 1e-5,
     (Stage.PPO, False): 3e-6,
     (Stage.PPO, True): 1e-5,
 }

@@ -16,9 +16,10 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from trainyard.errors import Conflict, LimitExceeded, TrainyardError, Unavailable
 
@@ -31,6 +32,10 @@ _NO_FLAG = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 """What a kernel or a file system without RENAME_NOREPLACE answers (older kernels, NFS, some FUSE)."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _RENAMEAT2 = getattr(_LIBC, "renameat2", None)
+
+
+_FLUSHED: WeakKeyDictionary[Files, set[Path]] = WeakKeyDictionary()
+"""The folders whose names are on the disk for certain, by the disk that was asked."""
 
 
 def nothing(_point: str) -> None:
@@ -166,7 +171,7 @@ def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> No
     """Create a file durably and whole, for exactly one of any number of processes.
 
     `word` keeps the temporary names of several creators apart (the process id does by default).
-    Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken.
+    Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
     """
     temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
     files.write(temporary, data)
@@ -175,19 +180,31 @@ def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> No
         files.rename_noreplace(temporary, path)
     except Conflict:
         files.unlink(temporary)
+        files.fsync_folder(path.parent)  # its creator may have failed or died before this: what is told to be there, is
         raise
     files.fsync_folder(path.parent)
 
 
 def make_folders(files: Files, path: Path) -> None:
-    """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file."""
+    """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file.
+
+    A folder that is there and empty may be one whose maker failed or died before its name was flushed: it is flushed
+    again. Nobody puts anything into a folder before that, so that one which holds something needs no second look.
+    """
+    flushed = _FLUSHED.setdefault(files, set())
     if files.is_folder(path):
+        if path not in flushed and path.parent != path:
+            with suppress(PermissionError):  # what we may not list, or flush, was not made by us
+                if not files.listdir(path):
+                    files.fsync_folder(path.parent)
+            flushed.add(path)
         return
     if path.parent != path:
         make_folders(files, path.parent)
     if not files.mkdir(path) and not files.is_folder(path):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     files.fsync_folder(path.parent)
+    flushed.add(path)
 
 
 @contextmanager

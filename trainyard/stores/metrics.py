@@ -47,6 +47,8 @@ class Point(Frozen):
     loss: float | None = None
     learning_rate: float | None = None
     eval_loss: float | None = None
+    reward: float | None = None
+    """Mean of the completions that were drawn (grpo)."""
     time: float = 0.0
 
 
@@ -72,7 +74,7 @@ def curve(path: Path, since: float = 0.0) -> list[Point]:
             points = kept(points, event.get("restarted_from"))
         step = event.get("step")
         if event["event"] == "progress" and isinstance(step, int):
-            values = {name: number(event.get(name)) for name in ("loss", "learning_rate", "eval_loss")}
+            values = {name: number(event.get(name)) for name in ("loss", "learning_rate", "eval_loss", "reward")}
             points[step] = Point(step=step, **values, time=number(event.get("time")) or 0.0)
     return [points[step] for step in sorted(points)]
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
 import socket
 import sys
@@ -41,45 +40,13 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from trainyard.stores.objects.crc import crc32c
+from trainyard.testing.buckets import Answered, Buckets
 
-FIRST_GENERATION = 1_700_000_000_000_000
 GRANULE = 256 << 10
 STATUSES = frozenset({"401", "403", "404", "408", "412", "429", "500", "502", "503", "504"})
 DOWNLOAD_FAULTS = frozenset({"broken-download", "wrong-crc"})
 FAULTS = STATUSES | DOWNLOAD_FAULTS | {"ok", "reset", "stall", "delay", "lost-ack"}
 _ROUTE = re.compile(r"(?:/(upload|download))?/(?:resumable/)?storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?")
-_MESSAGES = {
-    401: "Invalid Credentials: the token has expired.",
-    403: "The caller does not have storage.objects.create access to the bucket.",
-    404: "The specified bucket does not exist.",
-    412: "At least one of the pre-conditions you specified did not hold.",
-}
-
-
-@dataclass
-class Stored:
-    """One object."""
-
-    name: str
-    data: bytes
-    generation: int
-    crc32c: str
-    metadata: dict[str, str] = field(default_factory=dict)
-
-    def resource(self, bucket: str) -> dict[str, Any]:
-        """The API's object resource: numbers are strings there."""
-        return {
-            "kind": "storage#object",
-            "bucket": bucket,
-            "name": self.name,
-            "id": f"{bucket}/{self.name}/{self.generation}",
-            "generation": str(self.generation),
-            "metageneration": "1",
-            "size": str(len(self.data)),
-            "crc32c": self.crc32c,
-            "metadata": self.metadata,
-        }
 
 
 @dataclass
@@ -104,15 +71,7 @@ class Request:
     fault: str
 
 
-class Answered(Exception):
-    """Ends the handling of a request with an error status."""
-
-    def __init__(self, status: int, message: str = "") -> None:
-        super().__init__(message or _MESSAGES.get(status, f"scripted {status}"))
-        self.status = status
-
-
-class ObjectServer:
+class ObjectServer(Buckets):
     """The double. `buckets` lists those that exist; empty: every one does."""
 
     def __init__(
@@ -125,18 +84,15 @@ class ObjectServer:
         buckets: tuple[str, ...] = (),
         port: int = 0,
     ) -> None:
+        super().__init__(seed)
         self.rates = dict(rates or {})
         self.delay_s, self.stall_s, self.buckets = delay_s, stall_s, buckets
-        self.objects: dict[tuple[str, str], Stored] = {}
         self.uploads: dict[str, Upload] = {}
         self.requests: list[Request] = []
         self.faults: Counter[str] = Counter()
         """How many requests met what."""
-        self.lock = threading.RLock()
         self.closing = threading.Event()
-        self._random = random.Random(seed)
         self._script: deque[str] = deque()
-        self._generation = FIRST_GENERATION
         for fault in self.rates:
             check_fault(fault)
         self._server = _Listener(("127.0.0.1", port), _handler(self))
@@ -182,65 +138,6 @@ class ObjectServer:
                 return fault if fits else "ok"
             roll -= rate
         return "ok"
-
-    # The API's operations, each under the lock and whole.
-
-    def store(self, bucket: str, resource: dict[str, Any], data: bytes, query: Mapping[str, str]) -> dict[str, Any]:
-        name = resource.get("name") or query.get("name") or ""
-        if not name:
-            raise Answered(400, "Required parameter: name")
-        checksum = crc32c(data)
-        if resource.get("crc32c", checksum) != checksum:
-            raise Answered(400, f"Provided CRC32C {resource['crc32c']} doesn't match calculated CRC32C {checksum}.")
-        with self.lock:
-            self.expect(bucket, name, query.get("ifGenerationMatch"))
-            stored = Stored(name, data, self._new_generation(), checksum, dict(resource.get("metadata") or {}))
-            self.objects[bucket, name] = stored
-            return stored.resource(bucket)
-
-    def find(self, bucket: str, name: str, query: Mapping[str, str]) -> Stored:
-        with self.lock:
-            stored = self.objects.get((bucket, name))
-            wanted = query.get("generation")
-            if stored is None or wanted not in (None, str(stored.generation)):
-                raise Answered(404, f"No such object: {bucket}/{name}")
-            self.expect(bucket, name, query.get("ifGenerationMatch"))
-            return stored
-
-    def remove(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
-        with self.lock:
-            self.find(bucket, name, query)
-            del self.objects[bucket, name]
-
-    def rename(self, bucket: str, source: str, target: str, query: Mapping[str, str]) -> dict[str, Any]:
-        with self.lock:
-            stored = self.find(bucket, source, {})
-            self.expect(bucket, source, query.get("ifSourceGenerationMatch"))
-            self.expect(bucket, target, query.get("ifGenerationMatch"))
-            moved = Stored(target, stored.data, self._new_generation(), stored.crc32c, stored.metadata)
-            del self.objects[bucket, source]
-            self.objects[bucket, target] = moved
-            return moved.resource(bucket)
-
-    def listing(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """One page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
-        with self.lock:
-            after, prefix = query.get("pageToken", ""), query.get("prefix", "")
-            names = sorted(name for one, name in self.objects if one == bucket and name.startswith(prefix))
-            left = [name for name in names if name > after]
-            page = left[: int(query.get("maxResults", 1000))]
-            items = [self.objects[bucket, name].resource(bucket) for name in page]
-        more = {"nextPageToken": page[-1]} if len(left) > len(page) else {}
-        return {"kind": "storage#objects", "items": items, **more}
-
-    def expect(self, bucket: str, name: str, generation: str | None) -> None:
-        stored = self.objects.get((bucket, name))
-        if generation is not None and int(generation) != (stored.generation if stored else 0):
-            raise Answered(412)
-
-    def _new_generation(self) -> int:
-        self._generation += self._random.randint(1, 1000)
-        return self._generation
 
 
 class _Listener(ThreadingHTTPServer):

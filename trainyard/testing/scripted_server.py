@@ -7,9 +7,10 @@ Each chat request takes the next behaviour of the script; when the script is use
 free loopback port (or on `port`) in a thread of its own, records what it was asked (`server.requests`), and speaks
 HTTP/1.1 with keep-alive over real sockets, so that clients meet real closed connections and real silence.
 
-`slots` and `service_s` make it a queue: so many requests are served at once, each for that long. As a program of its
-own, `python -m trainyard.testing.scripted_server --slots 64 --service-ms 50` prints its URL and serves until its
-standard input closes.
+`slots` and `service_s` make it a queue: so many requests are served at once, each for that long (a number, or what a
+function makes of the request, such as its tokens by their rate). As a program of its own,
+`python -m trainyard.testing.scripted_server --slots 64 --service-ms 50` prints its URL and serves until its standard
+input closes.
 
 Shapes: OpenAI API reference (chat completion object, error object) and vLLM's LoRA endpoints.
 """
@@ -267,7 +268,7 @@ class ScriptedServer:
     port: int = 0
     """Where it listens; 0 becomes a free port when it is entered."""
     slots: int | None = None
-    service_s: float = 0.0
+    service_s: float | Callable[[Exchange], float] = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the chat requests in order of arrival."""
     adapters: dict[str, str] = field(default_factory=dict)
@@ -333,19 +334,20 @@ class ScriptedServer:
         self.most_busy = max(self.most_busy, self.busy)
         try:
             if self._free_at:
-                await self._take_a_slot()
+                seconds = self.service_s(exchange) if callable(self.service_s) else self.service_s
+                await self._take_a_slot(seconds)
             await behaviour(exchange)
         finally:
             self.busy -= 1
 
-    async def _take_a_slot(self) -> None:
-        """Wait until the slot that is free first has served this request.
+    async def _take_a_slot(self, seconds: float) -> None:
+        """Wait until the slot that is free first has served this request for so long.
 
         Slots follow a schedule, not timers in a row: a timer that fires late would make every later request late, and
         a server that is busier than it says would be billed to its clients.
         """
         now = self._loop.time()
-        done = max(now, heapq.heappop(self._free_at)) + self.service_s
+        done = max(now, heapq.heappop(self._free_at)) + seconds
         heapq.heappush(self._free_at, done)
         await asyncio.sleep(done - now)
 

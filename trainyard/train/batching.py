@@ -70,12 +70,7 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
             do="Use batching: auto or buckets.",
             code="E-BATCHING",
         )
-    if hyper.batch_size < stage.smallest_batch:
-        raise InvalidInput(
-            f"Stage {config.stage} compares the rows of a batch, and batch_size is {hyper.batch_size}.",
-            do=f"Use a batch_size of at least {stage.smallest_batch}.",
-            code="E-BATCH-SMALL",
-        )
+    require_rows(config, stage.smallest_batch)
     mode, why = asked, "asked for"
     if mode == "auto":
         mode = "packed" if device == "cuda" and packable else "buckets"
@@ -86,6 +81,17 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     each = config.launch.processes  # a batch is shared by all of them
     rows = hyper.batch_size * hyper.gradient_accumulation * each
     return Cut(mode, why, rows, hyper.batch_size * each, budget * each, hyper.seed)
+
+
+def require_rows(config: TrainerConfig, smallest: int) -> None:
+    """Raise `InvalidInput` (`E-BATCH-SMALL`) when a batch has fewer rows than the loss compares."""
+    asked = config.hyperparameters.batch_size
+    if asked < smallest:
+        raise InvalidInput(
+            f"Stage {config.stage} compares the rows of a batch, and batch_size is {asked}.",
+            do=f"Use a batch_size of at least {smallest}.",
+            code="E-BATCH-SMALL",
+        )
 
 
 def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def adapter(folder: Path, here: Settings) -> None:
 
 def test_the_verbs_are_the_promised_ones() -> None:
     stack = {"up", "down", "env", "doctor", "demo"}
-    work = {"check", "plan", "run", "adapters list", "adapters show", "starter build"}
+    work = {"check", "plan", "run", "adapters list", "adapters show", "adapters convert", "starter build"}
     proofs = {"prove-resume", "renderers verify"}
     graph = {"graph query", "graph stats", "graph export", "serve"}
     trainers = {"backends", "backends install", "eject"}
@@ -116,6 +117,20 @@ def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> No
     assert found["backend native"].ok
     assert found["backend trl"].ok
     assert found["backend unsloth"].note
+    assert "profile rules; the night starts and ends that server" in found["night"].detail
+
+
+def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
+    path = context.settings.home / "nightly.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("serving: {profile: mine}\n")
+    assert "profile mine" in one_check(context, "night").detail
+    path.write_text("serving: {profil: mine}\n")
+    assert not one_check(context, "night").ok
+
+
+def one_check(context: Context, name: str) -> Any:
+    return next(one for one in operations.examine(operations.Nothing(), context).checks if one.name == name)
 
 
 def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from trainyard.api import planning
 from trainyard.api.terminal import render
+from trainyard.api.verbs.waiting import refuse_or_wait
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes import Port
@@ -124,17 +125,28 @@ def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
     assert plan.exit_code == 5
 
 
-def test_a_backend_that_is_not_here_is_refused_at_run(here: Settings) -> None:
+def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Settings) -> None:
     asked = planning.asked("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
+    chain = planning.resolved(asked.spec, here)
     with pytest.raises(Refused, match="R-BACKEND-MISSING"):
-        planning.refuse_here(planning.resolved(asked.spec, here), here)
+        refuse_or_wait(chain, here, is_job=False)
+    why = refuse_or_wait(chain, here, is_job=True)
+    assert why.startswith("no trainer installed: unsloth is not installed")
+    assert why.endswith("Run `trainyard backends install unsloth`.")
+
+
+def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) -> None:
+    asked = planning.asked("training-job", {"dataset": {"path": "../a.jsonl"}, "backend": "unsloth"})
+    with pytest.raises(Refused) as refused:
+        refuse_or_wait(planning.resolved(asked.spec, here), here, is_job=True)
+    assert {reason.code for reason in refused.value.reasons} == {"R-BACKEND-MISSING", "R-PATH-ROOT"}
 
 
 def test_a_data_worker_that_is_not_configured_is_refused_at_run(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
     asked = planning.asked("training-job", {"dataset": dataset})
     with pytest.raises(Refused, match="R-DATA-WORKER"):
-        planning.refuse_here(planning.resolved(asked.spec, here), here)
+        refuse_or_wait(planning.resolved(asked.spec, here), here, is_job=True)
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:

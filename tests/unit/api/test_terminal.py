@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
-from trainyard.api.terminal import Progress, print_error, render, table
+from trainyard.api.terminal import Progress, metrics_text, print_error, render, table
+from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
+from trainyard.stores.metrics import Point
 
 
 def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
@@ -98,3 +100,19 @@ def test_a_refusal_s_remedy_is_told_once(capsys: pytest.CaptureFixture[str]) -> 
 def test_an_error_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(NotFound("No such thing.", code="E-X"), as_json=True)
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "E-X"
+
+
+def test_a_curve_shows_rewards_where_there_are_any() -> None:
+    plain = (Point(step=1, loss=2.5, learning_rate=1e-4), Point(step=2, loss=None))
+    rewarded = (Point(step=1, loss=0.0, learning_rate=1e-4, reward=0.25),)
+    curves = (TrainingCurve(node="first", points=plain), TrainingCurve(node="second", points=rewarded))
+    lines = metrics_text(JobMetrics(id="a", trainings=curves)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["first"],
+        ["step", "loss", "learning_rate"],
+        ["1", "2.5", "0.0001"],
+        ["2", "-", "-"],
+        ["second"],
+        ["step", "loss", "learning_rate", "reward"],
+        ["1", "0", "0.0001", "0.25"],
+    ]

@@ -54,7 +54,7 @@ def test_parent_side_imports_no_torch() -> None:
     ("config", "codes"),
     [
         ({}, []),
-        ({"stage": "kto"}, ["R-TRL-STAGE"]),
+        ({"stage": "cpt"}, ["R-TRL-STAGE"]),
         ({"method": "qlora", "quantization": "nf4"}, ["R-TRL-METHOD", "R-TRL-QUANTIZATION"]),
         ({"hyperparameters": {"optimizer": "muon", "schedule": "one_cycle"}}, ["R-TRL-OPTIMIZER", "R-TRL-SCHEDULE"]),
         ({"stage": "dpo", "preference": {"loss": "simpo"}}, ["R-TRL-LOSS"]),
@@ -90,7 +90,7 @@ def test_digest_names_the_content_and_not_the_place_or_the_run() -> None:
     assert job.digest != plain_job(**data | {"base_sha256": "c"}).digest
     assert job.digest != plain_job(**data | {"config": {"hyperparameters": {"seed": 1}}}).digest
     assert job.digest != plain_job(**data | {"parents": ("p",), "adapter": "a"}).digest
-    assert plain_job(run="1").digest == plain_job(run="2").digest
+    assert plain_job(run="1").digest == plain_job(run="2").digest == plain_job(devices=(2, 3)).digest
     fresh = {"config": {"reuse": False}}
     assert plain_job(run="1", **fresh).digest != plain_job(run="2", **fresh).digest
     assert plain_job(base_sha256="").digest != plain_job(base_sha256="", base="models/other").digest
@@ -110,6 +110,8 @@ def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytes
     assert variables["CUDA_VISIBLE_DEVICES"] == "0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert "CUDA_VISIBLE_DEVICES" not in environment(job)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    assert environment(plain_job(devices=(3,)))["CUDA_VISIBLE_DEVICES"] == "3"
     assert "HF_HUB_OFFLINE" not in environment(plain_job(base="org/model"))
 
 
@@ -140,7 +142,7 @@ def test_refusal_of_the_child_keeps_its_reasons(tmp_path: Path) -> None:
 
 def test_refused_job_starts_no_child(jobs: Jobs, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="R-TRL-STAGE"):
-        train_as_child(jobs(stage="kto"), tmp_path)
+        train_as_child(jobs(stage="cpt"), tmp_path)
     assert not (tmp_path / "home" / "runs").exists()
 
 

@@ -113,6 +113,7 @@ def test_threads_and_devices_are_shared_out(jobs: Jobs, monkeypatch: pytest.Monk
     job = several(jobs, "fsdp_hybrid").model_copy(update={"threads": 8})
     assert environment(job)["OMP_NUM_THREADS"] == "2"
     assert environment(job)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert environment(job.model_copy(update={"devices": (1, 2, 3, 5)}))["CUDA_VISIBLE_DEVICES"] == "1,2,3,5"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert "CUDA_VISIBLE_DEVICES" not in environment(job)
 

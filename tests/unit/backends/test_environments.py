@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import venv
@@ -15,12 +17,14 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trainyard.backends import environments as env
 from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
-from trainyard.compute.lease import device_lock
+from trainyard.compute.child import alive
+from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import BackendName
@@ -256,6 +260,63 @@ here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), pr
     installing.install(MLX, settings, print)
     left = [path.resolve() for path in (settings.home / "envs").glob(".mlx-*")]
     assert left == [(settings.home / "envs" / "mlx").resolve()]
+
+
+HANGING = """
+import os, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+Path(os.environ["TOLD"]).write_text(f"{os.getpid()} {child.pid}\\n")
+time.sleep(300)
+"""
+
+
+def source_that_hangs(folder: Path) -> None:
+    """A source distribution whose own build backend (PEP 517, `backend-path`) never ends, and has started a process."""
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "hanging"\nbackend-path = ["."]\n',
+        "PKG-INFO": "Metadata-Version: 2.1\nName: toytool\nVersion: 3.0\n",
+        "hanging.py": HANGING,
+    }
+    with tarfile.open(folder / "toytool-3.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"toytool-3.0/{name}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, settings: Settings, toy: Path) -> None:
+    source_that_hangs(toy.parent / "wheels")
+    toy.write_text("firsttool==1.0\ntoytool==3.0\n", encoding="utf-8")
+    told = settings.home.parent / "told"
+    code = f"""
+from pathlib import Path
+from trainyard.backends import environments, installing
+from trainyard.settings import load_settings
+from trainyard.spec.axes import BackendName
+environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
+installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
+"""
+    environment = {**os.environ, "TOLD": str(told)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: told.is_file() and told.read_text().endswith("\n"))
+        below = psutil.Process(process.pid).children(recursive=True)
+        detached = [psutil.Process(int(pid)) for pid in told.read_text().split()]
+        assert any("pip" in word for one in below for word in one.cmdline())
+        process.send_signal(number)
+        assert process.wait(timeout=30) == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[number]
+    finally:
+        process.kill()
+        process.wait()
+    assert not [one for one in {*below, *detached} if alive(one)]
+    assert sorted(path.name for path in (settings.home / "envs").iterdir()) == [".mlx.lock", "mlx.install.log"]
+    assert holder(settings.home / "envs" / ".mlx.lock") is None
+    assert "there is no environment" in env.probe(MLX, settings).why
 
 
 def hangs(environment: Path, _say: object) -> None:

@@ -27,14 +27,15 @@ from trainyard.backends.deepspeed import ZERO_STAGES
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.build import clear_stale_locks
 from trainyard.backends.foreign import names
-from trainyard.backends.foreign.conductor import Run, Tool, conduct, lead
+from trainyard.backends.foreign.conductor import Run, Tool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.foreign.worker import Desk, checkpoint_places, commit, require_finite
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import Port, Stage
+from trainyard.spec.axes import BackendName, Device, Port, Stage
+from trainyard.spec.compat import BACKENDS
 from trainyard.train.checkpoints import Found, newest_valid
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
@@ -114,6 +115,36 @@ def test_processes_of_deepspeed_each_see_a_device(jobs: Jobs, monkeypatch: pytes
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = jobs(backend="deepspeed", launch={"strategy": "zero2", "processes": 2})
     assert deepspeed.environment(job)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "here", "device"),
+    [
+        ("script", ("mps", "cpu"), "mps"),
+        ("mlx", ("mps", "cpu"), "mps"),
+        ("mlx", ("cuda", "cpu"), "cpu"),
+        ("unsloth", ("mps", "cpu"), "cpu"),
+        ("deepspeed", ("cuda", "cpu"), "cuda"),
+        ("llamacpp", ("cuda", "cpu"), "cpu"),
+    ],
+)
+def test_auto_takes_the_first_device_here_that_the_backend_takes(
+    backend: str, here: tuple[str, ...], device: str
+) -> None:
+    taken = BACKENDS[BackendName(backend)].devices
+    assert device_for(Device.AUTO, taken, [Device(one) for one in here]) == device
+
+
+def test_apple_s_device_is_taken_where_the_backend_computes_on_it() -> None:
+    here = (Device.MPS, Device.CPU)
+    assert device_for(Device.MPS, BACKENDS[BackendName.SCRIPT].devices, here) == "mps"
+    assert device_for(Device.CPU, BACKENDS[BackendName.SCRIPT].devices, here) == "cpu"
+    with pytest.raises(
+        InvalidInput, match=r"E-DEVICE: .*'mps'.*It computes on cpu, cuda, and this machine has mps, cpu"
+    ):
+        device_for(Device.MPS, BACKENDS[BackendName.UNSLOTH].devices, here)
+    with pytest.raises(InvalidInput, match=r"E-DEVICE: .*'cuda'.*this machine has mps, cpu"):
+        device_for(Device.CUDA, BACKENDS[BackendName.SCRIPT].devices, here)
 
 
 # The plan

@@ -16,6 +16,7 @@ from trainyard.compute.lease import device_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import BackendName
+from trainyard.stores.metrics import read_events
 
 
 @pytest.fixture
@@ -67,6 +68,37 @@ def test_a_job_waits_for_the_device_and_can_be_cancelled_there(manager: Training
         manager.resume(job_id)
 
 
+@pytest.mark.slow
+def test_jobs_on_different_devices_overlap_and_on_the_same_one_never(manager: TrainingManager, jobs: Jobs) -> None:
+    ids = [
+        manager.submit_local(
+            jobs(hyperparameters={"max_steps": 150, "seed": seed}).model_copy(update={"devices": devices})
+        )
+        for seed, devices in enumerate([(0,), (1,), (0, 1)])
+    ]
+    for job_id in ids:
+        assert manager.wait(job_id, 300).state is COMPLETED
+    spans = []
+    for job_id in ids:
+        times = [event["time"] for event in read_events(manager.events(job_id)) if event["event"] == "progress"]
+        spans.append((min(times), max(times)))
+    first, second, wide = spans
+    assert max(first[0], second[0]) < min(first[1], second[1]), "they took turns"
+    assert all(wide[0] > ended or wide[1] < began for began, ended in (first, second)), "two trained at once"
+
+
+@pytest.mark.slow
+def test_the_same_job_on_two_devices_is_trained_by_one_after_the_other(home: Path, jobs: Jobs) -> None:
+    managers = [TrainingManager(load_settings(home=home), Options(poll_s=0.05)) for _ in range(2)]
+    job = jobs(hyperparameters={"max_steps": 30})
+    ids = [one.submit_local(job.model_copy(update={"devices": (n,)})) for n, one in enumerate(managers)]
+    assert [one.wait(job_id, 200).state for one, job_id in zip(managers, ids, strict=True)] == [COMPLETED, COMPLETED]
+    told = [
+        event["event"] for event in read_events(managers[0].events(ids[0])) if event["event"] in ("started", "done")
+    ]
+    assert told == ["started", "done"] * 2
+
+
 def test_paused_before_the_first_step_it_is_paused(manager: TrainingManager, jobs: Jobs) -> None:
     with device_lock(manager.settings.services / DEVICE_LOCK, run="another"):
         job_id = manager.submit_local(jobs())
@@ -97,7 +129,7 @@ def test_without_its_trainer_a_job_is_recorded_and_left_pending(manager: Trainin
 
 def test_what_a_backend_cannot_do_is_refused_and_not_recorded(manager: TrainingManager, jobs: Jobs) -> None:
     with pytest.raises(Refused, match="R-TRL-STAGE"):
-        manager.submit_local(jobs(stage="kto"))
+        manager.submit_local(jobs(stage="cpt"))
     assert manager.list_jobs() == []
 
 

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
 from tests.unit.backends.test_foreign_trainers import Stopper, adapter_loss, losses
-from trainyard.backends.base import TrainingStopped, load
+from trainyard.backends.base import Probe, TrainingStopped, load, probe
+from trainyard.backends.environments import pins
+from trainyard.backends.llamacpp.build import PROGRAMS, own_version, said_version
 from trainyard.backends.llamacpp.plan import Account
 from trainyard.backends.llamacpp.program import LINE, Curve
 from trainyard.errors import InvalidInput
@@ -30,6 +32,7 @@ from trainyard.spec.axes import BackendName, Port
 real = pytest.mark.backends
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 TOOLS = ("mlx", "llamacpp")
+DEV_VERSION = "0.5.0-dev (build 1, commit 0c1e570)"
 CONVERTER = ENVIRONMENTS / "llamacpp" / "llama.cpp" / "convert_lora_to_gguf.py"
 
 
@@ -142,6 +145,35 @@ def test_what_mlx_does_not_carry_out_is_told_without_it(config: dict[str, Any], 
 # llama.cpp
 
 
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("version: 0.5.0-dev (build 1, commit 0c1e570)\nbuilt with GNU 12.2.0 for Linux x86_64\n", DEV_VERSION),
+        ("load_backend: loaded CPU backend\nversion: 4567 (a1b2c3d)\nbuilt with cc 13", "4567 (a1b2c3d)"),
+        ("error: unknown argument: --version\n", ""),
+    ],
+)
+def test_its_version_is_read_from_what_the_program_prints(said: str, version: str, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "llama-finetune"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\n")
+    program.chmod(0o755)
+    assert own_version(tmp_path) == said_version(tmp_path) == version
+
+
+@pytest.mark.parametrize("recorded", [DEV_VERSION, f"version: {DEV_VERSION} built with GNU 12.2.0 for Linux x86_64"])
+def test_the_backend_s_version_is_llama_cpp_s_own(recorded: str, home: Path) -> None:
+    place = home / "envs" / "llamacpp"
+    info = f"gguf-{pins(BackendName.LLAMACPP)['gguf']}.dist-info"
+    for folder in (f"lib/python3.11/site-packages/{info}", "bin", "llama.cpp/bin"):
+        (place / folder).mkdir(parents=True)
+    (place / "bin" / "python").touch()
+    for name in PROGRAMS:
+        (place / "llama.cpp" / "bin" / name).touch()
+    (place / "llama.cpp" / "build.json").write_text(json.dumps({"version": recorded}))
+    assert probe(BackendName.LLAMACPP) == Probe(True, version=DEV_VERSION)
+
+
 @real
 @pytest.mark.usefixtures("environments")
 def test_llamacpp_trains_whole_weights_and_leaves_both_formats(jobs: Jobs, tmp_path: Path, tiny_model: Path) -> None:
@@ -151,7 +183,10 @@ def test_llamacpp_trains_whole_weights_and_leaves_both_formats(jobs: Jobs, tmp_p
     record = ran.record
     assert any("llama-finetune" in event["argv"][0] for event in ran.of("program"))
     assert (record["tool"]["name"], record["steps"], record["context"]) == ("llama-finetune", 18, 256)
-    assert "build 1" in record["tool"]["version"]
+    program = ENVIRONMENTS / "llamacpp" / "llama.cpp" / "bin" / "llama-finetune"
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert f"version: {record['tool_version']}\n" in said.stdout + said.stderr
+    assert record["tool"]["version"] == record["tool_version"]
     assert record["final_loss"] < record["first_loss"] - 0.15
     tokens = record["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]

@@ -22,7 +22,7 @@ REACH = BACKENDS[BackendName.NATIVE]
 
 
 def test_the_engine_has_every_stage_and_method_that_it_is_given() -> None:
-    assert set(STAGES) == set(REACH.stages) == set(Stage) - {Stage.PPO}
+    assert set(STAGES) == set(REACH.stages) == set(Stage) - {Stage.PPO, Stage.GRPO}
     assert set(METHODS) == set(REACH.methods) == set(Method)
     assert set(LOSSES) == set(PreferenceLoss)
     assert set(SCHEDULES) == set(Schedule)

@@ -51,6 +51,12 @@ def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, given: tuple[int, i
     assert given[0] * given[1] == expected[0] * expected[1]
 
 
+@pytest.mark.parametrize(("rows", "smaller"), [(8, 4), (4, 2), (3, None), (2, None)])
+def test_stage_kto_keeps_two_rows_to_compare(rows: int, smaller: int | None, jobs: Jobs) -> None:
+    found = halved(jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": rows}))
+    assert (found and found.config.hyperparameters.batch_size) == smaller
+
+
 def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
     smaller = halved(native(jobs, engine={"token_budget": 320}))
     assert smaller is not None

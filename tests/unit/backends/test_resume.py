@@ -38,11 +38,13 @@ def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
         "lora": {"lora": {"dropout": 0.1}},
         "full": {"method": "full", "hyperparameters": {"gradient_accumulation": 2, "learning_rate": 1e-3}},
         "dpo": {"port": Port.PREFERENCE, "adapter": sft_run.folder},
+        "kto": {"port": Port.LABELLED, "stage": "kto", "adapter": sft_run.folder},
+        "reward": {"port": Port.PREFERENCE, "stage": "reward", "lora": {"dropout": 0.1}},
     }
     return jobs(**kinds[kind])
 
 
-@pytest.mark.parametrize("kind", ["lora", "full", "dpo"])
+@pytest.mark.parametrize("kind", ["lora", "full", "dpo", "kto", "reward"])
 def test_stopped_run_ends_bit_by_bit_like_an_uninterrupted_one(
     kind: str, jobs: Jobs, sft_run: Ran, tmp_path: Path
 ) -> None:
@@ -104,4 +106,4 @@ def test_pause_of_a_supervised_run_keeps_a_checkpoint_and_the_same_job_continues
     ran = train_as_child(job, tmp_path)
     assert ran.of("begin")[0]["restarted_from"] == {"step": int(checkpoint.name[5:])}
     assert [step for step, _, _ in ran.record["losses"]] == list(range(1, 151))
-    assert sorted(path.name for path in work.iterdir()) == ["child.log", "events.jsonl", "spec.json"]
+    assert sorted(path.name for path in work.iterdir()) == ["child.log", "events.jsonl", "spec.json", "work.lock"]

@@ -18,8 +18,8 @@ from trainyard.compute.child import Events, Stopped
 from trainyard.errors import InvalidInput
 
 STEP_S = 0.02
-LONG = 1500
-"""Steps: half a minute, which no test waits for."""
+LONG = 6000
+"""Steps: two minutes, which no test waits for."""
 
 
 def rank() -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.compute.gpus import cgroup_cores, cpu_bf16, physical_cores, read_gpus, training_threads
-from trainyard.compute.lease import device_lock, holder
+from trainyard.compute.gpus import cgroup_cores, cpu_bf16, device_numbers, physical_cores, read_gpus, training_threads
+from trainyard.compute.lease import device_lock, device_locks, first_lock, holder
 from trainyard.errors import Conflict
 
 HOLD = """
@@ -57,6 +57,57 @@ def test_waiting_for_the_lock_can_be_given_up(tmp_path: Path) -> None:
     with device_lock(path), pytest.raises(Conflict, match="One training at a time"):
         device_lock(path, wait_s=60, give_up=lambda: True).__enter__()
     assert time.monotonic() - start < 5
+
+
+def test_a_job_holds_the_lock_of_each_of_its_devices(tmp_path: Path) -> None:
+    with device_locks(tmp_path, "cuda", (3, 1), run="mine"):
+        held = [holder(tmp_path / f"cuda-{number}.lock") for number in range(4)]
+        assert [one.run if one else "" for one in held] == ["", "mine", "", "mine"]
+    with hold(tmp_path / "cuda-3.lock", 60) as other:
+        with pytest.raises(Conflict, match="cuda-3 is in use"):
+            device_locks(tmp_path, "cuda", (1, 3)).__enter__()
+        assert holder(tmp_path / "cuda-1.lock") is None  # given back
+        other.kill()
+
+
+def test_a_job_waits_for_an_orphan_on_another_device_that_saves_in_its_folder(tmp_path: Path) -> None:
+    with device_locks(tmp_path, "cuda", (0,), work=tmp_path):
+        with pytest.raises(Conflict, match="work is in use by"):
+            device_locks(tmp_path, "cuda", (1,), work=tmp_path).__enter__()
+        assert holder(tmp_path / "cuda-1.lock") is None
+    with device_locks(tmp_path, "cuda", (1,), work=tmp_path):
+        assert holder(tmp_path / "cuda-1.lock") is not None
+
+
+def test_the_first_free_lock_is_taken(tmp_path: Path) -> None:
+    paths = [tmp_path / f"slot-{number}.lock" for number in range(2)]
+    with hold(paths[0], 60) as other, first_lock(lambda: paths) as mine:
+        assert mine == paths[1]
+        with pytest.raises(Conflict, match="slot-0 is in use"):
+            first_lock(lambda: paths, give_up=lambda: True).__enter__()
+        other.kill()
+        other.wait()
+        with first_lock(lambda: paths) as second:
+            assert second == paths[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "simulated", "numbers"),
+    [
+        (None, None, (0,)),
+        (None, "3", (0, 1, 2)),
+        ("", "2", (0, 1)),
+        ("5, 2", "3", (2, 5)),
+        ("MIG-4f", None, (0,)),
+    ],
+)
+@pytest.mark.skipif(bool(read_gpus().gpus), reason="this machine has GPUs, which are counted first")
+def test_the_devices_of_a_machine_without_a_gpu(
+    visible: str | None, simulated: str | None, numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("TRAINYARD_SIMULATED_DEVICES", simulated)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert device_numbers() == numbers
 
 
 def test_half_written_holder_is_not_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def captain(folder: Path) -> psutil.Process:
     return next(child for child in psutil.Process().children() if str(folder) in child.cmdline())
 
 
-def gone(pids: list[int], within_s: float = 5.0) -> bool:
+def gone(pids: list[int], within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -147,3 +148,14 @@ def test_nothing_survives_a_killed_captain(crew: Crew) -> None:
     outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
     assert outcome.status is Status.FAILED
     assert gone(crew.pids())
+
+
+def test_a_process_that_starts_after_its_captain_died_ends_at_once(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No signal can reach it any more: it came to life after the launcher had died."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setenv("TRAINYARD_RANKS_PID", str(ended.pid))
+    monkeypatch.setenv("RANK", "0")
+    argv = [sys.executable, "-m", "trainyard.compute.rank", "tests.unit.compute.crews:stops", str(crew.folder)]
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 0
+    assert read_notes(crew.folder)[0]["status"] == "stopped"

@@ -9,16 +9,39 @@ import pytest
 
 import trainyard.night.simulate.campaign as campaign_module
 from trainyard.errors import NotFound
-from trainyard.night import claim, phases
+from trainyard.night import claim, phases, worker
 from trainyard.night.simulate import PLANTS, campaign_of, simulate
+from trainyard.night.simulate.campaign import Campaign
 
-FOUND_SOON = ("ledger-before-graph", "two-nights-at-once", "trains-on-live-corpus", "device-not-measured")
+FOUND_SOON = (
+    "ledger-before-graph",
+    "two-nights-at-once",
+    "trains-on-live-corpus",
+    "device-not-measured",
+    "claims-without-precondition",
+)
 
 
 def test_the_same_seed_gives_the_same_nights() -> None:
     first, second = campaign_of(5), campaign_of(5)
     assert [one.model_dump() for one in first.reports] == [one.model_dump() for one in second.reports]
     assert first.checked == second.checked > 0
+
+
+def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
+    """Without a store, a folder and the object-store double; markers in the folder, or in either store."""
+    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(Campaign, range(60))}
+    assert seen == {
+        ("NoneType", "WatchedFolder"),
+        *((cloud, kind) for cloud in ("FlakyFolder", "FlakyBucket") for kind in ("WatchedFolder", "WatchedObjects")),
+    }
+
+
+def test_workers_elsewhere_end_what_a_night_only_waits_for() -> None:
+    remote = next(one for one in map(campaign_of, range(20)) if one.remote)
+    assert remote.violations == []
+    assert {str(state) for state in remote.markers().states().values()} <= {"completed", "failed"}
+    assert [one for report in remote.reports for one in report.phase2.trainings if one.outcome == "published"]
 
 
 def test_no_invariant_is_violated() -> None:
@@ -54,9 +77,13 @@ def test_there_are_mistakes_enough_and_unknown_ones_are_told() -> None:
 
 
 def test_the_simulator_calls_what_the_flow_calls() -> None:
-    """Both carry out a night through `phases.documents`, `phases.trainings` and `claim_and_train`; none is copied."""
+    """Both carry out a night through `phases.documents`, `phases.trainings` and `claim_and_train`; none is copied.
+
+    Workers elsewhere are the product's `poll`.
+    """
     assert campaign_module.run_night is phases.run_night
-    assert campaign_module.claim_and_train is claim.claim_and_train
+    assert campaign_module.poll is worker.poll
+    assert worker.claim_and_train is phases.claim_and_train is claim.claim_and_train
     flow = ast.parse((Path(phases.__file__).parents[2] / "flows" / "nightly.py").read_text())
     imported = {
         name.name for node in ast.walk(flow) if isinstance(node, ast.ImportFrom) and node.module == phases.__name__

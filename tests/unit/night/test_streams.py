@@ -65,3 +65,29 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 def test_an_empty_or_missing_folder_has_no_documents(tmp_path: Path) -> None:
     assert find_documents(STREAMS, tmp_path, RealFiles()) == []
     assert find_documents(STREAMS, tmp_path / "nowhere", RealFiles()) == []
+
+
+def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
+    class Counting(RealFiles):
+        def read(self, path: Path) -> bytes:
+            raise AssertionError(f"{path.name} was read")
+
+    with (tmp_path / "big.md").open("wb") as stream:
+        stream.truncate(100 << 20)
+    (found,) = find_documents((StreamSpec(name="all", globs=("**",)),), tmp_path, RealFiles())
+    content = read_document(found, "v1", tmp_path, Counting(), 1_000_000)
+    assert content.unreadable == "it has 104,857,600 bytes; at most 1,000,000 are read"
+
+
+def test_a_document_that_may_not_be_read_is_quarantined(tmp_path: Path) -> None:
+    """As anybody but root sees a file without permission."""
+
+    class Denied(RealFiles):
+        def read(self, path: Path) -> bytes:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a.md").write_text("person Eve")
+    (found,) = find_documents((StreamSpec(name="all", globs=("**",)),), tmp_path, RealFiles())
+    content = read_document(found, "v1", tmp_path, Denied(), 1_000)
+    assert content.unreadable == "it cannot be read: Permission denied"
+    assert not content.text

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import REPOSITORY
 from tests.unit.serve.test_deploy import Yard, reference
+from trainyard.api.verbs import doctor
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.targets import local
-from trainyard.settings import load_settings
+from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
@@ -68,6 +72,86 @@ def test_a_server_is_found_again_by_its_ready_file_and_ended(tmp_path: Path, mon
     assert local.running(path) is None  # the file of a dead server means nothing
     local.point(path, None)
     assert not path.exists()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local.Recipe:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "health").touch()
+    port = local.free_port()
+    argv = [sys.executable, "-c", SERVER, str(port), f"http://127.0.0.1:{port}"]
+    return local.Recipe(argv, port, str(tmp_path / "server.log"), "acme/bot/v1", {"SERVES": "bot"})
+
+
+def lookup(settings: Settings) -> list[doctor.Check]:
+    return [check for check in doctor.look_at_targets(settings) if check.name == "server llama_server-acme-bot"]
+
+
+@pytest.mark.usefixtures("ended")
+def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, recipe: local.Recipe) -> None:
+    settings = load_settings(home=home)
+    path = local.ready_file(settings, "llama_server", "acme", "bot")
+    first = recipe.start()
+    local.point(path, first)
+    local.remember(path, recipe)
+    assert local.restore(settings) == []
+    assert [(check.ok, check.detail) for check in lookup(settings)] == [(True, f"acme/bot/v1, {first.url}")]
+    psutil.Process(first.pid).kill()
+    until_gone(first)
+    (check,) = lookup(settings)
+    assert (check.ok, check.note, check.detail) == (False, False, "acme/bot/v1, its process is gone")
+    assert "`trainyard up`" in check.do
+    (line,) = local.restore(settings)
+    again = local.running(path)
+    assert again is not None
+    assert line == f"llama_server-acme-bot serves acme/bot/v1 again at {again.url}"
+    assert again.answers()
+    assert psutil.Process(again.pid).environ()["SERVES"] == "bot"
+
+
+@pytest.mark.usefixtures("ended")
+def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Path, recipe: local.Recipe) -> None:
+    settings = load_settings(home=home)
+    path = local.ready_file(settings, "llama_server", "acme", "bot")
+    first = recipe.start()
+    local.point(path, first)
+    local.remember(path, recipe)
+    assert local.end_all(settings) == ["llama_server-acme-bot"]
+    assert not first.answers()
+    (check,) = lookup(settings)
+    assert (check.note, check.detail) == (True, "acme/bot/v1, not running")
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", recipe.port))
+        taken.listen()
+        local.restore(settings)
+    again = local.running(path)
+    assert again is not None
+    assert again.answers()
+    assert again.port != recipe.port
+    assert local.recipe_of(path) == recipe.at(again.port)
+    assert recipe.at(again.port).argv[-2:] == [str(again.port), f"http://127.0.0.1:{again.port}"]
+
+
+def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Path, recipe: local.Recipe) -> None:
+    settings = load_settings(home=home)
+    path = local.ready_file(settings, "mlx", "acme", "bot")
+    broken = replace(recipe, argv=[sys.executable, "-c", "raise SystemExit('the files are gone')"])
+    gone = replace(recipe, argv=[str(home / "no-such-program")])
+    local.remember(path, broken)
+    local.remember(local.ready_file(settings, "mlx", "acme", "other"), gone)
+    first, second = local.restore(settings)
+    assert first.startswith("mlx-acme-bot (acme/bot/v1) does not start: E-SERVER-START")
+    assert "the files are gone" in first
+    assert second.startswith("mlx-acme-other (acme/bot/v1) does not start: ")
+    assert set(local.expected(settings)) == {path, path.with_name("mlx-acme-other.json")}
+
+
+def until_gone(server: local.Instance) -> None:
+    deadline = time.monotonic() + 20
+    while server.process() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("ended")
@@ -177,3 +261,9 @@ def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tm
     below = psutil.Process(os.getpid()).children(recursive=True)
     servers = [one for one in below if one.status() != psutil.STATUS_ZOMBIE and "llama-server" in one.name()]
     assert [one.pid for one in servers] == [second.pid]
+    (expected,) = local.expected(yard.settings).values()
+    assert expected.model == "acme/bot/v2"
+    psutil.Process(second.pid).kill()
+    until_gone(second)
+    (line,) = local.restore(yard.settings)
+    assert line.startswith("llama_server-acme-bot serves acme/bot/v2 again")

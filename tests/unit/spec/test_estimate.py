@@ -399,3 +399,70 @@ def test_more_work_never_takes_less(method: Method, batch: int, length: int, che
     assert memory_of(TINY, two, Device.CPU).total > memory_of(TINY, one, Device.CPU).total
     saved = trainer(method=method, hyperparameters={**hyper, "gradient_checkpointing": True})
     assert memory_of(LLAMA_2_7B, saved, Device.CUDA).total <= memory_of(LLAMA_2_7B, one, Device.CUDA).total
+
+
+# Several processes
+
+
+def shared(strategy: str, processes: int, **launch: Any) -> TrainerConfig:
+    backend = "deepspeed" if strategy == "zero3" else "trl" if strategy == "fsdp" else "native"
+    launched = {"strategy": strategy, "processes": processes, **launch}
+    hyper = {"batch_size": 1, "max_length": 1024, "gradient_checkpointing": True}
+    return trainer(backend=backend, method="full", hyperparameters=hyper, launch=launched)
+
+
+ZERO_PAPER = shape(4096, 36, 10901, 32000, 32, 32)
+"""7.5 billion parameters, the example of arXiv 1910.02054."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "processes", "gigabytes"),
+    [
+        ("single", 1, 120.0),  # figure 1 of the paper
+        ("ddp", 64, 120.0),
+        ("zero1", 64, 8 * 7.5 + 8 * 7.5 / 64),  # our optimizer has no copy of the weights: K is 8, gradients have 4
+        ("zero2", 64, 4 * 7.5 + 12 * 7.5 / 64),
+        ("zero3", 64, 1.9),  # figure 1
+        ("fsdp", 64, 1.9),
+        ("fsdp_hybrid", 64, 120.0 / 32),
+    ],
+)
+def test_states_are_divided_as_in_the_zero_paper(strategy: str, processes: int, gigabytes: float) -> None:
+    assert ZERO_PAPER.parameters / 1e9 == pytest.approx(7.5, abs=0.01)
+    found = memory_of(ZERO_PAPER, shared(strategy, processes), Device.CUDA)
+    states = found.weights + found.gradients + found.optimizer
+    assert states / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "processes", "gib"),
+    [("ddp", 8, 106.98), ("zero1", 8, 60.85), ("zero2", 8, 37.79), ("zero3", 8, 15.75), ("fsdp_hybrid", 8, 28.93)],
+)
+def test_memory_on_each_device_golden(strategy: str, processes: int, gib: float) -> None:
+    assert memory_of(LLAMA_2_7B, shared(strategy, processes), Device.CUDA).total / GIB == pytest.approx(gib, abs=0.01)
+
+
+def test_what_processes_divide_and_what_each_has_whole() -> None:
+    whole, hybrid = (memory_of(LLAMA_2_7B, config, Device.CUDA) for config in (
+        shared("ddp", 8), shared("fsdp_hybrid", 8, shard_size=2)
+    ))  # fmt: skip
+    assert (hybrid.weights, hybrid.gradients, hybrid.optimizer) == (
+        -(-whole.weights // 2), -(-whole.gradients // 2), -(-whole.optimizer // 2),
+    )  # fmt: skip
+    assert (hybrid.activations, hybrid.logits, hybrid.context) == (whole.activations, whole.logits, whole.context)
+    root = 2 * 32000 * 4096 + 4096
+    assert (whole.gathered, hybrid.gathered) == (0, 4 * max(LLAMA_2_7B.block, root))
+
+
+def test_the_plan_tells_the_memory_of_each_device_and_the_steps_of_all() -> None:
+    base = shared("zero2", 4).model_copy(update={"base_model": "m"})
+    hyper = base.hyperparameters.model_copy(update={"epochs": 1.0, "max_steps": None, "gradient_accumulation": 2})
+    config = base.model_copy(update={"hyperparameters": hyper}).model_dump(mode="json")
+    known = {"rows": {"data-source": {Port.SFT: 800}}, "shapes": {"m": LLAMA_2_7B}, "device": Device.CUDA}
+    found = planned(source(), node("trainer", **config), **known)["trainer"]
+    assert (found.devices, found.steps) == (4, 100)
+    assert found.memory_bytes == memory_of(LLAMA_2_7B, base, Device.CUDA).total
+    assert "steps: at most 800 rows, 8 a step, 1 epochs" in found.basis
+    assert any(
+        line.startswith("memory on cuda in GiB for each of 4 processes (zero2) for rows") for line in found.basis
+    )

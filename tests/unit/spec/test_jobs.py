@@ -128,6 +128,7 @@ def test_a_wrong_body_is_refused(body: Any, match: str) -> None:
     [
         ("sft", "sft", "lora"), ("dpo", "dpo", "lora"), ("ppo", "ppo", "lora"), ("rlhf", "ppo", "lora"),
         ("RLHF", "ppo", "lora"), ("kto", "kto", "lora"), ("reward", "reward", "lora"), ("cpt", "cpt", "lora"),
+        ("grpo", "grpo", "lora"),
     ],
 )  # fmt: skip
 def test_an_objective_that_is_called_a_method(given: str, stage: str, method: str) -> None:
@@ -158,3 +159,13 @@ def test_two_spellings_of_one_key_are_not_merged() -> None:
 def test_a_trainer_in_a_chain_is_read_in_the_same_words() -> None:
     found = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
     assert found.node("trainer").config.stage is Stage.DPO
+
+
+def test_rewards_of_a_job_reach_its_trainer() -> None:
+    rollouts = {"rewards": [{"type": "regex", "pattern": "yes"}, {"type": "length", "max_tokens": 9}]}
+    job = JobSpec.model_validate({"dataset": {"path": "a.jsonl"}, "method": "grpo", "rollouts": rollouts})
+    trainer = chain_of_job(job).nodes[-1].config
+    assert isinstance(trainer, TrainerConfig)
+    assert trainer.rollouts is not None
+    assert [reward.type for reward in trainer.rollouts.rewards] == ["regex", "length"]
+    assert (trainer.rollouts.num_generations, trainer.rollouts.loss, trainer.rollouts.beta) == (8, "dapo", 0.0)

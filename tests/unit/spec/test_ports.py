@@ -87,6 +87,7 @@ def test_every_stage_has_its_data() -> None:
         Stage.PPO: (Port.SFT,),
         Stage.DPO: (Port.PREFERENCE,),
         Stage.KTO: (Port.LABELLED,),
+        Stage.GRPO: (Port.SFT,),
     }
 
 

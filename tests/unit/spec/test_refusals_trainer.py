@@ -21,10 +21,66 @@ def trl(**config: Any) -> list[str]:
     return codes(source(), node("trainer", backend="trl", **config))
 
 
-@pytest.mark.parametrize("stage", ["reward", "kto"])
-def test_trl_refuses_every_stage_that_it_does_not_carry_out(stage: str) -> None:
-    assert trl(stage=stage) == ["R-TRL-STAGE"]
-    assert native(stage=stage) == []
+@pytest.mark.parametrize("stage", ["sft", "dpo", "kto", "reward"])
+def test_trl_carries_out_four_stages(stage: str) -> None:
+    assert trl(stage=stage) == []
+
+
+EXACT = {"rewards": [{"type": "exact_match"}]}
+"""Rollouts with one reward."""
+
+
+def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
+    assert trl(stage="grpo", rollouts=EXACT, hyperparameters={"batch_size": 8}) == []
+    assert trl(method="grpo", rollouts={**EXACT, "num_generations": 2}) == []
+    assert trl(stage="grpo") == ["R-GRPO-REWARD"]
+    assert trl(stage="grpo", rollouts=EXACT) == ["R-GRPO-BATCH"]
+    lora = {"target_modules": ["q_proj", "lm_head"]}
+    assert trl(stage="grpo", lora=lora, rollouts={**EXACT, "num_generations": 4}) == ["R-TRL-HEAD"]
+
+
+@pytest.mark.parametrize("backend", ["native", "unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
+def test_other_backends_point_to_trl_for_grpo(backend: str) -> None:
+    method = "full" if backend == "llamacpp" else "lora"
+    given = {"backend": backend, "stage": "grpo", "method": method, "hyperparameters": {"batch_size": 8, "epochs": 1}}
+    (reason,) = reasons(source(), node("trainer", rollouts=EXACT, **given))
+    assert (reason.code, reason.instead) == ("R-GRPO-BACKEND", "Use backend trl.")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp_hybrid"])
+def test_weights_in_parts_draw_nothing(strategy: str) -> None:
+    launch = {"strategy": strategy, "processes": 4}
+    found = trl(stage="grpo", method="full", rollouts=EXACT, hyperparameters={"batch_size": 8}, launch=launch)
+    assert found == ["R-FSDP-TRL"]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "message"),
+    [
+        ({"rewards": []}, "Give at least 1"),
+        ({}, "Add `rewards:`"),
+        ({**EXACT, "num_generations": 1}, "at least 2"),
+        ({**EXACT, "temperature": 0}, "above 0"),
+        ({**EXACT, "loss": "vespo"}, "Write one of: grpo, dr_grpo, dapo, bnpo"),
+        ({"rewards": [{"type": "length", "target_tokens": 3, "max_tokens": 3}]}, "either target_tokens or max_tokens"),
+        ({"rewards": [{"type": "regex", "pattern": "("}]}, "unclosed group"),
+        ({"rewards": [{"type": "regex", "pattern": r"(a)\1"}]}, "backreferences are not supported"),
+        ({"rewards": [{"type": "regex", "pattern": "(?:" * 40 + "a" + "){1,9}" * 40}]}, "exceeds size limit"),
+        ({"rewards": [{"type": "regex", "pattern": "a" * 513}]}, "at most 512 characters"),
+        ({"rewards": [{"type": "code", "path": "reward.py"}]}, "Use exact_match, contains, regex, length"),
+    ],
+)
+def test_rollouts_that_cannot_be_are_told(rollouts: dict[str, Any], message: str) -> None:
+    given = {"backend": "trl", "stage": "grpo", "hyperparameters": {"batch_size": 8}}
+    (reason,) = reasons(source(), node("trainer", rollouts=rollouts, **given))
+    assert message in reason.line()
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto"])
+def test_trl_refuses_an_adapter_on_the_output_layer_where_it_would_not_learn(stage: str) -> None:
+    lora = {"target_modules": ["q_proj", "lm_head"]}
+    assert trl(stage=stage, lora=lora) == ["R-TRL-HEAD"]
+    assert trl(stage="sft", lora=lora) == native(stage=stage, lora=lora) == []
 
 
 def test_pretraining_is_for_the_native_engine() -> None:

@@ -179,3 +179,42 @@ def test_injected_errors_are_the_kernels() -> None:
     assert files.read(ROOT / "a").startswith(b"x")
     files.append(ROOT / "a", b"z")
     files.crash(random.Random(1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_folder_whose_name_was_never_flushed_is_flushed_by_the_next_who_needs_it(seed: int) -> None:
+    """An input/output error, or a kill, between `mkdir` and the flush of its name; then a power cut."""
+    files = SimulatedFiles()
+    files.fail_at(2, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        make_folders(files, ROOT)
+    files.heal()
+    make_folders(files, ROOT / "below")
+    write_whole(files, ROOT / "below" / "kept", b"it")
+    files.crash(random.Random(seed))
+    assert files.snapshot() == {"/disk/below/kept": b"it"}
+
+
+def test_a_folder_that_holds_something_is_looked_at_once() -> None:
+    files = SimulatedFiles()
+    make_folders(files, ROOT)
+    files.write(ROOT / "a", b"")
+    before = files.calls["fsync_folder"]
+    for _ in range(3):
+        make_folders(files, ROOT)
+    assert files.calls["fsync_folder"] == before
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_file_that_is_there_already_is_on_the_disk(seed: int) -> None:
+    """Its creator could not flush its name; the next one finds it, and builds on it; then a power cut."""
+    files = SimulatedFiles()
+    make_folders(files, ROOT)
+    files.fail_at(4, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        create_whole(files, ROOT / "it", b"it")
+    files.heal()
+    with pytest.raises(Conflict, match="E-FILE-EXISTS"):
+        create_whole(files, ROOT / "it", b"it")
+    files.crash(random.Random(seed))
+    assert files.snapshot() == {"/disk/it": b"it"}

@@ -208,6 +208,51 @@ def test_two_names_after_a_crash_amid_link_and_unlink_count_as_one(tmp_path: Pat
     assert visible(tmp_path) == [f"{marker().name}.json.claimed"]
 
 
+def by_hand(markers: MarkerStore, *, told: bool = True) -> None:
+    """Rename a pending marker to `.claimed`, as an operator (or a shell script) does it: nobody is its owner."""
+    name = marker().name
+    if isinstance(markers, LocalMarkers):
+        (markers.folder / f"{name}.json").rename(markers.folder / f"{name}.json.claimed")
+        return
+    assert isinstance(markers, ObjectMarkers)
+    there = markers.store.head(f"markers/{name}.json")
+    assert there is not None
+    content = markers.store.get(there.name)
+    markers.store.delete(there.name)
+    markers.store.put(f"{there.name}.claimed", content, metadata=there.metadata if told else {})
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with-metadata", "without"])
+def test_a_claim_without_an_owner_is_taken_by_the_next_worker(markers: MarkerStore, *, told: bool) -> None:
+    markers.publish(marker())
+    by_hand(markers, told=told)
+    waiting = [*markers.pending(), *(claim.marker for claim in markers.expired())]
+    assert waiting == [marker()]
+    claim = markers.claim(marker(), owner(1))
+    assert claim is not None
+    assert (markers.expired(), markers.claim(marker(), owner(2))) == ([], None)
+    markers.complete(markers.verify(claim), {})
+    assert markers.states() == {marker().name: MarkerState.COMPLETED}
+
+
+def test_a_record_that_says_claimed_by_nobody_is_expired(markers: MarkerStore) -> None:
+    markers.publish(marker())
+    claim = markers.claim(marker(), owner(1))
+    assert claim is not None
+    if isinstance(markers, LocalMarkers):
+        path = markers.folder / f"{marker().name}.json.claimed"
+        path.write_bytes(replace(markers.show(marker().name), owner=None).to_json())
+    else:
+        assert isinstance(markers, ObjectMarkers)
+        nobody = replace(markers.show(marker().name), owner=None).to_json()
+        name = f"markers/{marker().name}.json.claimed"
+        markers.store.put(name, nobody, metadata={"record": nobody.decode()})
+    assert [one.fence for one in markers.expired()] == [1]
+    taken = markers.claim(marker(), owner(2))
+    assert taken is not None
+    assert taken.fence == 2
+
+
 def test_a_full_disk_leaves_the_marker_pending() -> None:
     for call in range(1, 6):
         files = SimulatedFiles(call)

@@ -4,12 +4,14 @@ Prefect's database is the truth about runs, schedules and slots; this package on
 Prefect (seconds), so it is imported by flows and nodes, and by the command line only through `operations.load`.
 """
 
-from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, free_unheld_slot, gpu_slot, state_now, wanted_by
+from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, state_now, wanted_by
 from trainyard.api.runs.listing import find_job, list_jobs, read_log
 from trainyard.api.runs.operating import cancel_run, crash_dead_runs, dead_runs, pause_run, resume_run, settle
 from trainyard.api.runs.server import ZOMBIES, bootstrap, client, limit_name, zombie_automation
+from trainyard.api.runs.slots import free_unheld_slots, gpu_slot, gpu_slots
 from trainyard.api.runs.states import (
     BUDGET_EXCEEDED,
+    NO_TRAINER,
     NODE_STATES,
     PREEMPTED,
     STATES,
@@ -17,6 +19,8 @@ from trainyard.api.runs.states import (
     node_state,
     preempted,
     run_state,
+    waits_for_trainer,
+    without_trainer,
 )
 from trainyard.api.runs.watching import continue_run, run_deployment, start_run, watch
 
@@ -24,6 +28,7 @@ __all__ = [
     "BUDGET_EXCEEDED",
     "INTERRUPTED",
     "NODE_STATES",
+    "NO_TRAINER",
     "PREEMPTED",
     "STATES",
     "STOPPED_NAMES",
@@ -36,8 +41,9 @@ __all__ = [
     "crash_dead_runs",
     "dead_runs",
     "find_job",
-    "free_unheld_slot",
+    "free_unheld_slots",
     "gpu_slot",
+    "gpu_slots",
     "limit_name",
     "list_jobs",
     "node_state",
@@ -50,7 +56,9 @@ __all__ = [
     "settle",
     "start_run",
     "state_now",
+    "waits_for_trainer",
     "wanted_by",
     "watch",
+    "without_trainer",
     "zombie_automation",
 ]

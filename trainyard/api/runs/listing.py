@@ -15,7 +15,7 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from trainyard.api.records import JOB_TAG, RunState
 from trainyard.api.runs.operating import process_of, read_run
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import run_state
+from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.errors import Conflict, NotFound
 
@@ -100,6 +100,7 @@ def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
         "pid": process.pid if process else None,
         "url": run_url(prefect, run.id),
         "parameters": run.parameters,
+        "waits_for_trainer": waits_for_trainer(run.state),
     }
 
 

@@ -18,16 +18,19 @@ from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Cancelling, Crashed, Scheduled, Suspended
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled, Suspended
 
+from trainyard.api.records import read_result
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import in_words, preempted
+from trainyard.api.runs.states import in_words, preempted, waits_for_trainer
 from trainyard.api.work import fruitless, note_preemption, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
 
 LEAVING_S = 20.0
-"""How long `resume` waits for a run that is still saving before it says so."""
+"""How long `resume` waits for a run that is still saving before it says so, and for the worker's word of its end."""
+WORKERS_WORD = "Flow run was cancelled"
+"""How the message begins by which Prefect's worker ends a cancellation."""
 RECENT = timedelta(days=3)
 ENDED = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
@@ -75,7 +78,9 @@ def pausing_advice(run: FlowRun) -> str:
 def resume_run(run_id: str) -> FlowRun:
     """Continue a run that is paused, failed, crashed or cancelled: finished nodes are reused, a training goes on.
 
-    A run that is still saving is waited for. Raises `Conflict` (`E-JOB-STATE`), `NotFound` (`E-NO-RUN`).
+    One that waits for its trainer is started. A run that is still saving is waited for.
+
+    Raises `Conflict` (`E-JOB-STATE`), `NotFound` (`E-NO-RUN`).
     """
     with client() as prefect:
         run = read_run(prefect, run_id)
@@ -84,7 +89,8 @@ def resume_run(run_id: str) -> FlowRun:
             require_gone(run)
             answer = prefect.resume_flow_run(run.id)
             accepted = answer.status is SetStateStatus.ACCEPT
-        elif kind in ENDED:
+        elif kind in ENDED or waits_for_trainer(run.state):
+            wait_for_worker(prefect, run)
             answer = prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
             accepted = answer.status is SetStateStatus.ACCEPT
         else:
@@ -107,6 +113,24 @@ def require_gone(run: FlowRun) -> None:
                 code="E-JOB-PAUSING",
             )
         time.sleep(0.2)
+
+
+def wait_for_worker(prefect: SyncPrefectClient, run: FlowRun) -> None:
+    """Wait until a worker that cancels the run has said so.
+
+    Prefect's worker writes `Cancelled` when the process is gone, some seconds after the run itself did. It does not
+    look at what the state is by then, and would cancel a run that was resumed in between.
+    """
+    while run.state is not None and run.state.type is StateType.CANCELLED:
+        states = sorted(prefect.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+        asked = next((one.timestamp for one in reversed(states) if one.type is StateType.CANCELLING), None)
+        told = any(
+            one.message and one.message.startswith(WORKERS_WORD) for one in states if asked and one.timestamp > asked
+        )
+        if asked is None or told or datetime.now(UTC) - run.state.timestamp > timedelta(seconds=LEAVING_S):
+            return
+        time.sleep(0.3)
+        run = read_run(prefect, str(run.id))
 
 
 def cancel_run(run_id: str) -> FlowRun:
@@ -166,12 +190,15 @@ def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, re
 def settle(run: FlowRun, settings: Settings) -> None:
     """Write the end of a run whose process is gone: cancelled if that was wanted, else crashed.
 
-    One whose trainers have saved on their way out was preempted: it is scheduled again.
+    One that had its result has completed: its process could not tell a server that was away. One whose trainers have
+    saved on their way out was preempted: it is scheduled again.
     """
     folder = settings.runs / str(run.id)
-    left = saved_and_left(folder)
+    left, result = saved_and_left(folder), read_result(folder)
     state: State[Any]
-    if run.state is not None and run.state.type is StateType.CANCELLING:
+    if result is not None and result.succeeded:
+        state = Completed(message=result.message)
+    elif run.state is not None and run.state.type is StateType.CANCELLING:
         state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
     elif left and not fruitless(folder):
         state = preempted(note_preemption(folder, left), after_s=0)

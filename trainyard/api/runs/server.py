@@ -16,7 +16,8 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED
+from trainyard.api.runs.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED
+from trainyard.compute.gpus import device_numbers
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings
 
@@ -26,16 +27,17 @@ NO_HEARTBEAT = "No heartbeat"
 ZOMBIES = "trainyard: mark dead runs as crashed"
 ENDS = (
     *("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
-    *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED),
+    *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED, NO_TRAINER),
 )
 """Names of the states in which a run does not beat."""
 
 
 def bootstrap(settings: Settings) -> None:
-    """Create the work pool, the device's limit and the automation if they are not there. Repeating changes nothing."""
+    """Create what is not there yet: the work pool, a limit for each device, the automation. Twice does no more."""
     with client() as prefect:
         ensure_pool(prefect, settings.work_pool)
-        ensure_limit(prefect, limit_name())
+        for device in device_numbers():
+            ensure_limit(prefect, limit_name(device))
     ensure_automation()
 
 

@@ -23,8 +23,11 @@ STATES: dict[StateType, tuple[RunState, str]] = {
 }
 """Prefect's state types in our words: (state, detail)."""
 
-PREEMPTED, BUDGET_EXCEEDED = "Preempted", "BudgetExceeded"
-"""Names of two states of ours: Scheduled again because its machine was taken back; Failed because its time is up."""
+PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
+"""Names of states of ours: Scheduled again because its machine was taken back; Failed because its time is up;
+Scheduled for a day that does not come, because its trainer is not installed."""
+NEVER = timedelta(days=36_525)
+"""A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
 DETAILS = {
     "Late": "late",
@@ -33,6 +36,7 @@ DETAILS = {
     "Resuming": "resuming",
     PREEMPTED: "preempted",
     BUDGET_EXCEEDED: "budget exceeded",
+    NO_TRAINER: "no trainer installed",
 }
 
 STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED}
@@ -79,3 +83,14 @@ def preempted(words: str, *, after_s: float) -> State[Any]:
     message = f"Its machine was taken back; it continues by itself. {words}".strip()
     state: State[Any] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
     return state
+
+
+def without_trainer(why: str) -> State[Any]:
+    """The state of a job that was checked and recorded, and that no worker takes until somebody resumes it."""
+    message = f"{why} Then `trainyard jobs resume` starts it."
+    state: State[Any] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)
+    return state
+
+
+def waits_for_trainer(state: State[Any] | None) -> bool:
+    return state is not None and state.is_scheduled() and state.name == NO_TRAINER

@@ -3,7 +3,8 @@
 Every ten seconds it ends supervised children whose parent died without them, and settles the runs of this machine
 whose process is gone. Prefect's automation does the latter by missing heartbeats, from anywhere and after 90 s; this
 looks at the process itself. It also takes back what the automation got wrong: after an outage of the server of more
-than 90 s nobody has heard a beat, and every run reads crashed. A server that is away is waited for.
+than 90 s nobody has heard a beat, and every run reads crashed. At six in the morning it looks whether a night
+succeeded. A server that is away is waited for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
+from trainyard.api.records import read_result
+from trainyard.api.runs.night_watch import NightWatch
 from trainyard.api.runs.operating import dead_runs, process_of, runs_in, settle
 from trainyard.api.runs.server import NO_HEARTBEAT, client
 from trainyard.api.stack import worker_name
@@ -36,17 +39,19 @@ class Watchdog:
 
     settings: Settings
     sweeper: Sweeper = field(init=False)
+    nights: NightWatch = field(init=False)
     suspects: set[tuple[str, str]] = field(default_factory=set)
     """(run, its process) that the last look found dead."""
 
     def __post_init__(self) -> None:
         self.sweeper = Sweeper(self.settings.home)
+        self.nights = NightWatch(self.settings)
 
     def look(self) -> list[str]:
         """What was done, in sentences."""
         done = [f"ended the orphan {pid}" for pid in self.sweeper.look()]
         try:
-            return done + self.settle_dead() + self.restore_living()
+            return done + self.settle_dead() + self.correct_automation() + self.nights.look()
         except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:
             return [*done, f"the server does not answer: {error}"]
 
@@ -60,15 +65,25 @@ class Watchdog:
             settle(run, self.settings)
         return [told(run) for run in certain]
 
-    def restore_living(self) -> list[str]:
-        """Runs that the automation marked as crashed and whose process works."""
+    def correct_automation(self) -> list[str]:
+        """Runs that the automation marked as crashed and whose process works, or had finished everything."""
         found = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
-        living = [run for run in found if marked_by_automation(run) and process_of(run)]
+        marked = [run for run in found if marked_by_automation(run)]
+        living = [run for run in marked if process_of(run)]
+        finished = [run for run in marked if run not in living and finished_all(run, self.settings)]
         for run in living:
             state: State[Any] = Running(message="Its process works; the server had heard no beat of it.")
             with client() as prefect:
                 prefect.set_flow_run_state(run.id, state, force=True)
-        return [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
+        for run in finished:
+            settle(run, self.settings)
+        said = [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
+        return said + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
+
+
+def finished_all(run: FlowRun, settings: Settings) -> bool:
+    result = read_result(settings.runs / str(run.id))
+    return result is not None and result.succeeded
 
 
 def marked_by_automation(run: FlowRun) -> bool:

@@ -11,15 +11,15 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 
-from trainyard.api.records import EventReader, NodeResult, RunResult, RunState, read_result
+from trainyard.api.records import JOB_TAG, EventReader, NodeResult, RunResult, RunState, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import node_state, run_state
+from trainyard.api.runs.states import node_state, run_state, waits_for_trainer, without_trainer
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -48,18 +48,26 @@ def run_deployment(
     return watch(started.run_id, settings=settings, on_progress=on_progress)
 
 
-def start_run(name: str, parameters: Mapping[str, Any], *, settings: Settings, tags: tuple[str, ...] = ()) -> RunResult:
-    """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder."""
+def start_run(
+    name: str, parameters: Mapping[str, Any], *, settings: Settings, tags: tuple[str, ...] = (), waits: str = ""
+) -> RunResult:
+    """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder.
+
+    With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed.
+    """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
+    state: State[Any] | None = without_trainer(waits) if waits else None
+    if waits:
+        tags = (*tags, JOB_TAG)  # which its flow would add when it begins
     with client() as prefect:
         deployment = find_deployment(prefect, name)
         try:
             run = prefect.create_flow_run_from_deployment(
-                deployment.id, parameters=dict(parameters), tags=tags, job_variables={"env": environment}
+                deployment.id, parameters=dict(parameters), state=state, tags=tags, job_variables={"env": environment}
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters(name, error) from error
-        return started_result(prefect, run, "started")
+        return started_result(prefect, run, (state.message if state else "") or "started")
 
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
@@ -128,6 +136,8 @@ def watch(
 ) -> RunResult:
     """Follow a run to its end: its events as they are written, its state from the server once a second.
 
+    A job that waits for its trainer is not waited for.
+
     `since` is a time in seconds of the epoch: events before it, those of earlier attempts, are not told again.
     """
     events = EventReader(settings.runs / run_id)
@@ -140,7 +150,7 @@ def watch(
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
                 last = tell_state(run, last, time.monotonic() - started, on_progress)
-                if run.state is not None and run.state.is_final():
+                if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
         tell(events, since, on_progress)
@@ -170,7 +180,7 @@ def result_of(prefect: SyncPrefectClient, run: FlowRun, folder: Path) -> RunResu
     message = (run.state.message if run.state else "") or detail
     seconds = run.total_run_time.total_seconds()
     own = read_result(folder)
-    if own is not None:
+    if own is not None and not waits_for_trainer(run.state):
         return own.model_copy(update={"state": word, "message": message, "url": run_url(prefect, run.id)})
     return RunResult(
         run_id=str(run.id),

@@ -18,10 +18,14 @@ from trainyard.api import services, stack
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
+from trainyard.serve.targets import local
 from trainyard.settings import Settings
+from trainyard.spec.load.text import parse_text
+from trainyard.spec.night import read_night
 from trainyard.stores.models import resolve_model
 
 GIB = 1 << 30
+NIGHT_FILE = "nightly.yaml"
 LEAST_FREE_GIB = 2.0
 """A demo run leaves about 100 MB, the pinned packages take the rest on a first set-up."""
 
@@ -61,8 +65,13 @@ def look_at_python(_: Settings) -> list[Check]:
 
 
 def look_at_packages(_: Settings) -> list[Check]:
-    """Prefect 3.8's server breaks with FastAPI 0.150 and newer, which pip would choose by itself."""
-    pins = {"prefect": ("3.8.8", "3.9"), "fastapi": ("0.139", "0.150"), "torch": ("2.13", "2.14")}
+    """Prefect 3.8's server breaks with FastAPI 0.150 and newer, its scheduler with SQLAlchemy 2.1: pip chooses both."""
+    pins = {
+        "prefect": ("3.8.8", "3.9"),
+        "fastapi": ("0.139", "0.150"),
+        "sqlalchemy": ("2.0.40", "2.1"),
+        "torch": ("2.13", "2.14"),
+    }
     return [package_check(name, least, below) for name, (least, below) in pins.items()]
 
 
@@ -138,6 +147,33 @@ def look_at_embedded(settings: Settings) -> list[Check]:
                   do="Run `trainyard up`.")]  # fmt: skip
 
 
+def look_at_night(settings: Settings) -> list[Check]:
+    """Which model reads the documents of a night. Nobody has to start it: the night does, and ends it."""
+    path = settings.home / NIGHT_FILE
+    try:
+        given = parse_text(path.read_bytes()) if path.is_file() else {}
+        serving = read_night({"tenant": settings.tenant, **(given if isinstance(given, dict) else {})}).serving
+    except TrainyardError as error:
+        return [Check(name="night", ok=False, detail=f"{path.name}: {error.what}", do="Correct the file.")]
+    detail = f"reads with profile {serving.profile}; the night starts and ends that server, `trainyard up` starts none"
+    return [Check(name="night", ok=True, note=True, detail=detail)]
+
+
+def look_at_targets(settings: Settings) -> list[Check]:
+    """Servers that deployments started and that should answer; after `down` they are only told."""
+    found = []
+    for path, recipe in local.expected(settings).items():
+        server = local.running(path)
+        fine = server is not None and server.answers()
+        state = (
+            f"{server.url} does not answer" if server else "its process is gone" if path.is_file() else "not running"
+        )
+        detail = f"{recipe.model}, {server.url if server and fine else state}"
+        do = "Run `trainyard up`, which starts it again." if server is None else f"Read {recipe.log}."
+        found.append(Check(name=f"server {path.stem}", ok=fine, note=not path.is_file(), detail=detail, do=do))
+    return found
+
+
 def look_at_devices(_: Settings) -> list[Check]:
     readings = read_gpus()
     gpus = ", ".join(f"{gpu.name} {gpu.memory_mb} MiB" for gpu in readings.gpus) or readings.state
@@ -165,6 +201,8 @@ LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
     look_at_server,
     look_at_models,
     look_at_embedded,
+    look_at_night,
+    look_at_targets,
     look_at_devices,
     look_at_backends,
 )

@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunState, read_result
+from trainyard.api.verbs.waiting import require_trainer
 from trainyard.api.work import LogTail, Work, works_of
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
+from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.stores.metrics import Point
 
@@ -178,9 +180,11 @@ def gone(row: dict[str, Any]) -> bool:
 
 
 def resumed(runs: Any, given: ResumeInput, settings: Settings) -> Job:
-    """Continue a job that is paused, failed, crashed or cancelled."""
+    """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     row = runs.find_job(given.job)
     refuse_changes(row, given.parameters)
+    if row["waits_for_trainer"]:
+        require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
     runs.resume_run(row["id"])
     return job_of(runs.find_job(row["id"]), settings)
 
@@ -193,7 +197,7 @@ def listed(runs: Any, given: JobsInput, settings: Settings) -> JobList:
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
     works = works_of(settings.runs / row["id"])
     told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
-    return Job(**{key: value for key, value in row.items() if key != "parameters"}, **told)
+    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **told)
 
 
 def shown(runs: Any, name: str, settings: Settings) -> JobDetail:

@@ -15,7 +15,7 @@ from trainyard.backends.base import Probe
 from trainyard.backends.foreign.reach import Limit, adapter_reasons, refused
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.limits import outside_reach
-from trainyard.backends.surroundings import environment as plain_environment
+from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Strategy
@@ -50,14 +50,6 @@ def reasons(job: TrainingJob) -> list[Reason]:
 def command(job: TrainingJob, folder: Path) -> list[str]:
     """The conductor runs in our interpreter and starts the launcher of the tool's own below it."""
     return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
-
-
-def environment(job: TrainingJob) -> dict[str, str]:
-    """As for every trainer, but for the devices: the launcher gives each process its own."""
-    variables = plain_environment(job)
-    if job.config.launch.processes > 1 and variables.get("CUDA_VISIBLE_DEVICES") == "0":
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(job.config.launch.processes)))
-    return variables
 
 
 __all__ = ["command", "environment", "probe", "reasons"]

@@ -72,8 +72,7 @@ def argv(run: Run) -> list[str]:
     python = place() / "bin" / "python"
     if launch.launcher == "deepspeed":
         options = [
-            "--num_gpus",
-            str(launch.processes),
+            *chosen_devices(run),
             "--master_port",
             str(free_port()),
             "--no_local_rank",
@@ -82,6 +81,14 @@ def argv(run: Run) -> list[str]:
         return [str(python), str(python.with_name("deepspeed")), *options, WORKER, str(run.folder)]
     meeting = run.folder / MEETING_FOLDER
     return torchrun(Launched(str(python), launch, [WORKER, str(run.folder)], meeting))
+
+
+def chosen_devices(run: Run) -> list[str]:
+    """The launcher takes the first devices of the machine unless it is told which; it does not read our variables."""
+    count, devices = run.job.config.launch.processes, run.job.devices
+    if run.device == "cuda" and len(devices) == count:
+        return ["--include", f"localhost:{','.join(map(str, devices))}"]
+    return ["--num_gpus", str(count)]
 
 
 def place() -> Path:
@@ -106,7 +113,7 @@ def variables(run: Run) -> Mapping[str, str]:
     """What the tool's processes see beside our own environment."""
     given = {
         **environments.variables(),
-        **threads_of(run),
+        **several(run.job),
         "TORCH_EXTENSIONS_DIR": str(extensions()),
         "DS_BUILD_OPS": "0",
         "PATH": f"{place() / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}",
@@ -116,11 +123,6 @@ def variables(run: Run) -> Mapping[str, str]:
         # On a machine without a network its own name may not resolve; the processes are all here.
         given |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     return given
-
-
-def threads_of(run: Run) -> dict[str, str]:
-    """The threads of the job are shared by its processes; which of the devices each takes, the processes know."""
-    return {name: value for name, value in several(run.job).items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def stop(run: Run, launcher: psutil.Process) -> bool:

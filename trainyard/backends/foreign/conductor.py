@@ -8,11 +8,12 @@ whatever the tool leaves running, and ends it.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import psutil
 
 from trainyard.backends.foreign import names
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt
+from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt, tell_restart
 from trainyard.compute.child import (
     ERROR_FILE,
     LOG_FILE,
@@ -34,10 +35,11 @@ from trainyard.compute.child import (
     prctl,
 )
 from trainyard.compute.gpus import read_gpus
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import Device
+from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.compat import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import Found, newest_valid
 
@@ -92,12 +94,11 @@ def conduct(folder: Path, events: Events, tool: Tool, finish: Callable[[Run, int
     Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
     """
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
-    device = pick_device(job.config.device)
-    with device_lock(
-        Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
-    ):
+    device = pick_device(job.config.device, job.config.backend)
+    places, give_up = Path(job.locks), events.stop_requested
+    with device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
         found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder, found, events)
+        restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
         plan = make_plan(folder, device, events, tool.plan_options)
         at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": restarted_from}
         write_json_durably(folder / names.PLAN_FOLDER / names.RESUME_FILE, at)
@@ -117,30 +118,30 @@ def lead(run: Run, tool: Tool, finish: Callable[[Run, int], None]) -> None:
     finish(run, log_at)
 
 
-def pick_device(asked: Device) -> str:
-    """cuda where NVML sees a GPU, else cpu; or the one asked for. Raises `InvalidInput` (`E-DEVICE`)."""
+def pick_device(asked: Device, backend: BackendName) -> str:
+    """Where a backend computes on this machine. Raises `InvalidInput` (`E-DEVICE`)."""
+    return device_for(asked, BACKENDS[backend].devices, devices_here())
+
+
+def devices_here() -> tuple[Device, ...]:
+    """What this machine has, the fastest first: NVML sees GPUs, and every Mac with a processor of Apple's has MPS."""
     has_gpu = bool(read_gpus().gpus) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    if asked is Device.AUTO:
-        return "cuda" if has_gpu else "cpu"
-    if asked is Device.MPS or (asked is Device.CUDA and not has_gpu):
+    has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
+    found = {Device.CUDA: has_gpu, Device.MPS: has_mps, Device.CPU: True}
+    return tuple(device for device, present in found.items() if present)
+
+
+def device_for(asked: Device, taken: Sequence[Device], here: Sequence[Device]) -> str:
+    """The device asked for, or the first one here that the backend takes. Raises `InvalidInput` (`E-DEVICE`)."""
+    usable = [device.value for device in here if device in taken]
+    if not usable or (asked is not Device.AUTO and asked.value not in usable):
         raise InvalidInput(
             f"The device {asked.value!r} was asked for, and this backend has none here.",
+            why=f"It computes on {', '.join(taken)}, and this machine has {', '.join(here)}.",
             do="Use device: auto, which takes what is here.",
             code="E-DEVICE",
         )
-    return asked.value
-
-
-def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] | str | None:
-    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one."""
-    for sentence in found.quarantined:
-        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-    if found.path is None and not (folder / BEGUN_FILE).exists():
-        return None
-    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
-    print(f"restart: {text}", flush=True)
-    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
-    return {"step": found.step} if found.path else "zero"
+    return usable[0] if asked is Device.AUTO else asked.value
 
 
 def make_plan(folder: Path, device: str, events: Events, options: tuple[str, ...]) -> dict[str, Any]:

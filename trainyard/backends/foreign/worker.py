@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -171,6 +172,19 @@ def guarded(folder: Path, work: Callable[[], None]) -> None:
     except Exception as error:
         traceback.print_exc()
         fail(folder, in_words(error))
+
+
+def load(engine: str) -> Callable[[Path, StopFlag], None]:
+    """The `train` of an engine, whose imports take up to ten seconds."""
+    train: Callable[[Path, StopFlag], None] = import_module(engine).train
+    return train
+
+
+def train_with(engine: str, folder: Path) -> None:
+    """Train the job of a folder. A SIGTERM during the slow imports is a stop request like any other."""
+    tie_to_parent()
+    stop = StopFlag()
+    guarded(folder, lambda: load(engine)(folder, stop))
 
 
 def in_words(error: Exception) -> TrainyardError:

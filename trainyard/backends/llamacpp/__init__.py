@@ -15,7 +15,7 @@ from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.limits import outside_reach
-from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS
+from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
@@ -26,14 +26,16 @@ CODE = "R-LLAMACPP"
 
 
 def probe(settings: Settings | None = None) -> Probe:
-    """The environment, and the programs that were built into it."""
+    """The environment, and the programs that were built into it. The version is llama.cpp's, not its package's."""
     found = environments.probe(BackendName.LLAMACPP, settings)
-    tools = environments.folder(BackendName.LLAMACPP, settings) / FOLDER / "bin"
-    missing = [name for name in PROGRAMS if not (tools / name).is_file()]
-    if found.available and missing:
-        why, fix = f"{tools} has no {missing[0]}.", environments.mending(BackendName.LLAMACPP, settings)
+    if not found.available:
+        return found
+    tools = environments.folder(BackendName.LLAMACPP, settings) / FOLDER
+    missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
+    if missing:
+        why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.mending(BackendName.LLAMACPP, settings)
         return Probe(False, version=found.version, why=why, fix=fix)
-    return found
+    return Probe(True, version=own_version(tools))
 
 
 def reasons(job: TrainingJob) -> list[Reason]:

@@ -9,18 +9,23 @@ converter of models (`convert_hf_to_gguf.py`, `conversion/`, `gguf-py/`) and `bu
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import orjson
+
 from trainyard.backends.installing import carry_out, failed
 from trainyard.stores.artifacts import write_json_durably
 
 PACKAGE, RELEASE = "llama-cpp-python", "0.3.36"
 """The source distribution; its llama.cpp has ggml 0.25.3."""
-FOLDER = "llama.cpp"
+FOLDER, BUILD_FILE = "llama.cpp", "build.json"
+VERSION = re.compile(r"^version: *(\S.*?)(?: built with .*)?$", re.MULTILINE)
+VERSION_TIMEOUT_S = 20
 PROGRAMS = ("llama-finetune", "llama-quantize", "llama-export-lora", "llama-tokenize", "llama-server")
 CONVERTER = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion", "gguf-py", "LICENSE")
 OPTIONS = {
@@ -39,6 +44,8 @@ def build(environment: Path, say: Callable[[str], None]) -> None:
     """Download, compile and keep what is used. Raises `Unavailable` (`E-INSTALL`) naming the step that failed."""
     scripts = environment / "bin"
     variables = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
+    # Its version names the commit of the git repository around it, and that could be anybody's.
+    variables["GIT_CEILING_DIRECTORIES"] = str(environment)
     work = environment / "build"
     work.mkdir()
     source = unpacked(environment, work, variables, say)
@@ -77,12 +84,30 @@ def keep(source: Path, tree: Path, target: Path) -> None:
     for name in CONVERTER:
         copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
         copy(source / name, target / name)
-    said = subprocess.run(
-        [str(target / "bin" / "llama-finetune"), "--version"], capture_output=True, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    lines = [line for line in (said.stdout + said.stderr).splitlines() if line.startswith(("version", "built"))]
-    write_json_durably(
-        target / "build.json",
-        {"release": RELEASE, "version": " ".join(lines).removeprefix("version: "), "programs": list(PROGRAMS)},
-    )
+    record = {"release": RELEASE, "version": said_version(target), "programs": list(PROGRAMS)}
+    write_json_durably(target / BUILD_FILE, record)
+
+
+def own_version(tools: Path) -> str:
+    """llama.cpp's own version, as it was recorded when it was built; of programs from elsewhere, what they say."""
+    path = tools / BUILD_FILE
+    recorded = str(orjson.loads(path.read_bytes()).get("version", "")) if path.is_file() else ""
+    return version_in("version: " + recorded.removeprefix("version: ")) or said_version(tools)
+
+
+def said_version(tools: Path) -> str:
+    """What `llama-finetune --version` says; empty if it does not start."""
+    try:
+        said = subprocess.run(
+            [str(tools / "bin" / "llama-finetune"), "--version"], capture_output=True, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, timeout=VERSION_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return version_in(said.stdout + said.stderr)
+
+
+def version_in(text: str) -> str:
+    """The version in what the program prints: `version: 0.5.0-dev (build 1, commit 0c1e570)`, then its compiler."""
+    found = VERSION.search(text)
+    return found.group(1) if found else ""

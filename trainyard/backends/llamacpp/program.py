@@ -34,13 +34,13 @@ from trainyard.backends.foreign.conductor import (
     judge,
     left_error,
     size_of,
-    tell_restart,
 )
 from trainyard.backends.foreign.worker import require_finite
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.llamacpp.build import FOLDER
+from trainyard.backends.llamacpp.build import FOLDER, own_version
+from trainyard.backends.results import tell_restart
 from trainyard.compute.child import ERROR_FILE, LOG_FILE, SPEC_FILE, Events, Stopped
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import BackendName, Quantization, Schedule
@@ -84,10 +84,10 @@ class Curve:
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
-    lock = Path(job.locks) / f"{DEVICE}.lock"
-    with device_lock(lock, run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested):
+    places, give_up = Path(job.locks), events.stop_requested
+    with device_locks(places, DEVICE, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
         found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder, found, events)
+        restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
         place = folder / names.PLAN_FOLDER
         place.mkdir(exist_ok=True)
         (place / names.PLAN_FILE).unlink(missing_ok=True)
@@ -260,13 +260,14 @@ def hand_over(run: Run, curve: Curve, log_at: int) -> None:
     assert last is not None, "every epoch is a checkpoint"
     assist("finish", run.folder, run.events, str(last / MODEL_FILE))
     weights = run.folder / names.MADE_FOLDER / "weights"
+    version = own_version(tools())
     report: dict[str, Any] = {
         "losses": curve.losses,
         # Windows differ in how hard they are; what falls is the mean of an epoch.
         "first_loss": curve.epochs[0],
         "final_loss": curve.epochs[-1],
-        "versions": {"llama.cpp": version()},
-        "tool": {"name": "llama-finetune", "version": version()},
+        "versions": {"llama.cpp": version},
+        "tool": {"name": "llama-finetune", "version": version},
         "device": DEVICE,
         "threads": 1,
         "precision": "fp32",
@@ -289,9 +290,3 @@ def quantise(run: Run, weights: Path) -> None:
     given = [str(program), str(folder / "model-f32.gguf"), str(folder / "model-q8_0.gguf"), "Q8_0", "1"]
     code = carry_out(run, Tool(lambda _: given, lambda _: {}, end))
     judge(run, code)
-
-
-def version() -> str:
-    """What the program says of itself: version, build and commit."""
-    built = json.loads((tools() / "build.json").read_text(encoding="utf-8"))
-    return str(built["version"])

@@ -51,7 +51,7 @@ class Halted(Exception):
 def train(folder: Path, stop: StopFlag) -> None:
     """Run the plan in `folder` to its end, or to a stop."""
     desk = Desk(folder)
-    use_device(desk.config["device"])
+    use_device(desk.plan["device"])
     mx.random.seed(desk.hyper["seed"])
     model, _ = load_model(Path(desk.spec["base"]))
     precision = cast(model, desk.hyper["precision"])
@@ -82,8 +82,8 @@ def train(folder: Path, stop: StopFlag) -> None:
     shutil.rmtree(own)
 
 
-def use_device(asked: str) -> None:
-    if asked == "cpu":
+def use_device(name: str) -> None:
+    if name == "cpu":
         mx.set_default_device(mx.cpu)
 
 

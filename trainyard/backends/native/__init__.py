@@ -30,10 +30,11 @@ def probe(_settings: Settings | None = None) -> Probe:
 
 def reasons(job: TrainingJob) -> list[Reason]:
     """What the engine does not carry out; what needs a package or a device is told by the program itself."""
-    if job.config.stage is not Stage.PPO:
+    instead = {Stage.PPO: "stage: dpo or kto.", Stage.GRPO: "backend: trl."}.get(job.config.stage)
+    if instead is None:
         return []
-    because = "The native engine has no ppo stage yet."
-    return [Reason("R-NATIVE", job.node or None, "config.stage", because, "stage: dpo or kto.")]
+    because = f"The native engine has no {job.config.stage} stage yet."
+    return [Reason("R-NATIVE", job.node or None, "config.stage", because, instead)]
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

@@ -24,10 +24,11 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.data import Prepared, prepare
+from trainyard.backends.results import tell_restart
 from trainyard.backends.trl.loading import load_tokenizer, pick_device, template_sha256
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.gpus import cpu_bf16
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
@@ -40,7 +41,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.autotune import free_bytes
 from trainyard.train.batching import Cut, Feed, Plan, choose_cut, sound_cut
-from trainyard.train.checkpoints import Found, require_space, seal, whole_or_nothing
+from trainyard.train.checkpoints import require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
 from trainyard.train.loop import Progress, StepRecord, done
 from trainyard.train.loop import train as run_loop
@@ -114,9 +115,8 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
     job = fitted(job, folder, events, device)
     if team is not None:
         team.tell(JOB, job.model_dump(mode="json"))
-    with device_lock(
-        Path(job.locks) / f"{device}.lock", run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested
-    ):
+    places, give_up = Path(job.locks), events.stop_requested
+    with device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
         try:
             train_on(job, folder, events, device, team)
         except torch.OutOfMemoryError as error:
@@ -163,7 +163,7 @@ def fitted(job: TrainingJob, folder: Path, events: Events, device: str) -> Train
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     mirror = mirror_of(job)
     found = newest(folder / CHECKPOINT_FOLDER, mirror)
-    restarted_from = tell_restart(folder, found, events)
+    restarted_from = tell_restart(folder / DECISIONS_FILE, found, events)
     run = assemble(job, folder, events, device, team)
     moving = [value for value in run.policy.model.parameters() if value.requires_grad]
     require_space(folder, ADAM_COPIES * sum(value.numel() * value.element_size() for value in moving))
@@ -206,18 +206,6 @@ def mirror_of(job: TrainingJob) -> str | None:
     """The job's own folder in the object store: another job must never continue from it."""
     address = job.config.engine.mirror
     return f"{address.rstrip('/')}/{job.digest}" if address else None
-
-
-def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] | str | None:
-    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one."""
-    for sentence in found.quarantined:
-        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-    if found.path is None and not (folder / DECISIONS_FILE).exists():
-        return None
-    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
-    print(f"restart: {text}", flush=True)
-    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
-    return {"step": found.step} if found.path else "zero"
 
 
 def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> Run:

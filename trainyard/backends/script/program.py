@@ -26,7 +26,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.script import files
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, STOPPED_EXIT, Events, Stopped, faultpoint
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.compute.tail import Event, EventTail
 from trainyard.errors import TrainyardError
@@ -50,9 +50,9 @@ NO_TOKENS = {"read": 0, "trained": 0, "masked": 0, "truncated": 0, "dropped": 0}
 def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
-    device, started = pick_device(job.config.device), time.monotonic()
-    lock = Path(job.locks) / f"{device}.lock"
-    with device_lock(lock, run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested):
+    device, started = pick_device(job.config.device, BackendName.SCRIPT), time.monotonic()
+    places, give_up = Path(job.locks), events.stop_requested
+    with device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
         try:
             code = carry_out(folder, events)
         finally:

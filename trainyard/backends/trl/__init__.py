@@ -16,7 +16,7 @@ from trainyard.spec.axes import ADAPTER_METHODS, Method, Optimizer, PreferenceLo
 
 PROGRAM = "trainyard.backends.trl.program:train"
 NEEDED = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
-STAGES = (Stage.SFT, Stage.DPO)
+STAGES = (Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO)
 METHODS = (Method.LORA, Method.DORA, Method.FULL)
 LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
 OPTIMIZERS = {

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
 from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
 MOST_LOSSES = 1000
@@ -34,10 +38,31 @@ class Length:
     logging_steps: int
 
 
-def run_length(job: TrainingJob, rows: int) -> Length:
-    """Steps of a run over `rows` rows, and how often it logs and saves."""
+def completions_of(job: TrainingJob) -> int:
+    """Completions that are drawn for each row; 1 where the row itself is learned from."""
+    rollouts = job.config.rollouts
+    return rollouts.num_generations if job.config.stage is Stage.GRPO and rollouts is not None else 1
+
+
+def prompts_of_a_step(job: TrainingJob) -> int:
+    """Rows of an optimizer step that completions are drawn for."""
     hyper = job.config.hyperparameters
-    batches = math.ceil(rows / (hyper.batch_size * job.config.launch.processes))
+    drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
+    return max(1, drawn // completions_of(job))
+
+
+def left_out(job: TrainingJob, rows: int) -> int:
+    """Rows that each pass leaves out, which are others in each: KTO compares the rows of a batch, and a last batch of
+    one would be compared with itself; GRPO compares completions, and a step takes the same number of prompts."""
+    if job.config.stage is Stage.GRPO:
+        return rows % prompts_of_a_step(job)
+    return int(job.config.stage is Stage.KTO and rows % job.config.hyperparameters.batch_size == 1)
+
+
+def run_length(job: TrainingJob, rows: int) -> Length:
+    """Steps of a run over `rows` rows a pass, and how often it logs and saves."""
+    hyper = job.config.hyperparameters
+    batches = math.ceil(rows * completions_of(job) / (hyper.batch_size * job.config.launch.processes))
     per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation))
     total = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
     save = hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, math.ceil(total / CHECKPOINTS_PER_RUN)))
@@ -57,7 +82,7 @@ def schedule_arguments(schedule: Schedule, total_steps: int) -> dict[str, Any]:
 def common_arguments(
     job: TrainingJob, length: Length, folder: Path, device: str, precision: Precision
 ) -> dict[str, Any]:
-    """Arguments that SFT and DPO share."""
+    """Arguments that all stages share."""
     hyper = job.config.hyperparameters
     return {
         "output_dir": str(folder),
@@ -115,5 +140,49 @@ def dpo_config(common: dict[str, Any], job: TrainingJob) -> DPOConfig:
     )
 
 
-def trains_pairs(job: TrainingJob) -> bool:
-    return job.config.stage is Stage.DPO
+def kto_config(common: dict[str, Any], job: TrainingJob) -> KTOConfig:
+    """The reference is computed without dropout, as for DPO: the first loss is 0.5 where the weights are 1.
+
+    TRL asks for rows in their given order because it pairs neighbours beforehand; here each batch pairs its own rows.
+    """
+    preference = job.config.preference
+    return KTOConfig(
+        **common,
+        beta=preference.beta,
+        loss_type="kto",
+        desirable_weight=preference.desirable_weight,
+        undesirable_weight=preference.undesirable_weight,
+        train_sampling_strategy="sequential",
+        disable_dropout=True,
+        precompute_ref_log_probs=False,
+    )
+
+
+def reward_config(common: dict[str, Any]) -> RewardConfig:
+    """Bradley-Terry without a centring term; an adapter drops out what it was told to."""
+    return RewardConfig(**common, center_rewards_coefficient=None, disable_dropout=False)
+
+
+def grpo_config(common: dict[str, Any], rollouts: RolloutSettings) -> GRPOConfig:
+    """Completions are drawn for one optimizer step and used once, so the old policy is the policy itself.
+
+    The prompts are cut to no length here, and dropout stays off: what is learned from is what was drawn.
+    """
+    return GRPOConfig(
+        **{name: value for name, value in common.items() if name != "max_length"},
+        num_generations=rollouts.num_generations,
+        max_completion_length=rollouts.max_completion_length,
+        temperature=rollouts.temperature,
+        top_p=1.0,
+        top_k=0,
+        beta=rollouts.beta,
+        epsilon=rollouts.epsilon,
+        loss_type=rollouts.loss,
+        scale_rewards=rollouts.scale_rewards,
+        reward_weights=[reward.weight for reward in rollouts.rewards],
+        num_iterations=1,
+        disable_dropout=True,
+        remove_unused_columns=False,
+        use_vllm=False,
+        log_completions=False,
+    )

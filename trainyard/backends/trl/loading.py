@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, TaskType
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Device, Method
-from trainyard.train.methods.adapters import NEW, inject
-from trainyard.train.methods.loading import require_same_base
-from trainyard.train.methods.lora import adapter_shape, targets
+from trainyard.spec.axes import Device, Method, Stage
+from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
+from trainyard.train.methods.contract import Head
+from trainyard.train.methods.loading import load_model, require_same_base
+from trainyard.train.methods.lora import TASKS, adapter_shape, targets
 from trainyard.train.templates import PLAIN_TEMPLATE
 
 
@@ -53,13 +54,19 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def head_of(job: TrainingJob) -> Head:
+    """What the model puts out: text, or one score a row."""
+    return "reward" if job.config.stage is Stage.REWARD else "causal"
+
+
 def load_base(job: TrainingJob, device: str) -> Any:
-    """The base in float32; in bfloat16 where it stays frozen on a GPU that computes in it."""
+    """The base in float32; in bfloat16 where it stays frozen on a GPU that computes in it.
+
+    The score of a reward model is new: its first weights are drawn here.
+    """
     frozen = job.config.method is not Method.FULL
     dtype = torch.bfloat16 if frozen and device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(job.base, trust_remote_code=False, use_safetensors=True, dtype=dtype)
-    model.config.use_cache = False
-    return model
+    return load_model(job.base, head_of(job), {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype})
 
 
 def with_adapter(model: Any, job: TrainingJob) -> Any:
@@ -67,9 +74,11 @@ def with_adapter(model: Any, job: TrainingJob) -> Any:
     if job.config.method is Method.FULL:
         return model
     if job.adapter is not None:
-        require_same_base(Path(job.adapter), job.base_sha256, job.node or None)
-        return PeftModel.from_pretrained(model, job.adapter, is_trainable=True)
-    config = adapter_shape(job.config, TaskType.CAUSAL_LM, targets(model, job.config.lora))
+        folder = Path(job.adapter)
+        require_same_base(folder, job.base_sha256, job.node or None)
+        return load_adapter(model, folder, read_config(folder, head_of(job), trainable=True), NEW, "cpu")
+    torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
+    config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, job.config.lora))
     return inject(model, config, NEW)
 
 

@@ -1,4 +1,4 @@
-"""The training child of the `trl` backend: SFT and DPO with LoRA, DoRA or full weights (imports torch and TRL).
+"""The training child of the `trl` backend: five stages with LoRA, DoRA or full weights (imports torch and TRL).
 
 Reads `spec.json`, continues from the newest valid checkpoint or says that it starts from zero, and leaves
 `result/adapter` or `result/model` with a `training.json`. Everything that decides a number (threads, seed, precision,
@@ -7,7 +7,6 @@ versions) is fixed before the first step and recorded.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import shutil
 import time
@@ -21,14 +20,15 @@ import peft
 import torch
 import transformers
 import trl
-from datasets import Dataset
 from transformers import PrinterCallback, set_seed
 
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl.arguments import common_arguments, dpo_config, sft_config, trains_pairs
+from trainyard.backends.results import tell_restart
+from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import Prepared, prepare, sequence
 from trainyard.backends.trl.loading import (
+    head_of,
     load_base,
     lora_facts,
     pick_device,
@@ -37,28 +37,32 @@ from trainyard.backends.trl.loading import (
     with_adapter,
 )
 from trainyard.backends.trl.several import company, in_parts, layout_of, shared, shared_model
+from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import (
     CommittedCheckpoints,
     Curve,
     InOrder,
-    OurDPOTrainer,
-    OurSFTTrainer,
     Watch,
     newest_trainer_state,
     require_finite_weights,
 )
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.gpus import cpu_bf16
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_locks
+from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Precision, Strategy
+from trainyard.spec.axes import ADAPTER_METHODS, Precision, Stage, Strategy
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import Found, newest_valid, require_space, seal, whole_or_nothing
+from trainyard.train.methods.contract import PolicyRequest
+from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
 from trainyard.train.precision import PrecisionChoice, choose_precision
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
+COMPARING = (Stage.DPO, Stage.KTO, Stage.REWARD)
+"""Stages whose records tell the settings of a preference."""
 ADAM_COPIES = 4
 """Weights, two moments and room for the next checkpoint, as multiples of the trained bytes."""
 
@@ -71,8 +75,11 @@ def train(folder: Path, events: Events) -> None:
     with ExitStack() as held:
         team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
         if team is None or team.leading:
-            lock = Path(job.locks) / f"{device}.lock"
-            held.enter_context(device_lock(lock, run=job.run, wait_s=LOCK_WAIT_S, give_up=events.stop_requested))
+            places, give_up = Path(job.locks), events.stop_requested
+            locks = device_locks(
+                places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up
+            )
+            held.enter_context(locks)
         shared(team, None)  # nobody begins before the device is ours
         try:
             train_on(job, folder, events, device, team)
@@ -126,7 +133,7 @@ def start_of(folder: Path, events: Events, team: Team | None) -> tuple[Found, di
     place, step = "", 0
     if team is None or team.leading:
         found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder, found, events)
+        restarted_from = tell_restart(folder / DECISIONS_FILE, found, events)
         place, step = str(found.path or ""), found.step
     place, step = shared(team, (place, step))
     return Found(Path(place) if place else None, step), restarted_from
@@ -135,18 +142,6 @@ def start_of(folder: Path, events: Events, team: Team | None) -> tuple[Found, di
 def stop_if_asked(events: Events, team: Team | None = None) -> None:
     if shared(team, events.stop_requested()):
         raise Stopped("asked to stop before the first step", step=0)
-
-
-def tell_restart(folder: Path, found: Found, events: Events) -> dict[str, int] | str | None:
-    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one."""
-    for sentence in found.quarantined:
-        events.emit("warning", code="E-CHECKPOINT-CORRUPT", text=sentence)
-    if found.path is None and not (folder / DECISIONS_FILE).exists():
-        return None
-    text = f"continues from the checkpoint of step {found.step}" if found.path else "starts again from zero"
-    print(f"restart: {text}", flush=True)
-    events.emit("restart", step=found.step, text=f"The trainer was started before and {text}.")
-    return {"step": found.step} if found.path else "zero"
 
 
 def decide_precision(
@@ -176,11 +171,13 @@ def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) 
     sequences = sorted((sequence(example) for example in prepared.examples), key=len)
     middle = sequences[len(sequences) // 2]
     ids_BT = torch.tensor([middle] * prepared.job.config.hyperparameters.batch_size, device=prepared.device)
+    given = {"input_ids": ids_BT} if head_of(prepared.job) == "reward" else {"input_ids": ids_BT, "labels": ids_BT}
     times = []
     for _ in range(4):
         started = time.perf_counter()
         with torch.autocast(prepared.device, dtype=torch.bfloat16, enabled=bf16):
-            model(input_ids=ids_BT, labels=ids_BT).loss.backward()
+            said = model(**given)
+            (said.logits.mean() if said.loss is None else said.loss).backward()
         times.append(time.perf_counter() - started)
         model.zero_grad(set_to_none=True)
     return min(times[1:])
@@ -189,32 +186,13 @@ def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) 
 def build_trainer(
     prepared: Prepared, model: torch.nn.Module, folder: Path, precision: Precision
 ) -> CommittedCheckpoints:
-    """TRL's trainer for the stage, with the reference that the stage needs."""
+    """TRL's trainer for the stage, with our order of rows."""
     job = prepared.job
     common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
-    given = {
-        "model": model,
-        "train_dataset": Dataset.from_list(prepared.examples),
-        "processing_class": prepared.tokenizer,
-    }
-    trainer: CommittedCheckpoints
-    if trains_pairs(job):
-        # An adapter's reference is its own frozen start, which TRL keeps as a second adapter (or the bare base for a
-        # new one); whole weights need a second model.
-        reference = load_base(job, prepared.device).to(prepared.device) if job.config.method is Method.FULL else None
-        trainer = OurDPOTrainer(args=dpo_config(common, job), ref_model=reference, **given)
-    else:
-        takes_positions = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
-        trainer = OurSFTTrainer(args=sft_config(common), **given)
-        trainer.takes_positions = takes_positions
+    trainer = STAGES[job.config.stage](prepared, model, common)
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def base_of(model: Any) -> Any:
-    """The transformers model inside, with or without an adapter around it."""
-    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 
 def begin_facts(prepared: Prepared, choice: PrecisionChoice) -> dict[str, Any]:
@@ -233,7 +211,7 @@ def training_record(
 ) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, points = prepared.job, trainer.curve.points
-    config = job.config
+    config, ledger = job.config, trainer.accounted(prepared.ledger)
     return {
         "stage": config.stage.value,
         "method": config.method.value,
@@ -242,13 +220,16 @@ def training_record(
         "base_path": job.base,
         "base_sha256": job.base_sha256,
         "chat_template_sha256": template_sha256(prepared.tokenizer),
+        "renderer": choose("auto", str(prepared.tokenizer.chat_template)).spec.name,
         "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if trains_pairs(job) else None,
+        "preference": config.preference.model_dump(mode="json") if config.stage in COMPARING else None,
+        **({"rollouts": config.rollouts.model_dump(mode="json")} if config.rollouts else {}),
         "lora": lora_facts(trainer.model, job),
         "control": config.control,
         "parents": list(job.parents),
-        "tokens": prepared.ledger.tokens(),
-        "rows": dict(prepared.ledger.rows),
+        "lineage": lineage(origin(prepared)),
+        "tokens": ledger.tokens(),
+        "rows": dict(ledger.rows),
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
         "first_loss": points[0][1],
@@ -262,6 +243,13 @@ def training_record(
         "launch": layout_of(job),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, trl, peft, accelerate)},
     }
+
+
+def origin(prepared: Prepared) -> PolicyRequest:
+    """What the model was made from, in the words of the native engine."""
+    job = prepared.job
+    adapter = Path(job.adapter) if job.adapter else None
+    return PolicyRequest(job.config, job.base, head_of(job), prepared.device, job.base_sha256, adapter)
 
 
 def save_result(trainer: CommittedCheckpoints, prepared: Prepared, folder: Path, record: dict[str, Any]) -> None:

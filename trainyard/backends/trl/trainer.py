@@ -1,6 +1,6 @@
 """TRL's trainers with our checkpoints, our order of rows and our events (torch; imported in the child only).
 
-The two classes at the end add nothing to the maths: loss, optimiser and schedule are TRL's and transformers' own.
+Nothing is added to the maths: loss, optimiser and schedule are TRL's and transformers' own.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
-from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.trl.arguments import Length
@@ -28,43 +28,65 @@ from trainyard.compute.child import Events, faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit
 from trainyard.train.parallel.team import Team
-from trainyard.train.tokens import IGNORED
+from trainyard.train.tokens import IGNORED, Ledger
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it TRL's chunked head is used."""
 GROUP_BATCHES = 50
 """Batches' worth of rows that are sorted by length together: large enough for even batches, small enough to mix."""
 CURVE_FILE = "curve.json"
+METRICS = {
+    "rewards/accuracies": "reward_accuracy", "accuracy": "reward_accuracy",
+    "rewards/margins": "reward_margin", "margin": "reward_margin",
+    "kl": "kl", "reward": "reward", "reward_std": "reward_std", "completions/mean_length": "completion_tokens",
+    "completions/clipped_ratio": "completions_cut",
+}  # fmt: skip
+"""What TRL logs of pairs, verdicts and completions -> our word for it."""
+OF_ONE_REWARD = re.compile(r"rewards/(\w+)/mean")
 
 
-class LengthGroupedOrder(Sampler[int]):
-    """Rows in batches of similar length, in an order that is a pure function of seed and epoch.
+class ShuffledOrder(Sampler[int]):
+    """Rows in an order that is a pure function of seed and epoch, the same as that of the native engine.
 
-    Padding is the largest waste on chat rows; a resumed run sees the same batches because nothing here has a state
-    but the epoch, which the trainer sets.
+    A resumed run sees the same batches because nothing here has a state but the epoch, which the trainer sets. Of the
+    rows `left_out`, others in each epoch, are not seen.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(self, rows: int, seed: int, left_out: int = 0) -> None:
         super().__init__()
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+        self.rows, self.seed, self.left_out, self.epoch = rows, seed, left_out, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self.rows - self.left_out
 
     def __iter__(self) -> Iterator[int]:
-        generator = random.Random(f"{self.seed}:{self.epoch}")
-        rows = list(range(len(self.lengths)))
+        return iter(self.arranged(random.Random(f"{self.seed}:{self.epoch}")))
+
+    def arranged(self, generator: random.Random) -> list[int]:
+        rows = list(range(self.rows))
         generator.shuffle(rows)
+        return rows[: len(self)]
+
+
+class LengthGroupedOrder(ShuffledOrder):
+    """The same in batches of similar length: padding is the largest waste on chat rows."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__(len(lengths), seed)
+        self.lengths, self.batch_size = lengths, batch_size
+
+    def arranged(self, generator: random.Random) -> list[int]:
+        rows = super().arranged(generator)
         size = self.batch_size * GROUP_BATCHES
         groups = [sorted(rows[at : at + size], key=self.lengths.__getitem__) for at in range(0, len(rows), size)]
         batches = [group[at : at + self.batch_size] for group in groups for at in range(0, len(group), self.batch_size)]
         generator.shuffle(batches)
         # A batch that is not full must come last: the loader cuts the stream into batches by count alone.
         batches.sort(key=lambda batch: len(batch) < self.batch_size)
-        return (row for batch in batches for row in batch)
+        return [row for batch in batches for row in batch]
 
 
 @dataclass
@@ -120,9 +142,10 @@ class Watch(TrainerCallback):
             loss=loss,
             learning_rate=rate,
             grad_norm=logs.get("grad_norm"),
-            reward_accuracy=logs.get("rewards/accuracies"),
             tokens=int(logs.get("num_tokens", 0)),
             seconds=round(time.monotonic() - self.started, 3),
+            **{name: logs.get(theirs) for theirs, name in METRICS.items() if theirs in logs},
+            **{f"reward_{own[1]}": value for name, value in logs.items() if (own := OF_ONE_REWARD.fullmatch(name))},
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -150,22 +173,29 @@ class InOrder(TrainerCallback):
 
 
 class CommittedCheckpoints(Trainer):
-    """What our two trainers share: the order of rows, and checkpoints that exist whole or not at all."""
+    """What our trainers share: the order of rows, and checkpoints that exist whole or not at all."""
 
     events: Events
     checkpoint_root: Path
     curve: Curve
     lengths: Sequence[int]
-    order: LengthGroupedOrder
+    order: ShuffledOrder
     model: Any
     lr_scheduler: Any
     team: Team | None = None
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
+    def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledOrder:
+        self.order = self.new_order()
+        return self.order
+
+    def new_order(self) -> ShuffledOrder:
         """Batches of all processes together; accelerate deals each out to them."""
         size = self.args.train_batch_size * self.args.world_size
-        self.order = LengthGroupedOrder(self.lengths, size, self.args.seed)
-        return self.order
+        return LengthGroupedOrder(self.lengths, size, self.args.seed)
+
+    def accounted(self, ledger: Ledger) -> Ledger:
+        """The account of the data set, with what became known of it in training."""
+        return ledger
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         started = time.monotonic()
@@ -263,13 +293,6 @@ def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any 
     labelled_BK = target_BK != IGNORED
     total = torch.nn.functional.cross_entropy(logits_BKV[labelled_BK].float(), target_BK[labelled_BK], reduction="sum")
     return total / (num_items_in_batch if num_items_in_batch is not None else labelled_BK.sum().clamp(min=1))
-
-
-class OurDPOTrainer(CommittedCheckpoints, DPOTrainer):
-    """DPO on pairs that are tokenised already."""
-
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset
 
 
 def require_finite_weights(model: torch.nn.Module) -> None:

@@ -1,29 +1,11 @@
-"""`python -m trainyard.backends.unsloth.worker FOLDER`, in unsloth's own interpreter.
-
-The stop flag is set up before the slow imports: a SIGTERM during them is a stop request like any other.
-"""
+"""`python -m trainyard.backends.unsloth.worker FOLDER`, in unsloth's own interpreter."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
-from trainyard.backends.foreign.worker import StopFlag, guarded, tie_to_parent
-
-
-def load() -> Callable[[Path, StopFlag], None]:
-    """The training, whose imports take ten seconds."""
-    train: Callable[[Path, StopFlag], None] = import_module("trainyard.backends.unsloth.engine").train
-    return train
-
-
-def main(folder: Path) -> None:
-    tie_to_parent()
-    stop = StopFlag()
-    guarded(folder, lambda: load()(folder, stop))
-
+from trainyard.backends.foreign.worker import train_with
 
 if __name__ == "__main__":
-    main(Path(sys.argv[-1]))
+    train_with("trainyard.backends.unsloth.engine", Path(sys.argv[-1]))

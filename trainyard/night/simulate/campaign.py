@@ -19,16 +19,23 @@ from pathlib import Path
 
 from trainyard.data.corpora import Corpora
 from trainyard.errors import TrainyardError
-from trainyard.night.claim import claim_and_train
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
+from trainyard.night.simulate.cloud import (
+    LOOKS_SHARE,
+    MARKERS_SHARE,
+    WaitingClock,
+    WatchedFolder,
+    WatchedMarkers,
+    WatchedObjects,
+    some_store,
+)
 from trainyard.night.simulate.stand_ins import (
     Crash,
     Device,
     FlakyGraph,
-    FlakyObjects,
     Lease,
     Process,
     SimulatedClock,
@@ -36,12 +43,14 @@ from trainyard.night.simulate.stand_ins import (
     SimulatedTrainer,
     run_in,
 )
+from trainyard.night.worker import poll
 from trainyard.night.world import Stores, World
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
-from trainyard.stores.files import make_folders
-from trainyard.stores.markers import Claim, LocalMarkers, Marker, MarkerState, Owner
+from trainyard.stores.files import nothing
+from trainyard.stores.markers import POINTS as MARKER_POINTS
+from trainyard.stores.markers import Owner
 from trainyard.testing.simulated_files import SimulatedFiles
 
 HOME, DOCUMENTS = Path("/home"), Path("/documents")
@@ -50,6 +59,7 @@ KINDS = ("person", "company", "project", "account", "location")
 DAY_S = 86_400.0
 MOST_ATTEMPTS = 4
 VERSION = re.compile(r"v[0-9]+")
+FAULT_POINTS = (*sorted(POINTS), *MARKER_POINTS)
 FLUSH, FLUSH_FOLDER = SimulatedFiles.fsync, SimulatedFiles.fsync_folder
 """What people write is on the disk, also when a plant makes the night forget to flush."""
 CONFIG = NightConfig(
@@ -98,22 +108,6 @@ class WatchedDisk(SimulatedFiles):
             self.campaign.violated(f"{target.parent} was taken by a process that died, and used again")
 
 
-class WatchedMarkers(LocalMarkers):
-    """Notes a claim that was taken from an owner who lives and renews it."""
-
-    campaign: Campaign
-
-    def claim(self, marker: Marker, owner: Owner) -> Claim | None:
-        before = self.show(marker.name)
-        taken = super().claim(marker, owner)
-        self.campaign.checked += 1
-        holder = before.owner if before.state is MarkerState.CLAIMED else None
-        held = holder is not None and self.clock.monotonic() <= before.expires_monotonic
-        if taken is not None and holder is not None and held and self.campaign.alive(holder):
-            self.campaign.violated(f"{marker.name} was taken from an owner who lives")
-        return taken
-
-
 @dataclass
 class Campaign:
     """The state that outlives processes, and what the invariants have to know about the past."""
@@ -129,7 +123,10 @@ class Campaign:
         self.random = random.Random(self.seed)
         self.disk = WatchedDisk(self)
         self.graph = FlakyGraph()
-        self.cloud = FlakyObjects(SimulatedFiles(self.seed)) if self.random.random() < 0.6 else None
+        self.cloud = some_store(self.random, self.seed)
+        if self.cloud is not None and self.random.random() < MARKERS_SHARE:
+            remote = self.config.phase2.model_copy(update={"mode": "remote"})
+            self.config = self.config.model_copy(update={"phase2": remote})
         self.device, self.lease = Device(), dict[str, Process]()
         self.processes: dict[int, Process] = {}
         self.acting: list[Process] = []
@@ -146,6 +143,8 @@ class Campaign:
         self.finished: set[str] = set()
         self.ended_markers: dict[str, str] = {}
         self.fences: dict[str, int] = {}
+        self.given: set[tuple[str, int]] = set()
+        """(marker, fencing number) of every claim that was taken."""
         self.seen_markers: set[str] = set()
         self.recorded: set[DocumentKey] = set()
         self.last_done: dict[tuple[str, str], Entry] = {}
@@ -155,8 +154,12 @@ class Campaign:
             self.disk.mkdir(folder)
         FLUSH_FOLDER(self.disk, HOME.parent)
         if self.cloud is not None:
-            make_folders(self.cloud.files, Path("/cloud"))
-            self.cloud.watch = self.watch_upload
+            self.cloud.watch = self.before_put
+
+    @property
+    def remote(self) -> bool:
+        """Whether markers lie in the object store and workers elsewhere train."""
+        return self.config.phase2.mode == "remote"
 
     # What a process finds.
 
@@ -169,9 +172,9 @@ class Campaign:
         process = self.processes[owner.pid]
         return None if process.elsewhere else not process.dead
 
-    def world(self, process: Process, trouble: set[str] | None = None, device: Device | None = None) -> World:
+    def world(self, process: Process, trouble: set[str] | None = None, *, worker: bool = False) -> World:
         """A process's own view: fresh stores over the disks that everybody shares. A worker has its own device."""
-        trouble, device = trouble or set(), device or self.device
+        trouble, device = trouble or set(), Device() if worker else self.device
         versions = AdapterRegistry(HOME / "adapters", self.disk)
         trainer = SimulatedTrainer(
             self.clock, self.disk, device, versions, process, self.training_seconds(), trouble, self.trained,
@@ -182,11 +185,11 @@ class Campaign:
             root=HOME / "acme",
             documents=DOCUMENTS,
             files=self.disk,
-            clock=self.clock,
+            clock=WaitingClock(self.clock, self.while_waiting) if self.remote and not worker else self.clock,
             stores=Stores(
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
-                markers=self.markers(),
+                markers=self.markers(self.at(process)),
                 corpora=Corpora(HOME / "acme" / "corpora", self.disk),
                 versions=versions,
                 objects=self.cloud,
@@ -196,7 +199,7 @@ class Campaign:
             owner=process.owner,
             boot_id="boot",
             base_model="base",
-            alone=Lease(self.lease, process).alone,
+            alone=Lease({} if worker else self.lease, process).alone,
             at=self.at(process),
             loop=run_in(self.clock),
         )
@@ -204,10 +207,15 @@ class Campaign:
     def training_seconds(self) -> float:
         return 120.0 if self.quiet else self.random.choice([120.0, 600.0, 4_000.0])
 
-    def markers(self) -> WatchedMarkers:
+    def markers(self, at: Callable[[str], None] = nothing) -> WatchedMarkers:
         lease_s = float(self.config.phase2.lease_s)
-        store = WatchedMarkers(HOME / "acme" / "markers", self.disk, self.clock, lease_s=lease_s, alive=self.alive)
-        store.campaign = self
+        store: WatchedMarkers
+        if self.remote and self.cloud is not None:
+            store = WatchedObjects(self.cloud, "markers/acme", self.clock, lease_s=lease_s, alive=self.alive, at=at)
+        else:
+            folder = HOME / "acme" / "markers"
+            store = WatchedFolder(folder, self.disk, self.clock, lease_s=lease_s, alive=self.alive, at=at)
+        store.watcher = self
         return store
 
     # What happens to it.
@@ -264,9 +272,9 @@ class Campaign:
             self.device.holders.pop("server", None)
         raise Crash
 
-    def aside(self, act: Callable[[], object]) -> None:
-        """Another process does something while this one stands still."""
-        if len(self.acting) < 2:
+    def aside(self, act: Callable[[], object], most: int = 2) -> None:
+        """Another process does something while this one stands still; so many may be in the middle of something."""
+        if len(self.acting) < most:
             before = self.clock.monotonic()
             act()
             self.slept += self.clock.monotonic() - before  # two processes share one clock here, but not one budget
@@ -278,16 +286,29 @@ class Campaign:
         process = self.spawn(elsewhere=self.random.random() < 0.3)
         self.acting.append(process)
         try:
-            world = self.world(process, device=Device())
-            store = world.stores.markers
-            for marker in [*store.pending(), *(claim.marker for claim in store.expired())]:
-                claim_and_train(marker, self.config, world, self.clock.monotonic() + 2_400, "worker")
+            poll(self.config, self.world(process, worker=True))
         except Crash:
             process.dead = True
         except TrainyardError:
             process.dead = True  # the worker could not even look at the markers; it ends and says why
         finally:
             self.acting.remove(process)
+
+    def while_waiting(self) -> None:
+        """A night waits for its markers: often enough a worker looks."""
+        if self.quiet or self.random.random() < LOOKS_SHARE:
+            self.aside(self.work_aside)
+
+    def before_put(self, name: str) -> None:
+        """Ahead of every write to the object store: another worker may come between a look and the write."""
+        if self.acting and self.acting[-1].dead:
+            raise Crash
+        if name.startswith("markers/"):
+            for fault in self.faults:
+                fault.passes -= fault.kind == "race"
+                if fault.kind == "race" and fault.passes == 0:
+                    self.aside(self.work_aside, most=3)
+        self.watch_upload(name)
 
     # What the world does between nights.
 
@@ -334,16 +355,20 @@ class Campaign:
         """What goes wrong in the next attempt."""
         chance, faults = self.random, list[Fault]()
         trouble: set[str] = set()
-        point = chance.choice(sorted(POINTS))
+        point = chance.choice(FAULT_POINTS)
         kind = chance.choice(
             ["crash", "crash", "crash", "power", "power", "call", "power-call", "second-night", "worker", "asleep",
-             "asleep", "clock", "grows", "disk", "none", "none"]
+             "asleep", "clock", "grows", "disk", "none", "race" if self.remote else "none"]
         )  # fmt: skip
         if kind in ("call", "power-call"):
             faults.append(Fault(kind, passes=self.calls + chance.randint(1, 250)))
         elif kind == "disk":
             self.disk.fail_at(chance.randint(1, 200), chance.choice([errno.ENOSPC, errno.EIO, errno.EROFS]))
+        elif kind == "race":
+            faults.append(Fault(kind, passes=chance.randint(1, 12)))
         elif kind != "none":
+            if kind not in ("crash", "power") and point in MARKER_POINTS:  # there its lock is held: nobody else acts
+                point = chance.choice(sorted(POINTS))
             faults.append(Fault(kind, point, chance.choice([1, 1, 1, 2, 3])))
         for word in ("never-ready", "stuck", "foreign", "refuses", "slow", "dies", "worse"):
             if chance.random() < 0.06:

@@ -23,6 +23,7 @@ from trainyard.stores.graph import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import MarkerRecord, MarkerState
 
+STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0
 """A training looks at its budget every half minute, and the last look may come late."""
 
@@ -172,10 +173,10 @@ def cloud(campaign: Campaign) -> None:
             there = listed.get(f"{prefix}/{file}")
             if there is None or there.metadata.get("sha256") != one["sha256"]:
                 campaign.violated(f"{prefix} is published without {file}")
-    for name, generation in store.writes:
-        if name.startswith("adapters/") and not name.endswith("live.json") and generation > 1:
+    for name in store.overwritten:
+        if name.startswith("adapters/") and not name.endswith("live.json"):
             campaign.violated(f"{name} was overwritten")
-    store.writes.clear()
+    store.overwritten.clear()
 
 
 def report(campaign: Campaign, one: NightReport) -> None:
@@ -231,6 +232,9 @@ def everything_read(campaign: Campaign) -> None:
         wanted = "quarantined" if b"nonsense" in text else "done"
         if known is None or (known.status != wanted and known.key.version == version_of(campaign.config.serving)):
             campaign.violated(f"{name} was never {wanted}")
+        own = entries.get((STREAMS[name.rpartition(".")[2]], name))
+        if wanted == "done" and (own is None or own.key.content_sha256 != campaign.digest(text)):
+            campaign.violated(f"{name} is not known to have its present content")
 
 
 def half_written(campaign: Campaign, entries: dict[tuple[str, str], Entry]) -> dict[tuple[str, str], tuple[str, str]]:

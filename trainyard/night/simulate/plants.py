@@ -19,7 +19,7 @@ from trainyard.night.simulate import stand_ins
 from trainyard.night.world import World
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
-from trainyard.stores.markers import local, records
+from trainyard.stores.markers import local, records, remote
 from trainyard.testing.simulated_files import SimulatedFiles
 
 Swap = tuple[Any, str, Any]
@@ -101,6 +101,14 @@ def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> r
 RENEWED = records.renewed
 
 
+def put_anyway(self: remote.ObjectMarkers, name: str, place: Any, record: Any, _generation: int) -> Any:
+    """The object store is not told which generation is meant: the last of two writers wins."""
+    return PUT(self, name, place, record, None)  # type: ignore[arg-type]
+
+
+PUT = remote.ObjectMarkers._put
+
+
 def believes(self: stand_ins.SimulatedServer, timeout_s: float) -> None:
     """Nobody measures the device."""
 
@@ -165,9 +173,11 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "no-lease-check": ((claim.Hold, "sure", not_asked), (claim.Hold, "on_time", not_asked)),
         "claim-without-fencing": (
             (local, "renewed", never_growing),
+            (remote, "renewed", never_growing),
             (records.MarkerRecord, "held_by", always_stale),
         ),
-        "steals-live-claims": ((local, "is_stale", always_stale),),
+        "steals-live-claims": ((local, "is_stale", always_stale), (remote, "is_stale", always_stale)),
+        "claims-without-precondition": ((remote.ObjectMarkers, "_put", put_anyway),),
         "complete-before-publish": ((claim, "bring_to_end", complete_first),),
         "manifest-first": ((publish, "upload", manifest_first),),
         "max-plus-one-version": ((adapters, "reserve", highest_plus_one), (publish, "reserve", not_reserved)),

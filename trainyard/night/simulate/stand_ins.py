@@ -31,8 +31,6 @@ from trainyard.stores.graph.facts import MutateResult
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import Owner
 from trainyard.stores.markers.records import boot_id
-from trainyard.stores.objects import ObjectInfo
-from trainyard.stores.objects.local import FolderStore
 from trainyard.testing.simulated_files import SimulatedFiles
 
 EPOCH = 1_800_000_000.0
@@ -236,36 +234,6 @@ class FlakyGraph(MemoryGraph):
 
     def documents(self) -> Collection[str]:
         return self.state.documents.keys()
-
-
-class FlakyObjects(FolderStore):
-    """A bucket: never loses what it acknowledged, but a connection may break before or after."""
-
-    def __init__(self, disk: SimulatedFiles) -> None:
-        super().__init__(Path("/cloud"), disk)
-        self.lose: list[str] = []
-        self.writes: list[tuple[str, int]] = []
-        """(name, generation) of every write, for the invariants."""
-        self.watch: Callable[[str], None] = lambda _name: None
-
-    def put(
-        self,
-        name: str,
-        data: bytes | Path,
-        *,
-        if_generation_match: int | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectInfo:
-        when = self.lose.pop() if self.lose else ""
-        if when == "before":
-            raise Unavailable("The object store does not answer.", do="Try later.", code="E-OBJECT-STORE")
-        self.watch(name)
-        content = data if isinstance(data, bytes) else self.files.read(data)
-        info = super().put(name, content, if_generation_match=if_generation_match, metadata=metadata)
-        self.writes.append((name, info.generation))
-        if when == "after":
-            raise Unavailable("The object store broke off.", do="Try later.", code="E-OBJECT-STORE")
-        return info
 
 
 @dataclass

@@ -33,6 +33,8 @@ class Architecture:
     name: str
     permuted: bool = False
     """Whether the rows of the query and key projections are reordered."""
+    fused: bool = False
+    """Whether query, key and value are one matrix, and gate and up projection another."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -40,13 +42,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": Architecture("llama", permuted=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "phi3": Architecture("phi3"),
+    "phi3": Architecture("phi3", fused=True),
     "gemma2": Architecture("gemma2"),
 }
 """`model_type` of a base -> its architecture there. To add one: a row, and a run of the test against llama.cpp."""
-LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.qkv_proj",
-          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.gate_up_proj", "lm_head")  # fmt: skip
-"""Linear modules of these architectures, as transformers calls them."""
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+          "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+"""Linear modules of a block, as transformers calls them. llama.cpp has one name for `up_proj` and `gate_up_proj`."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +199,13 @@ def names(gguf: Any, shape: Base) -> dict[str, str]:
     """Our name of a linear module -> llama.cpp's, for every block and for the output layer."""
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
     known = gguf.get_tensor_name_map(arch, shape.blocks).mapping
-    return {ours: theirs for ours, (_, theirs) in known.items() if is_linear(ours)}
+    linear = FUSED if shape.architecture.fused else LINEAR
+    return {ours: theirs for ours, (_, theirs) in known.items() if is_one_of(linear, ours)}
 
 
-def is_linear(module: str) -> bool:
-    """Whether it is a name of transformers; the table also holds those of older layouts."""
-    return module == "lm_head" or (module.startswith("model.layers.") and module.split(".", 3)[3] in LINEAR)
+def is_one_of(linear: tuple[str, ...], module: str) -> bool:
+    """Whether it is a name of transformers in this architecture; the table also holds those of others."""
+    return module == "lm_head" or (module.startswith("model.layers.") and module.split(".", 3)[3] in linear)
 
 
 def value(reader: Any, key: str) -> str | None:

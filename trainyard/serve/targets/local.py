@@ -2,7 +2,9 @@
 
 A new version gets a new server beside the one that answers; when its canary has answered, the ready file
 `services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Until then nobody notices. Whoever
-sends requests reads the address from the ready file; `trainyard down` ends the servers. Torch-free.
+sends requests reads the address from the ready file. How the server was started is kept in `services/started/` until a
+deployment replaces it: `trainyard down` ends the servers, and `trainyard up` starts again those that do not live.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
-from trainyard.errors import Unavailable
+from trainyard.errors import TrainyardError, Unavailable
 from trainyard.serve.embedded import Instance, end_tree
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
@@ -30,16 +32,88 @@ LAUNCHED: list[subprocess.Popen[bytes]] = []
 """Servers that this process started; the interpreter reaps those that ended."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a server was started, so that it can be started again."""
+
+    argv: list[str]
+    port: int
+    log: str
+    model: str
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def at(self, port: int) -> Recipe:
+        """The same on another port: as an argument of its own, and at the end of an address."""
+        words = [str(port) if word == str(self.port) else word for word in self.argv]
+        tail = f":{self.port}"
+        words = [f"{word.removesuffix(tail)}:{port}" if word.endswith(tail) else word for word in words]
+        return replace(self, argv=words, port=port)
+
+    def start(self) -> Instance:
+        """Raises `Unavailable` (`E-SERVER-START`)."""
+        return start(self.argv, self.port, Path(self.log), self.model, self.variables)
+
+
 @dataclass
 class Replacement:
     """A new server, and the one that it is to follow."""
 
     new: Instance
     old: Instance | None
+    recipe: Recipe
+    before: Recipe | None
+    """How the one was started that should live until now, whether it does or not."""
 
 
 def ready_file(settings: Settings, kind: str, tenant: str, role: str) -> Path:
     return settings.services / f"{kind}-{tenant}-{role}.json"
+
+
+def recipe_file(path: Path) -> Path:
+    """Where it is kept how the server of this ready file was started."""
+    return path.parent / "started" / path.name
+
+
+def recipe_of(path: Path) -> Recipe | None:
+    """How the server of this ready file was started; None if none should live."""
+    try:
+        return Recipe(**json.loads(recipe_file(path).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def remember(path: Path, recipe: Recipe | None) -> None:
+    """Let this be the server that should live, or none."""
+    kept = recipe_file(path)
+    if recipe is None:
+        kept.unlink(missing_ok=True)
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_json_durably(kept, asdict(recipe))
+
+
+def expected(settings: Settings) -> dict[Path, Recipe]:
+    """Ready file -> how its server is started, for every server that should live."""
+    kept = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
+    found = {settings.services / path.name: recipe_of(settings.services / path.name) for path in kept}
+    return {path: recipe for path, recipe in found.items() if recipe is not None}
+
+
+def restore(settings: Settings) -> list[str]:
+    """Start every server again that should live and whose process is gone. Returns a line for each."""
+    lines = []
+    for path, recipe in expected(settings).items():
+        if running(path) is not None:
+            continue
+        try:
+            found = (recipe if is_free(recipe.port) else recipe.at(free_port())).start()
+        except (TrainyardError, OSError) as error:
+            lines.append(f"{path.stem} ({recipe.model}) does not start: {error}")
+            continue
+        point(path, found)
+        remember(path, recipe.at(found.port))
+        lines.append(f"{path.stem} serves {recipe.model} again at {found.url}")
+    return lines
 
 
 def running(path: Path) -> Instance | None:
@@ -56,6 +130,16 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def start(
@@ -111,7 +195,10 @@ def end(instance: Instance) -> None:
 
 
 def end_all(settings: Settings) -> list[str]:
-    """End every server that deployments started here; returns the names of their ready files."""
+    """End every server that deployments started here; returns the names of their ready files.
+
+    What should live stays written down.
+    """
     ended = []
     for path in sorted(path for kind in KINDS for path in settings.services.glob(f"{kind}-*.json")):
         found = running(path)

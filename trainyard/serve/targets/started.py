@@ -56,15 +56,16 @@ def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
 def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server beside the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
-    old = local.running(place(site))
-    new = local.start(argv, port, log, site.new.name, variables)
-    site.server, site.loaded = local.Replacement(new, old), True
-    site.http = http_client(site.target, new.url)
+    old, before = local.running(place(site)), local.recipe_of(place(site))
+    recipe = local.Recipe(argv, port, str(log), site.new.name, variables or {})
+    site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
+    site.http = http_client(site.target, site.server.new.url)
 
 
 def switch(site: Site) -> None:
     assert site.server is not None, "the canary has answered"
     local.point(place(site), site.server.new)
+    local.remember(place(site), site.server.recipe)
     site.switched = True
 
 
@@ -73,6 +74,7 @@ def undo(site: Site) -> None:
         return
     if site.switched:
         local.point(place(site), site.server.old)
+        local.remember(place(site), site.server.before)
         site.switched = False
     close(site)
     local.end(site.server.new)

@@ -22,6 +22,7 @@ from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
+from trainyard.spec.compat.rollouts import ROLLOUT_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.scripts import SCRIPT_ROWS
 from trainyard.spec.compat.tools import TOOL_ROWS
@@ -32,7 +33,7 @@ __all__ = ["BACKENDS", "ROWS", "Reach", "Row", "RunFacts", "run_reasons", "spec_
 
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *TOOL_ROWS, *SCRIPT_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
-    *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS,
+    *ROLLOUT_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 

@@ -31,10 +31,14 @@ class Reach:
 
 BACKENDS: dict[BackendName, Reach] = {
     BackendName.NATIVE: Reach(
-        tuple(stage for stage in Stage if stage is not Stage.PPO), tuple(Method), (Device.CPU, Device.CUDA, Device.MPS)
+        (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO),
+        tuple(Method),
+        (Device.CPU, Device.CUDA, Device.MPS),
     ),
     BackendName.TRL: Reach(
-        (Stage.SFT, Stage.DPO), (Method.LORA, Method.DORA, Method.FULL), (Device.CPU, Device.CUDA, Device.MPS)
+        (Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
+        (Method.LORA, Method.DORA, Method.FULL),
+        (Device.CPU, Device.CUDA, Device.MPS),
     ),
     BackendName.UNSLOTH: Reach((Stage.SFT,), (Method.LORA, Method.QLORA), (Device.CPU, Device.CUDA)),
     BackendName.AXOLOTL: Reach(
@@ -60,6 +64,9 @@ TRL_SCHEDULES = (
     Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP, Schedule.COSINE_WITH_RESTARTS,
     Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT, Schedule.WSD,
 )  # fmt: skip
+OUTPUT_LAYER = "lm_head"
+HEADLESS_STAGES = (Stage.DPO, Stage.KTO, Stage.GRPO)
+"""Stages whose trainers of TRL do not call the output layer."""
 CONSTANT_SCHEDULES = (Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP)
 EXPORT_ONLY = (Quantization.GGUF, Quantization.FP8)
 CONTROL_STAGES = (Stage.SFT, Stage.DPO)
@@ -86,7 +93,7 @@ def outside_reach(name: BackendName) -> When:
         return [
             {"axis": axis, "value": value, "allowed": listed(allowed), "why": WHY.get((name, axis), "")}
             for axis, value, allowed in axes
-            if value not in allowed
+            if value not in allowed and value is not Stage.GRPO  # which has a row of its own
         ]
 
     return when
@@ -104,6 +111,12 @@ def is_export(config: TrainerConfig) -> bool:
 
 def on_trl(condition: Callable[[TrainerConfig], bool]) -> When:
     return lambda config, _: config.backend is BackendName.TRL and condition(config)
+
+
+def named_targets(config: TrainerConfig) -> tuple[str, ...]:
+    """Modules that get an adapter, where they are named one by one."""
+    targets = config.lora.target_modules
+    return targets if isinstance(targets, tuple) else ()
 
 
 def earlier(at: Place) -> TrainerConfig | None:
@@ -176,8 +189,8 @@ TRAINER_ROWS = (
     Row(
         "R-TRL-STAGE", "trainer", "config.stage",
         on_trl(lambda config: config.stage not in (*BACKENDS[BackendName.TRL].stages, Stage.PPO)),
-        "The trl backend carries out sft and dpo here, not {config.stage}.",
-        "Use stage sft or dpo, or backend native.",
+        "The trl backend carries out sft, dpo, kto, reward and grpo here, not {config.stage}.",
+        "Use stage sft, dpo, kto, reward or grpo, or backend native.",
     ),
     Row(
         "R-TRL-METHOD", "trainer", "config.method",
@@ -190,6 +203,12 @@ TRAINER_ROWS = (
         on_trl(lambda config: config.stage is Stage.DPO and config.preference.loss not in TRL_LOSSES),
         "The dpo trainer of trl has no loss {config.preference.loss}.",
         f"Use {listed(TRL_LOSSES)}, or backend native.",
+    ),
+    Row(
+        "R-TRL-HEAD", "trainer", "config.lora.target_modules",
+        on_trl(lambda config: config.stage in HEADLESS_STAGES and OUTPUT_LAYER in named_targets(config)),
+        "The {config.stage} trainer of trl multiplies by the output layer itself, so an adapter on it would not learn.",
+        "Leave lm_head out of lora.target_modules, or use backend native.",
     ),
     Row(
         "R-TRL-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",

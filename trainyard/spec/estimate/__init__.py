@@ -4,7 +4,7 @@ Every figure comes with its basis in words, because it is a bound or an assumpti
 known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
 
     shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
-    cascade.py   the first method and knobs that fit the free memory
+    sharing.py   what of it each process has   cascade.py   the first method and knobs that fit the free memory
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, BackendName, Device, Port, Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.memory import GIB, PAIR_STAGES, STATE_BYTES, Memory, memory_of, positions, trainable
+from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
@@ -63,6 +64,9 @@ class Estimate(Strict):
     steps: int | None = None
     trainable_parameters: int | None = None
     memory_bytes: int | None = None
+    """On each device."""
+    devices: int = 1
+    """Processes that train together, each on a device of its own."""
     disk_bytes: int | None = None
     seconds: float | None = None
     basis: tuple[str, ...] = ()
@@ -118,11 +122,11 @@ def trained_rows(config: ValidatorConfig, port: Port, rows: int) -> int:
     return rows - math.ceil(rows * config.holdout.documents) if port is not Port.DOCUMENTS else rows
 
 
-def steps_of(hyper: Hyperparameters, rows: int) -> int:
+def steps_of(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
     """Optimizer steps: micro-batches are rounded up, and so is the last accumulation of an epoch."""
     if hyper.max_steps is not None:
         return hyper.max_steps
-    per_epoch = math.ceil(math.ceil(rows / hyper.batch_size) / hyper.gradient_accumulation)
+    per_epoch = math.ceil(math.ceil(rows / (hyper.batch_size * processes)) / hyper.gradient_accumulation)
     return max(1, math.ceil((hyper.epochs or 3.0) * max(1, per_epoch)))
 
 
@@ -135,8 +139,10 @@ def estimate_training(
     hyper = config.hyperparameters
     counts = arriving(node, rows)
     count = next(iter(counts.values()), None)
-    steps = hyper.max_steps if count is None else steps_of(hyper, count)
-    basis = [steps_basis(hyper, count)]
+    seen = None if count is None else rows_seen(config, count)
+    processes = config.launch.processes
+    steps = hyper.max_steps if seen is None else steps_of(hyper, seen, processes)
+    basis = [steps_basis(hyper, seen, processes)]
     shape = known.shapes.get(config.base_model or "")
     if shape is None:
         basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
@@ -151,9 +157,10 @@ def estimate_training(
         steps=steps,
         trainable_parameters=trained,
         memory_bytes=memory.total,
+        devices=processes,
         disk_bytes=disk_of(trained, config),
         seconds=seconds,
-        basis=(*basis, memory_basis(memory, hyper, device), disk_basis(trained, kept_checkpoints(config)), how),
+        basis=(*basis, memory_basis(memory, config, device), disk_basis(trained, kept_checkpoints(config)), how),
     )
 
 
@@ -174,11 +181,12 @@ def time_of(
     if steps is None:
         return None, "time: not known without the rows"
     hyper = config.hyperparameters
-    per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length)
+    per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length) + drawn_length(config)
     sequences = hyper.batch_size * hyper.gradient_accumulation * (2 if config.stage in PAIR_STAGES else 1)
     per_parameter = 4 if config.method in ADAPTER_METHODS else 6
     per_parameter += 2 if hyper.gradient_checkpointing else 0
     per_parameter += 2 if config.stage is Stage.DPO else 0  # the reference's forward pass
+    per_parameter += 2 if config.stage is Stage.GRPO else 0  # drawing
     speed = known.flops_per_s or FLOPS_PER_S.get(device, FLOPS_PER_S[Device.CPU])
     origin = "measured here" if known.flops_per_s else f"assumed for {device}, not measured"
     length = f"{per_row:,} tokens a row" + ("" if known.tokens_per_row else " (the longest allowed)")
@@ -189,17 +197,19 @@ def time_of(
 # Basis
 
 
-def steps_basis(hyper: Hyperparameters, rows: int | None) -> str:
+def steps_basis(hyper: Hyperparameters, rows: int | None, processes: int = 1) -> str:
     if hyper.max_steps is not None:
         return f"steps: max_steps {hyper.max_steps:,}"
     if rows is None:
         return "steps: not known without the rows"
-    effective = hyper.batch_size * hyper.gradient_accumulation
+    effective = hyper.batch_size * hyper.gradient_accumulation * processes
     return f"steps: at most {rows:,} rows, {effective} a step, {hyper.epochs or 3.0:g} epochs"
 
 
-def memory_basis(memory: Memory, hyper: Hyperparameters, device: Device) -> str:
-    return f"memory on {device} in GiB for rows of {hyper.max_length:,} tokens: {memory.in_words()}"
+def memory_basis(memory: Memory, config: TrainerConfig, device: Device) -> str:
+    launch, length = config.launch, config.hyperparameters.max_length
+    each = f" for each of {launch.processes} processes ({launch.strategy})" if launch.processes > 1 else ""
+    return f"memory on {device} in GiB{each} for rows of {length:,} tokens: {memory.in_words()}"
 
 
 def disk_basis(trained: int, checkpoints: int) -> str:

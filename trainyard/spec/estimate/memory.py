@@ -12,6 +12,8 @@ constants of nf4; LitGPT's table for a 7 B model, which the activation slope on 
                  LoRA dropout: e + 1 for each input of an adapted layer
     logits       CUDA 10 V, CPU 12 V per position; a chunked head holds at most 2^25 of them
     dequantised  one matrix, e d f
+    rollouts     of grpo: what its cache takes more than activations and logits (rollouts.py)
+    gathered     of weights that processes divide among them: the largest group that is whole at once (sharing.py)
     fragments    CUDA: 5 % of all that; CPU: what the C library's heap holds and does not give back
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
 
@@ -30,7 +32,9 @@ from trainyard.spec.axes import (
     Quantization,
     Stage,
 )
+from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.estimate.sharing import divided, gathered
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig
 
 GIB = 2**30
@@ -82,6 +86,8 @@ class Memory(Strict):
     activations: int
     logits: int
     dequantised: int
+    gathered: int = 0
+    rollouts: int = 0
     fragments: int
     context: int
 
@@ -95,7 +101,7 @@ class Memory(Strict):
 
 
 def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
-    """Bytes at the peak of one training step of full length."""
+    """Bytes at the peak of one training step of full length, on each device of a training in several processes."""
     hyper, trained = config.hyperparameters, trainable(shape, config)
     adapter, on_cuda = config.method in ADAPTER_METHODS, device is Device.CUDA
     half = 2 if on_cuda else 4
@@ -105,18 +111,21 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
         weights += half * shape.parameters
     activations, dropped = activation_bytes(shape, config, tokens, device), dropout_bytes(shape, config, tokens, device)
     logits = logit_bytes(shape, config, tokens, device)
-    kept = {
+    whole = {
         "weights": weights,
         "gradients": 4 * trained,
         "optimizer": STATE_BYTES.get(hyper.optimizer, 8) * trained,
         "activations": activations + dropped,
         "logits": logits,
         "dequantised": half * shape.hidden * shape.feed_forward if config.method is Method.QLORA else 0,
+        "gathered": gathered(shape, config.launch, half if adapter else 4),
     }
+    kept = divided(whole, config.launch)
     if on_cuda:
         fragments = CUDA_FRAGMENTS * sum(kept.values())
     else:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
+    kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
     context = CONTEXT_BYTES.get(device, CONTEXT_BYTES[Device.CPU])
     if config.backend is BackendName.TRL and not on_cuda:
         context += TRL_BYTES
@@ -163,7 +172,8 @@ def needs_reference(config: TrainerConfig) -> bool:
     """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
     if config.stage is Stage.DPO:
         return config.preference.loss not in WITHOUT_REFERENCE
-    return config.stage is Stage.KTO
+    drawn = config.rollouts if config.stage is Stage.GRPO else None
+    return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
 
 
 # What it takes
@@ -181,7 +191,7 @@ def positions(config: TrainerConfig, device: Device) -> int:
     """Most positions that one micro-batch holds, padding included."""
     hyper, engine = config.hyperparameters, config.engine
     sequences = 2 if config.stage in PAIR_STAGES else 1
-    padded = hyper.batch_size * hyper.max_length * sequences
+    padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
     by_rows = engine.batching == "padded" or config.stage is Stage.KTO
     if config.backend is not BackendName.NATIVE or by_rows:
         return padded

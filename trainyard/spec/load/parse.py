@@ -7,9 +7,10 @@ wrong with the others: `parse_nodes` reads them one by one.
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
+TAGGED_LISTS = ("rewards",)
+"""Fields that list variants of a setting, told apart by their `type`."""
 SHOWN_CHARS = 60
 """Characters of a wrong value that a message repeats."""
 NAME_RULE = "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
@@ -120,13 +123,14 @@ def number(nodes: Sequence[ParsedNode]) -> list[str]:
 
 
 def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
-    """One reason for each of pydantic's errors, but for the one that a list of wrong nodes is also too short."""
+    """One reason for each of pydantic's errors, but for the one that a list of wrong items is also too short."""
     details = error.errors(include_url=False)
-    echo = bool(ids)
+    lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
+    echo = {("nodes",)} if ids else set()
     return [
         reason_of(detail, model, ids)
         for detail in details
-        if not (echo and detail["type"] == "too_short" and detail["loc"] == ("nodes",))
+        if not (detail["type"] == "too_short" and detail["loc"] in lists | echo)
     ]
 
 
@@ -136,14 +140,14 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
         node = ids[loc[1]] if loc[1] < len(ids) else f"nodes.{loc[1]}"
         path = loc[3:] if len(loc) > 2 and loc[2] in NODE_TYPES else loc[2:]
-    field = ".".join(map(str, path))
+    field = ".".join(map(str, without_tags(path)))
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         return misspelt(node, field, str(loc[-1]), model_at(model, loc[:-1]))
     if kind == "missing":
         return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return unknown_type(node, given)
+        return unknown_type(node, given) if not field else unknown_variant(node, field, detail)
     because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
@@ -156,6 +160,21 @@ def misspelt(node: str | None, field: str, key: str, parent: type[BaseModel] | N
     near = closest(key, names)
     instead = f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(names)}."
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
+
+
+def without_tags(path: Sequence[Any]) -> list[Any]:
+    """A location of pydantic's error without the names of variants, which nobody has written: `rewards.0.pattern`."""
+    return [part for at, part in enumerate(path) if at < 2 or path[at - 2] not in TAGGED_LISTS]
+
+
+def unknown_variant(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
+    """A variant of a setting that is not there; without a type pydantic does not say which there are."""
+    given, known = detail.get("input"), re.findall(r"'([^']+)'", (detail.get("ctx") or {}).get("expected_tags", ""))
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    near = closest(kind, known) if isinstance(kind, str) else None
+    because = f"There is no type {described(kind)} here." if kind is not None else "This has no `type`."
+    instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(known)}." if known else "Add `type:`."
+    return Reason("E-SPEC-TYPE", node, f"{field}.type", because, instead)
 
 
 def unknown_type(node: str | None, given: Any) -> Reason:
@@ -188,6 +207,7 @@ def instead_of(detail: Mapping[str, Any]) -> str:
 def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | None:
     """The model of the mapping at a location of pydantic's error, to name the keys that it takes."""
     current: type[BaseModel] | None = model
+    variants: Any = None
     for part in loc:
         if isinstance(part, int):
             continue
@@ -195,19 +215,29 @@ def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | No
             current = NODE_MODELS[part]
         elif current is not None:
             by_key = {info.alias or name: info for name, info in current.model_fields.items()}
-            current = first_model(by_key[part].annotation) if part in by_key else current
+            if part in by_key:
+                variants = by_key[part].annotation
+                current = first_model(variants)
+            else:
+                current = next((one for one in models_in(variants) if tag_of(one) == part), current)
     return current
 
 
 def first_model(annotation: Any) -> type[BaseModel] | None:
-    """The model inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
+    return next(models_in(annotation), None)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside an annotation such as `tuple[Target, ...]` or `dict[Port, SourceSet]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        yield annotation
     for part in typing.get_args(annotation):
-        found = first_model(part)
-        if found is not None:
-            return found
-    return None
+        yield from models_in(part)
+
+
+def tag_of(model: type[BaseModel]) -> Any:
+    """The word in `type` that picks this variant of a setting."""
+    return model.model_fields["type"].default if "type" in model.model_fields else None
 
 
 def closest(given: str, allowed: Iterable[str]) -> str | None:

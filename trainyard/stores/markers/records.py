@@ -80,6 +80,10 @@ class Owner:
     boot_id: str
 
 
+NOBODY = Owner("", 0, 0.0, "")
+"""The owner of a marker that somebody renamed to `.claimed` by hand: it is gone, so that others take over."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """The right to train a marker until `expires`, unless it is renewed."""
@@ -112,8 +116,7 @@ class MarkerRecord:
     generation: int = 0
 
     def claim(self) -> Claim:
-        assert self.owner is not None
-        return Claim(self.marker, self.owner, self.fence, self.expires, self.generation)
+        return Claim(self.marker, self.owner or NOBODY, self.fence, self.expires, self.generation)
 
     def held_by(self, claim: Claim) -> bool:
         return self.state is MarkerState.CLAIMED and self.owner == claim.owner and self.fence == claim.fence

@@ -199,9 +199,15 @@ class ObjectMarkers:
         return dict(sorted(found.items()))
 
     def _record(self, info: ObjectInfo | None) -> MarkerRecord | None:
+        """What an object says: by its metadata, or by its bytes where somebody copied it there by hand without any.
+
+        Whoever renames a pending marker to `.claimed` has claimed it without an owner: the next worker takes it over.
+        """
         if info is None:
             return None
-        return MarkerRecord.from_json(info.name, info.metadata.get(RECORD, "").encode(), generation=info.generation)
+        told = info.metadata.get(RECORD)
+        content = told.encode() if told else self.store.get(info.name, generation=info.generation)
+        return MarkerRecord.from_json(info.name, content, generation=info.generation)
 
     def _stale(self, record: MarkerRecord) -> bool:
         return is_stale(record, self.clock, self.alive, skew_s=self.skew_s)

@@ -12,7 +12,10 @@ from trainyard.serve.conversion.adapters import Adapter, peft_config, write_adap
 from trainyard.serve.conversion.tensors import BYTES, Tensor
 
 HIDDEN, HEADS, KV_HEADS, RANK = 16, 4, 2, 3
-WIDTHS = {"q_proj": 16, "k_proj": 8, "v_proj": 8, "o_proj": 16}
+WIDTHS = {"self_attn.q_proj": 16, "self_attn.k_proj": 8, "self_attn.v_proj": 8, "self_attn.o_proj": 16}
+MLP_WIDTHS = {"mlp.gate_proj": 40, "mlp.up_proj": 40, "mlp.down_proj": 16}
+FUSED_WIDTHS = {"self_attn.qkv_proj": 32, "self_attn.o_proj": 16, "mlp.gate_up_proj": 80, "mlp.down_proj": 16}
+"""Linear module of a block -> what it puts out; what it takes is the same for all here."""
 
 
 def random_tensor(generator: np.random.Generator, dtype: str, *shape: int) -> Tensor:
@@ -20,14 +23,23 @@ def random_tensor(generator: np.random.Generator, dtype: str, *shape: int) -> Te
     return Tensor(dtype, generator.integers(0, 2 ** (8 * width), shape, dtype=f"u{width}", endpoint=False))
 
 
-def make_adapter(folder: Path, dtype: str = "F32", *, dora: bool = False, seed: int = 0, **config: Any) -> Path:
-    """An adapter on the attention of two blocks; any bits count as numbers, so nothing may be rounded on the way."""
+def make_adapter(
+    folder: Path,
+    dtype: str = "F32",
+    *,
+    dora: bool = False,
+    seed: int = 0,
+    widths: dict[str, int] = WIDTHS,
+    **config: Any,
+) -> Path:
+    """An adapter on two blocks; any bits count as numbers, so nothing may be rounded on the way."""
     draw = np.random.default_rng(seed)
-    modules = [f"model.layers.{block}.self_attn.{name}" for block in range(2) for name in WIDTHS]
-    a = {module: random_tensor(draw, dtype, RANK, HIDDEN) for module in modules}
-    b = {module: random_tensor(draw, dtype, WIDTHS[module.rpartition(".")[2]], RANK) for module in modules}
-    m = {module: random_tensor(draw, dtype, b[module].shape[0]) for module in modules} if dora else {}
-    made = peft_config(rank=RANK, alpha=5.5, dropout=0.1, modules=sorted(WIDTHS), dora=dora, base="base")
+    outs = {f"model.layers.{block}.{name}": width for block in range(2) for name, width in widths.items()}
+    a = {module: random_tensor(draw, dtype, RANK, HIDDEN) for module in outs}
+    b = {module: random_tensor(draw, dtype, width, RANK) for module, width in outs.items()}
+    m = {module: random_tensor(draw, dtype, width) for module, width in outs.items()} if dora else {}
+    names = sorted(name.rpartition(".")[2] for name in widths)
+    made = peft_config(rank=RANK, alpha=5.5, dropout=0.1, modules=names, dora=dora, base="base")
     write_adapter(Adapter({**made, **config}, a, b, m), folder)
     return folder
 

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.unit.serve.conversion.adapter_files import RANK, make_adapter, make_base
+from tests.unit.serve.conversion.adapter_files import (
+    FUSED_WIDTHS,
+    MLP_WIDTHS,
+    RANK,
+    WIDTHS,
+    make_adapter,
+    make_base,
+)
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from trainyard.serve.conversion.gguf import gguf_to_peft, load, peft_to_gguf, reorder, restore
@@ -41,7 +48,9 @@ def test_to_mlx_and_back_gives_the_same_bytes(dtype: str, dora: bool, tmp_path: 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_to_gguf_and_back_gives_the_same_bytes(dtype: str, kind: str, tmp_path: Path) -> None:
-    source, base = make_adapter(tmp_path / "peft", dtype), make_base(tmp_path / "base", kind)
+    """Every linear module of a block, by the name that it has in this architecture."""
+    widths = FUSED_WIDTHS if kind == "phi3" else {**WIDTHS, **MLP_WIDTHS}
+    source, base = make_adapter(tmp_path / "peft", dtype, widths=widths), make_base(tmp_path / "base", kind)
     peft_to_gguf(source, tmp_path / "adapter.gguf", base)
     gguf_to_peft(tmp_path / "adapter.gguf", tmp_path / "back", base)
     assert same(source, tmp_path / "back")

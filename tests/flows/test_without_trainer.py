@@ -1,0 +1,132 @@
+"""A job whose trainer is not installed is recorded and left pending; `resume` starts it once the trainer is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Pause
+from prefect.settings import PREFECT_API_URL
+
+from flows.training_job import training_job
+from trainyard.api import operations, runs, services, stack
+from trainyard.api.operations import Context
+from trainyard.api.records import RunResult, RunState
+from trainyard.api.terminal import render
+from trainyard.api.verbs import jobs
+from trainyard.backends.environments import ENVIRONMENTS, pins
+from trainyard.errors import Conflict, Unavailable
+from trainyard.settings import settings
+from trainyard.spec.axes import BackendName
+from trainyard.spec.job import JobSpec
+from trainyard.stores.artifacts import write_json_durably
+
+pytestmark = pytest.mark.usefixtures("prefect")
+
+JOB = {"dataset": {"path": "data.jsonl"}, "backend": "mlx"}
+INSTALL = "Run `trainyard backends install mlx`"
+
+
+@pytest.fixture
+def context(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A server that knows `training-job/local`, and a home without any trainer's environment."""
+    monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
+    settings.cache_clear()
+    server = str(PREFECT_API_URL.value())
+    for name, value in stack.prefect_environment(settings(), server).items():
+        monkeypatch.setenv(name, value)  # operations set them, too
+    me = services.Service("server", os.getpid(), psutil.Process().create_time(), server, log="")
+    settings().services.mkdir(parents=True)
+    write_json_durably(services.record_path(settings(), "server"), asdict(me))
+    runs.bootstrap(settings())
+    deployment = training_job.to_deployment(name="local", work_pool_name=settings().work_pool, tags=["job"])
+    deployment.entrypoint = "flows/training_job.py:training_job"
+    deployment.apply(work_pool_name=settings().work_pool)
+    return Context(settings(), say=lambda _text: None)
+
+
+def created(context: Context, **more: Any) -> RunResult:
+    return operations.jobs_create(jobs.CreateInput(parameters=JOB, **more), context)
+
+
+def state_of(run_id: str) -> State[Any]:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run_id).state  # type: ignore[arg-type]
+    assert state is not None
+    return state
+
+
+def due(run_id: str) -> bool:
+    """Whether a worker of the pool would take the run within the next day."""
+    with get_client(sync_client=True) as client:
+        body = {"scheduled_before": (datetime.now(UTC) + timedelta(days=1)).isoformat()}
+        found = client.request(
+            "POST", "/work_pools/{name}/get_scheduled_flow_runs", path_params={"name": settings().work_pool}, json=body
+        )
+    return run_id in [one["flow_run"]["id"] for one in found.json()]
+
+
+def install_mlx(home: Path) -> None:
+    """What an installation leaves that a look from outside sees."""
+    site = home / "envs" / "mlx" / "lib" / "python3.12" / "site-packages"
+    site.mkdir(parents=True)
+    wanted = ENVIRONMENTS[BackendName.MLX].distribution
+    (site / f"{wanted.replace('-', '_')}-{pins(BackendName.MLX)[wanted]}.dist-info").mkdir()
+    python = home / "envs" / "mlx" / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(context: Context, watch: bool) -> None:
+    told = created(context, watch=watch)
+    assert (told.state, told.exit_code) == (RunState.PENDING, 0)
+    text = render("jobs create", told)
+    assert "pending. no trainer installed: mlx is not installed" in text
+    assert INSTALL in text
+    row = operations.jobs_show(jobs.JobInput(job=told.run_id), context)
+    assert (row.state, row.detail) == (RunState.PENDING, "no trainer installed")
+    assert INSTALL in row.message
+    assert told.run_id in [one.id for one in operations.jobs_list(jobs.JobsInput(state=RunState.PENDING), context).jobs]
+    assert not due(told.run_id)
+
+
+def test_it_is_started_by_resume_once_the_trainer_is_there(context: Context, home: Path) -> None:
+    run_id = created(context).run_id
+    with pytest.raises(Unavailable, match=f"R-BACKEND-MISSING: The job .* still waits.*{INSTALL}") as told:
+        operations.jobs_resume(jobs.ResumeInput(job=run_id), context)
+    assert told.value.exit_code == 7
+    assert runs.waits_for_trainer(state_of(run_id))
+    install_mlx(home)
+    operations.jobs_resume(jobs.ResumeInput(job=run_id), context)
+    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert due(run_id)
+
+
+def test_it_can_be_cancelled_and_not_paused(context: Context) -> None:
+    run_id = created(context).run_id
+    with pytest.raises(Conflict, match=r"cannot be paused: it is pending \(no trainer installed\)"):
+        operations.jobs_pause(jobs.StopInput(job=run_id), context)
+    operations.jobs_cancel(jobs.StopInput(job=run_id), context)
+    assert state_of(run_id).type is StateType.CANCELLED
+
+
+async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: Context, tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(Pause) as gone:
+        await training_job(JobSpec.model_validate(JOB), return_state=True)
+    assert gone.value.state is not None
+    pending = [row for row in runs.list_jobs(RunState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
+    assert len(pending) == 1
+    assert pending[0]["name"].startswith("training-job-")
+    assert INSTALL in pending[0]["message"]
+    assert not due(pending[0]["id"])

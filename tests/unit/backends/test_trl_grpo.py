@@ -1,0 +1,311 @@
+"""Stage grpo on the trl backend: what it learns from rewards, what it leaves, and how it goes on after a stop."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native import reasons as native_reasons
+from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
+from trainyard.compute.child import EVENTS_FILE, Stopped
+from trainyard.data.rows import Message, Row, SftRow, write_rows
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+from trainyard.stores.metrics import curve
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
+YES = {"type": "contains", "text": "yes"}
+NO = {"type": "contains", "text": "no"}
+CONSTANT = {"type": "length", "max_tokens": 1000}
+GROUP, BATCH, PROMPTS = 4, 16, 4
+WEIGHTS = "adapter_model.safetensors"
+
+
+def asked() -> list[Row]:
+    """Sixteen questions, each answered once with yes and once with no."""
+    return [conversation(f"Is node {n} up?", answer) for n in range(16) for answer in ("yes", "no")]
+
+
+def reading(jobs: Jobs, folder: Path, rows: Sequence[Row], base: Path | None = None) -> Jobs:
+    """The same jobs with other rows, and perhaps another base."""
+    write_rows(folder / "rows" / "rows.arrow", Port.SFT, list(rows))
+    return Jobs(base or jobs.model, {Port.SFT: folder / "rows"}, jobs.locks)
+
+
+@pytest.fixture(scope="module")
+def undecided(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """Jobs on a model that answers each question with yes or no, as often with one as with the other."""
+    folder = tmp_path_factory.mktemp("undecided")
+    hyper = {"max_steps": 40, "batch_size": 16, "learning_rate": 5e-3}
+    ran = train_here(reading(jobs, folder, asked())(method="full", hyperparameters=hyper), folder / "run")
+    return reading(jobs, folder, asked(), ran.folder)
+
+
+def grpo(
+    jobs: Jobs, *rewards: dict[str, Any], hyper: dict[str, Any] | None = None, adapter: Path | None = None, **rest: Any
+) -> TrainingJob:
+    """Sixteen completions a step in groups of four. `rest`: settings of the rollouts and of the trainer."""
+    given = {"batch_size": BATCH, "max_steps": 4, "learning_rate": 2e-3, "schedule": "constant", **(hyper or {})}
+    trainer = {name: rest.pop(name) for name in ("method", "launch", "lora") if name in rest}
+    drawn = {"num_generations": GROUP, "max_completion_length": 6, "rewards": rewards or (YES,), **rest}
+    return jobs(stage="grpo", hyperparameters=given, rollouts=drawn, adapter=adapter, **trainer)
+
+
+def told(ran: Ran, name: str) -> list[float]:
+    return [event[name] for event in ran.of("progress")]
+
+
+@pytest.fixture(scope="module")
+def learned(undecided: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """As a chain runs it: in a supervised child."""
+    return train_as_child(grpo(undecided, NO, hyper={"max_steps": 30}), tmp_path_factory.mktemp("grpo"))
+
+
+def answers(model: Any, base: Path) -> list[str]:
+    """What a model most probably says to each question."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = [row for row in asked() if isinstance(row, SftRow)]
+    examples, _ = encode_prompts(rows[::2], tokenizer, 64)
+    said = []
+    for example in examples:
+        ids = torch.tensor([example["input_ids"]])
+        drawn = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+        said.append(tokenizer.decode(drawn[0, ids.shape[1] :], skip_special_tokens=True).strip())
+    return said
+
+
+def test_reward_rises_and_the_adapter_says_what_was_rewarded(learned: Ran, undecided: Jobs) -> None:
+    rewards = told(learned, "reward")
+    assert statistics.mean(rewards[-15:]) > statistics.mean(rewards[:5]) + 0.15
+    assert told(learned, "reward_contains") == rewards
+    base = AutoModelForCausalLM.from_pretrained(undecided.model, dtype=torch.float32)
+    before = sum("no" in answer for answer in answers(base, undecided.model))
+    adapted = PeftModel.from_pretrained(base, learned.folder).eval()
+    after = sum("no" in answer for answer in answers(adapted, undecided.model))
+    assert before < 8
+    assert after > 13
+
+
+def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran) -> None:
+    assert learned.record.keys() - sft_run.record.keys() == {"rollouts"}
+    assert sft_run.record.keys() <= learned.record.keys()
+    assert (learned.record["stage"], learned.record["preference"]) == ("grpo", None)
+    assert learned.record["rollouts"]["num_generations"] == GROUP
+    assert sorted(path.name for path in learned.folder.iterdir()) == sorted(
+        path.name for path in sft_run.folder.iterdir()
+    )
+    assert load_file(learned.folder / WEIGHTS).keys() == load_file(sft_run.folder / WEIGHTS).keys()
+
+
+def test_rewards_are_in_the_curve_of_the_job(undecided: Jobs, tmp_path: Path) -> None:
+    ran = train_here(grpo(undecided), tmp_path)
+    points = curve(tmp_path / EVENTS_FILE)
+    assert [point.reward for point in points] == told(ran, "reward")
+
+
+def test_ledger_balances_with_what_was_drawn(learned: Ran) -> None:
+    """Every prompt counts once for each of its completions; 30 steps have 16 completions each."""
+    tokens = learned.record["tokens"]
+    assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
+    assert tokens["trained"] == pytest.approx(sum(told(learned, "completion_tokens")) * BATCH, abs=0.5)
+    assert told(learned, "tokens")[-1] == tokens["trained"] + tokens["masked"]
+    (at_start,) = learned.of("ledger")
+    assert (at_start["trained"], at_start["read"]) == (0, at_start["masked"])
+    assert learned.record["rows"] == {"read": 32, "trained": 32}
+
+
+def test_constant_reward_teaches_nothing(undecided: Jobs, tmp_path: Path) -> None:
+    """All advantages of a group are zero, and so is every gradient: the adapter's second matrices stay zero."""
+    ran = train_here(grpo(undecided, CONSTANT), tmp_path)
+    assert told(ran, "reward") == [1.0] * 4
+    assert told(ran, "grad_norm") == [0.0] * 4
+    weights = load_file(ran.folder / WEIGHTS)
+    assert all(not value.any() for name, value in weights.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("stop_after", [2, 7])
+def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, tmp_path: Path) -> None:
+    """Bit by bit, within a pass over the prompts and at the border of two: a pass has eight steps."""
+    hyper = {"max_steps": 11, "batch_size": BATCH // 2, "gradient_accumulation": 2}
+    job = grpo(undecided, hyper=hyper, lora={"dropout": 0.1})
+    whole = train_here(job, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_here(job, tmp_path / "parts", stop_after=stop_after)
+    torch.manual_seed(stop_after)  # what else was drawn in between does not matter
+    parts = train_here(job, tmp_path / "parts")
+    assert parts.of("begin")[-1]["restarted_from"] == {"step": stop_after + 1}
+    assert parts.record["losses"] == whole.record["losses"]
+    assert parts.record["tokens"] == whole.record["tokens"]
+    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_cut_into_micro_batches_changes_no_number(undecided: Jobs, tmp_path: Path) -> None:
+    """Completions are drawn for a step, however it is cut; each of their tokens counts the same."""
+    whole = train_here(grpo(undecided), tmp_path / "whole")
+    cut = train_here(grpo(undecided, hyper={"batch_size": 2, "gradient_accumulation": 8}), tmp_path / "cut")
+    assert told(cut, "reward") == told(whole, "reward")
+    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (cut, whole))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, atol=2e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo"])
+def test_every_loss_moves_the_adapter(loss: str, undecided: Jobs, tmp_path: Path) -> None:
+    """At the first step the policy is the one that has drawn, so the loss of grpo is the mean advantage: zero."""
+    ran = train_here(grpo(undecided, loss=loss, hyper={"max_steps": 2, "warmup_ratio": 0}), tmp_path)
+    if loss == "grpo":
+        assert ran.record["first_loss"] == pytest.approx(0, abs=1e-6)
+    assert all(norm > 0 for norm in told(ran, "grad_norm"))
+    assert any(value.any() for name, value in load_file(ran.folder / WEIGHTS).items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "full"])
+def test_distance_from_the_model_as_it_was_begins_at_zero(method: str, undecided: Jobs, tmp_path: Path) -> None:
+    ran = train_here(grpo(undecided, method=method, beta=0.1, hyper={"warmup_ratio": 0}), tmp_path)
+    distances = told(ran, "kl")
+    assert distances[0] == pytest.approx(0, abs=1e-5)
+    assert distances[-1] > 1e-3
+    if method == "full":
+        assert (ran.folder / "model.safetensors").is_file()
+
+
+def test_stage_continues_an_adapter_against_its_start(learned: Ran, undecided: Jobs, tmp_path: Path) -> None:
+    ran = train_here(grpo(undecided, NO, beta=0.1, adapter=learned.folder), tmp_path)
+    assert statistics.mean(told(ran, "reward")) > 0.7
+    assert told(ran, "kl")[0] == pytest.approx(0, abs=1e-5)
+    before, after = (load_file(one.folder / WEIGHTS) for one in (learned, ran))
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(after[name], value) for name, value in before.items())
+    assert [entry["stage"] for entry in ran.record["lineage"]] == [None, "sft", "grpo"]
+
+
+def test_rewards_are_added_by_their_weights_and_told_by_name(undecided: Jobs, tmp_path: Path) -> None:
+    rewards = ({**YES, "weight": 2.0}, {"type": "contains", "weight": -1.0}, {"type": "regex", "pattern": "^no$"})
+    ran = train_here(grpo(undecided, *rewards, hyper={"max_steps": 2}), tmp_path)
+    for event in ran.of("progress"):
+        parts = [event[f"reward_{name}"] for name in ("contains", "contains_2", "regex")]
+        assert event["reward"] == pytest.approx(2 * parts[0] - parts[1] + parts[2])
+    assert len(set(told(ran, "reward_contains_2")) | {0.0}) > 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "auto"])
+def test_half_precision_draws_and_learns(precision: str, undecided: Jobs, tmp_path: Path) -> None:
+    hyper = {"precision": precision, "gradient_checkpointing": True}
+    ran = train_here(grpo(undecided, hyper=hyper), tmp_path)
+    assert any(reward > 0 for reward in told(ran, "reward"))
+    assert any(norm > 0 for norm in told(ran, "grad_norm"))
+
+
+def test_order_is_grouped_and_leaves_out_others_in_each_pass() -> None:
+    order, missing = GroupedOrder(7, seed=3, prompts=3, group=2, times=2), set()
+    for epoch in range(12):
+        order.set_epoch(epoch)
+        rows = list(order)
+        assert len(rows) == len(order) == 24
+        for at in (0, 12):
+            first, again = rows[at : at + 6], rows[at + 6 : at + 12]
+            assert first == again
+            assert first[::2] == first[1::2]
+        assert max(Counter(rows).values()) == 4
+        missing |= set(range(7)) - set(rows)
+    assert len(missing) > 2
+    order.set_epoch(1)
+    drawn = list(islice(order.drawn(), 4))
+    assert drawn[2:] == [list(order)[at : at + 6 : 2] for at in (0, 12)]
+
+
+def test_prompts_that_fill_no_step_wait_for_another_pass(jobs: Jobs, tmp_path: Path) -> None:
+    own = reading(jobs, tmp_path, asked()[:6])
+    ran = train_here(grpo(own, hyper={"max_steps": None, "epochs": 3}), tmp_path / "run")
+    assert ran.record["steps"] == 3
+    (warning,) = ran.of("warning")
+    assert warning["text"] == (
+        "Each step of stage grpo answers 4 prompts. 6 rows leave 2 over: each pass leaves out others."
+    )
+
+
+def test_prompt_is_what_stands_before_the_last_answer(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    turns = [("system", "Be short."), ("user", "up?"), ("assistant", "yes"), ("user", "sure?"), ("assistant", "no")]
+    long = conversation("a very long question about nodes " * 20, "lost")
+    alone = SftRow([Message("user", "up?")])
+    held = SftRow([Message("user", "up?"), Message("assistant", "no")], split="unseen_documents")
+    rows = [SftRow([Message(role, text) for role, text in turns]), long, alone, held]
+    (example,), ledger = encode_prompts(rows, tokenizer, 60)
+    messages = [{"role": role, "content": text} for role, text in turns[:-1]]
+    assert example["answer"] == "no"
+    assert example["input_ids"] == tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert dict(ledger.rows) == {
+        "read": 3, "held_out": 1, "trained": 1, "dropped_truncated": 1, "dropped_no_target": 1,
+    }  # fmt: skip
+    assert ledger.balanced
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (asked()[:3], r"E-BATCH-SMALL: A step answers 4 prompts, and the data set has 3\. .*num_generations"),
+        (
+            [conversation("a long question " * 40, "lost")],
+            r"E-ALL-MASKED: None of 1 rows has a prompt .* 1 dropped_tru",
+        ),
+        ([SftRow([Message("user", "up?")])], r"E-ALL-MASKED: None of 1 rows .* 1 dropped_no_target.* Raise max_length"),
+        (
+            [SftRow([Message("user", "a"), Message("assistant", "b")], split="unseen_documents")],
+            "E-NO-ROWS: .* held out",
+        ),
+    ],
+)
+def test_rows_that_make_no_step_are_refused(rows: list[Row], message: str, jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        train_here(grpo(reading(jobs, tmp_path, rows)), tmp_path / "run")
+
+
+def test_job_without_rewards_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"E-NO-REWARD: Stage grpo learns from rewards, .* Name them"):
+        train_here(jobs(stage="grpo"), tmp_path)
+
+
+def test_broken_groups_are_refused(jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"E-BATCH-GROUPS: A step has 6 completions, .* groups of 4\. .*a multiple of"
+    ):
+        train_here(grpo(jobs, hyper={"batch_size": 3, "gradient_accumulation": 2}), tmp_path)
+
+
+def test_missing_rows_are_told(jobs: Jobs, tmp_path: Path) -> None:
+    job = grpo(jobs).model_copy(update={"data": {Port.PREFERENCE: str(jobs.data[Port.PREFERENCE])}})
+    with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage grpo needs sft rows, .* was given: preference"):
+        train_here(job, tmp_path)
+
+
+def test_the_native_engine_points_to_trl(jobs: Jobs) -> None:
+    (reason,) = native_reasons(grpo(jobs))
+    assert (reason.code, reason.instead) == ("R-NATIVE", "backend: trl.")
+
+
+@pytest.mark.slow
+def test_stage_trains_in_two_processes(undecided: Jobs, tmp_path: Path) -> None:
+    """Each draws completions of its own; the groups are put together before they are compared."""
+    launch = {"strategy": "ddp", "processes": 2}
+    ran = train_as_child(grpo(undecided, hyper={"max_steps": 20, "batch_size": BATCH // 2}, launch=launch), tmp_path)
+    rewards = told(ran, "reward")
+    assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:3])
+    tokens = ran.record["tokens"]
+    assert tokens["trained"] == pytest.approx(sum(told(ran, "completion_tokens")) * BATCH, abs=0.5)
+    assert tokens["read"] == tokens["trained"] + tokens["masked"]

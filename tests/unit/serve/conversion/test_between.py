@@ -1,0 +1,60 @@
+"""Any layout into any other by one function: the same bits, nothing overwritten, nothing half written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.serve.conversion.adapter_files import make_adapter, make_base
+from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE
+from trainyard.serve.conversion.between import Layout, convert, layout_of
+from trainyard.serve.conversion.mlx import MLX_FILE
+
+NAMES = {Layout.PEFT: "peft", Layout.MLX: "mlx", Layout.GGUF: "adapter.gguf"}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(Layout, 2)))
+def test_every_way_and_back_gives_the_same_bytes(one: Layout, other: Layout, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    peft = make_adapter(tmp_path / "trained", base_model_name_or_path=str(base))
+    first, second, last = tmp_path / "1" / NAMES[one], tmp_path / "2" / NAMES[other], tmp_path / "3" / "peft"
+    assert convert(peft, first, one, base) is Layout.PEFT
+    assert convert(first, second, other, base) is one
+    assert convert(second, last, Layout.PEFT, base) is other
+    assert (last / WEIGHTS_FILE).read_bytes() == (peft / WEIGHTS_FILE).read_bytes()
+    assert json.loads((last / CONFIG_FILE).read_text()) == json.loads((peft / CONFIG_FILE).read_text())
+    assert [layout_of(path) for path in (first, second, last)] == [one, other, Layout.PEFT]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    source, target = make_adapter(tmp_path / "peft"), tmp_path / "mlx"
+    target.mkdir()
+    with pytest.raises(Conflict, match=r"E-CONVERT-EXISTS: .*mlx exists already\..*nothing is overwritten"):
+        convert(source, target, Layout.MLX)
+    assert list(target.iterdir()) == []
+
+
+def test_gguf_asks_for_the_base(tmp_path: Path) -> None:
+    source = make_adapter(tmp_path / "peft")
+    with pytest.raises(InvalidInput, match=r"E-CONVERT-BASE: The base of the adapter is not known\. .*--base"):
+        convert(source, tmp_path / "adapter.gguf", Layout.GGUF)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peft"]
+
+
+@pytest.mark.parametrize("left_out", [CONFIG_FILE, MLX_FILE])
+def test_half_an_adapter_is_none(left_out: str, tmp_path: Path) -> None:
+    convert(make_adapter(tmp_path / "peft"), tmp_path / "mlx", Layout.MLX)
+    (tmp_path / "mlx" / left_out).unlink()
+    with pytest.raises(NotFound, match="E-ADAPTER-MISSING: There is no adapter in"):
+        convert(tmp_path / "mlx", tmp_path / "back", Layout.PEFT)
+
+
+def test_what_a_layout_has_no_words_for_leaves_nothing(tmp_path: Path) -> None:
+    source, base = make_adapter(tmp_path / "peft", dora=True), make_base(tmp_path / "base")
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT: .*DoRA adapter"):
+        convert(source, tmp_path / "adapter.gguf", Layout.GGUF, base)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "peft"]

@@ -1,0 +1,125 @@
+"""At six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one succeed?
+
+Expected is what the server itself had scheduled; a deployment whose schedules sleep expects nothing. A date is judged
+once, also over restarts of the watchdog, and later on that day if nobody could look at six. Local calendar days: one of
+23 or 25 hours is still one day.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from datetime import time as Time
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import orjson
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+
+from trainyard.api.runs.nights import NO_SUCCESS
+from trainyard.api.runs.server import client
+from trainyard.settings import Settings
+from trainyard.stores.artifacts import write_json_durably
+
+FLOW, DUE = "nightly", Time(6, 0)
+JUDGED_FILE = "night-watch.json"
+LOOK_EVERY_S = 60.0
+MOST_RUNS = 200
+
+
+@dataclass
+class NightWatch:
+    """Asked as often as one likes, it asks the server once a minute; `now` gives Unix seconds."""
+
+    settings: Settings
+    now: Callable[[], float] = time.time
+    looked: float = field(default=-math.inf, init=False)
+
+    @property
+    def path(self) -> Path:
+        """Deployment -> the last six o'clock that was judged."""
+        return self.settings.services / JUDGED_FILE
+
+    def look(self) -> list[str]:
+        """Sends the event for every deployment without a success, and says so in sentences."""
+        now = self.now()
+        if abs(now - self.looked) < LOOK_EVERY_S:
+            return []
+        told: list[str] = []
+        judged: dict[str, str] = orjson.loads(self.path.read_bytes()) if self.path.is_file() else {}
+        with client() as prefect:
+            for deployment, zone in scheduled(prefect):
+                due = last_due(now, zone)
+                if judged.get(str(deployment.id)) == due.isoformat():
+                    continue
+                if missed(runs_before(prefect, deployment, due), due):
+                    send(prefect, deployment, due)
+                    told.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
+                judged[str(deployment.id)] = due.isoformat()
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_json_durably(self.path, judged)
+        self.looked = now
+        return told
+
+
+def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, str]]:
+    """The deployments of the night whose schedule is awake, and its zone."""
+    for deployment in prefect.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW]))):
+        awake = [one.schedule for one in deployment.schedules if one.active]
+        if awake and not deployment.paused:
+            yield deployment, getattr(awake[0], "timezone", None) or "UTC"
+
+
+def last_due(now: float, zone: str) -> datetime:
+    """The last six o'clock in a zone."""
+    local = datetime.fromtimestamp(now, ZoneInfo(zone))
+    date = local.date() if local.timetz().replace(tzinfo=None) >= DUE else local.date() - timedelta(days=1)
+    return datetime.combine(date, DUE, ZoneInfo(zone))
+
+
+def runs_before(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> list[FlowRun]:
+    """The runs that were to begin in the calendar day up to `due`."""
+    since = datetime.combine(due.date() - timedelta(days=1), DUE, due.tzinfo)
+    expected = FlowRunFilterExpectedStartTime(after_=since.astimezone(UTC), before_=due.astimezone(UTC))
+    return prefect.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+        flow_run_filter=FlowRunFilter(expected_start_time=expected),
+        limit=MOST_RUNS,
+    )
+
+
+def missed(runs: list[FlowRun], due: datetime) -> bool:
+    """Whether the schedule asked for a night and none of the runs, by schedule or by hand, had succeeded at `due`."""
+    done = [run for run in runs if run.state is not None and run.state.is_completed()]
+    in_time = [run for run in done if run.end_time is None or run.end_time <= due]
+    return any(run.auto_scheduled for run in runs) and not in_time
+
+
+def send(prefect: SyncPrefectClient, deployment: DeploymentResponse, due: datetime) -> None:
+    """Send the event that the automation waits for; its id says which morning it is about, so that twice is once."""
+    event: dict[str, Any] = {
+        "id": str(uuid.uuid5(deployment.id, due.isoformat())),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": NO_SUCCESS,
+        "resource": {
+            "prefect.resource.id": f"prefect.deployment.{deployment.id}",
+            "prefect.resource.name": deployment.name,
+        },
+        "payload": {"due": due.isoformat()},
+    }
+    prefect.request("POST", "/events", json=[event])

@@ -1,0 +1,45 @@
+"""Marker only: a job whose trainer is not installed is checked and recorded like any other, and waits for it.
+
+It stays pending, says what to install, and `trainyard jobs resume` starts it. A chain is refused instead: its other
+nodes would work for hours before anybody reads that there is no trainer.
+"""
+
+from __future__ import annotations
+
+from trainyard.api.planning import run_facts
+from trainyard.backends.base import probe
+from trainyard.backends.manager import marker_only
+from trainyard.errors import Refused, Unavailable
+from trainyard.settings import Settings
+from trainyard.spec.axes import BackendName
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.compat import run_reasons
+from trainyard.spec.training import TrainerConfig
+
+MISSING = "R-BACKEND-MISSING"
+
+
+def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) -> str:
+    """Why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
+
+    Raises `Refused` with every reason when something else stands in its way.
+    """
+    reasons = run_reasons(chain, run_facts(chain, settings))
+    if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
+        raise Refused(reasons)
+    trainers = [node.config.backend for node in chain.nodes if isinstance(node.config, TrainerConfig)]
+    return absent(trainers, settings) if reasons else ""
+
+
+def absent(backends: list[BackendName], settings: Settings) -> str:
+    """What is said of the first of these trainers that cannot be used here; empty if all can."""
+    found = [probe(name, settings) for name in backends]
+    return next((marker_only(one) for one in found if not one.available), "")
+
+
+def require_trainer(name: str, backend: BackendName, settings: Settings) -> None:
+    """Raise `Unavailable` (`R-BACKEND-MISSING`) while a job that waits for its trainer would wait on."""
+    if why := absent([backend], settings):
+        raise Unavailable(
+            f"The job {name} still waits for its trainer.", why=why, do="Install it, then resume again.", code=MISSING
+        )

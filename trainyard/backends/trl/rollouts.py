@@ -1,0 +1,174 @@
+"""Stage grpo: prompts, groups of completions that are drawn from the policy, and what each is worth (torch; child).
+
+A step draws `batch_size × gradient_accumulation × processes` completions: `num_generations` to each prompt. They are
+used in that step and not again, so no completion outlives a step, and a checkpoint between two steps is whole: it has
+the state of torch's random numbers, and a resumed run draws what the uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.trl.arguments import prompts_of_a_step
+from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
+from trainyard.data.rows import SftRow
+from trainyard.errors import InvalidInput
+from trainyard.spec.training import RolloutSettings
+from trainyard.train.rewards import REWARDS, Completion, named
+from trainyard.train.templates import Renderer
+from trainyard.train.tokens import Ledger, encode_answers, training_rows
+
+RewardFunction = Callable[..., list[float | None]]
+
+
+def encode_prompts(
+    rows: Sequence[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[list[dict[str, Any]], Ledger]:
+    """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant}.
+
+    The prompt is what stands before that turn. One of more than `max_length` tokens is left out and counted: cut, it
+    would ask something else.
+    """
+    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    for row in training_rows(rows, ledger):
+        last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
+        if last == 0:
+            ledger.rows["dropped_no_target"] += 1
+            continue
+        encoded = encode_answers(renderer, row.messages[:last], (row.messages[last : last + 1],), row.tools, ledger)
+        if encoded is None:
+            continue
+        prompt = encoded[0]
+        ledger.read += len(prompt)
+        if len(prompt) > max_length:
+            ledger.dropped += len(prompt)
+            ledger.rows["dropped_truncated"] += 1
+            continue
+        ledger.masked += len(prompt)
+        ledger.rows["trained"] += 1
+        examples.append({"input_ids": prompt, "answer": row.messages[last].content})
+    assert ledger.balanced, ledger
+    return examples, ledger
+
+
+def require_prompts(job: TrainingJob, ledger: Ledger) -> None:
+    """Raise `InvalidInput` where no step could be made: no prompt is short enough, or there are too few."""
+    found, wanted = ledger.rows["trained"], prompts_of_a_step(job)
+    if not found:
+        reasons = ", ".join(f"{n} {name}" for name, n in sorted(ledger.rows.items()) if name.startswith("dropped"))
+        raise InvalidInput(
+            f"None of {ledger.rows['read']} rows has a prompt to answer.",
+            why=f"Rows by reason: {reasons}.",
+            do="Raise max_length, or check that the rows have a turn of the user before one of the assistant.",
+            code="E-ALL-MASKED",
+        )
+    if found < wanted:
+        raise InvalidInput(
+            f"A step answers {wanted} prompts, and the data set has {found}.",
+            why="batch_size × gradient_accumulation × processes completions are drawn, num_generations to a prompt.",
+            do="Give the trainer more rows, lower batch_size, or raise rollouts.num_generations.",
+            code="E-BATCH-SMALL",
+        )
+
+
+def rollouts_of(job: TrainingJob) -> RolloutSettings:
+    """The settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
+    settings, hyper = job.config.rollouts, job.config.hyperparameters
+    if settings is None:
+        raise InvalidInput(
+            "Stage grpo learns from rewards, and none is named.",
+            do="Name them in rollouts.rewards, such as {type: exact_match}.",
+            code="E-NO-REWARD",
+        )
+    drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
+    if drawn % settings.num_generations:
+        raise InvalidInput(
+            f"A step has {drawn} completions, which are no whole groups of {settings.num_generations}.",
+            do="Make batch_size × gradient_accumulation × processes a multiple of rollouts.num_generations.",
+            code="E-BATCH-GROUPS",
+        )
+    return settings
+
+
+def reward_functions(settings: RolloutSettings) -> list[RewardFunction]:
+    """The rewards as TRL calls them: with all completions of a step and the columns of their rows."""
+    return [scorer(name, each) for name, each in named(settings.rewards).items()]
+
+
+def scorer(name: str, settings: Any) -> RewardFunction:
+    def scores(
+        completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+    ) -> list[float | None]:
+        return [
+            REWARDS[settings.type](Completion(text, len(ids)), wanted, settings)
+            for text, ids, wanted in zip(completions, completion_ids, answer, strict=True)
+        ]
+
+    scores.__name__ = name
+    return scores
+
+
+class GroupedOrder(ShuffledOrder):
+    """The prompts of each step in an order that is a pure function of seed and epoch.
+
+    A prompt stands there once for each of its completions, and the rows of a step once for each of its micro-batches:
+    TRL draws for all micro-batches at the first and takes the rows of the others as read. Prompts that would not fill
+    a step are left out, others in each epoch.
+    """
+
+    def __init__(self, rows: int, seed: int, *, prompts: int, group: int, times: int) -> None:
+        super().__init__(rows, seed, rows % prompts)
+        self.prompts, self.group, self.times = prompts, group, times
+
+    def __len__(self) -> int:
+        return (self.rows - self.left_out) * self.group * self.times
+
+    def arranged(self, generator: random.Random) -> list[int]:
+        return [
+            row for step in self.steps(generator) for _ in range(self.times) for row in step for _ in range(self.group)
+        ]
+
+    def steps(self, generator: random.Random) -> list[list[int]]:
+        """The prompts of each step of an epoch."""
+        rows = list(range(self.rows))
+        generator.shuffle(rows)
+        kept = self.rows - self.left_out
+        return [rows[at : at + self.prompts] for at in range(0, kept, self.prompts)]
+
+    def drawn(self) -> Iterator[list[int]]:
+        """The prompts of each step, epoch after epoch, without end."""
+        epoch = 0
+        while True:
+            yield from self.steps(random.Random(f"{self.seed}:{epoch}"))
+            epoch += 1
+
+
+class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
+    """GRPO on prompts that are tokenised already."""
+
+    args: Any
+    train_dataset: Any
+    order: GroupedOrder
+
+    def new_order(self) -> GroupedOrder:
+        group, times = self.args.num_generations, self.args.steps_per_generation
+        prompts = self.args.generation_batch_size // group
+        return GroupedOrder(len(self.train_dataset), self.args.seed, prompts=prompts, group=group, times=times)
+
+    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return prompts, None, {}
+
+    def accounted(self, ledger: Ledger) -> Ledger:
+        """The tokens of the whole run: every prompt once for each of its completions, and what was drawn."""
+        steps = islice(self.order.drawn(), self.state.global_step)
+        masked = self.args.num_generations * sum(self.lengths[row] for step in steps for row in step)
+        trained = self.state.num_input_tokens_seen - masked
+        return replace(ledger, read=masked + trained + ledger.dropped, trained=trained, masked=masked)

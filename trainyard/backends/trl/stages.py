@@ -1,0 +1,139 @@
+"""TRL's trainer for each stage, on rows that are tokenised already (torch; imported in the child only).
+
+One function a stage in `STAGES`: it turns the rows into the columns that its trainer reads and sets the reference that
+its loss needs. A stage more: its config in `arguments`, its rows in `data`, a function here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from datasets import Dataset
+from peft import PeftModel
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference, KTOTrainer
+from trl.trainer.reward_trainer import RewardTrainer
+
+from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config, reward_config, sft_config
+from trainyard.backends.trl.data import Prepared
+from trainyard.backends.trl.loading import load_base
+from trainyard.backends.trl.rollouts import OurGRPOTrainer, reward_functions, rollouts_of
+from trainyard.backends.trl.trainer import CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
+from trainyard.spec.axes import Method, Stage
+from trainyard.train.tokens import Encoded
+
+Common = dict[str, Any]
+"""Arguments that all stages share."""
+
+
+class OurDPOTrainer(CommittedCheckpoints, DPOTrainer):
+    """DPO on pairs that are tokenised already."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+class OurKTOTrainer(CommittedCheckpoints, KTOTrainer):
+    """KTO on rows that are tokenised already.
+
+    Their batches are not of similar length: good and bad answers differ in it, and a batch needs both.
+    """
+
+    left_out: int = 0
+    """Rows that each pass leaves out."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+    def new_order(self) -> ShuffledOrder:
+        return ShuffledOrder(len(self.lengths), self.args.seed, self.left_out)
+
+
+class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
+    """Bradley-Terry on pairs that are tokenised already."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+class Neighbours(DataCollatorForUnpairedPreference):
+    """Each prompt also with the completion of the row before it in the batch, by which KTO estimates its KL.
+
+    TRL makes these once for the rows in their given order; made in the batch, they are right in any order of rows.
+    """
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        others = [examples[-1], *examples[:-1]]
+        paired = zip(examples, others, strict=True)
+        return super().torch_call([{**one, "KL_completion_ids": other["completion_ids"]} for one, other in paired])
+
+
+def sft(prepared: Prepared, model: Any, common: Common) -> OurSFTTrainer:
+    takes_positions = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
+    trainer = OurSFTTrainer(args=sft_config(common), **given(prepared, model, prepared.examples))
+    trainer.takes_positions = takes_positions
+    return trainer
+
+
+def dpo(prepared: Prepared, model: Any, common: Common) -> OurDPOTrainer:
+    rows = given(prepared, model, prepared.examples)
+    return OurDPOTrainer(args=dpo_config(common, prepared.job), ref_model=second_model(prepared), **rows)
+
+
+def kto(prepared: Prepared, model: Any, common: Common) -> OurKTOTrainer:
+    rows = [
+        {"prompt_ids": row["prompt_ids"], "completion_ids": row["completion_ids"], "label": bool(row["desirable"][0])}
+        for row in prepared.examples
+    ]
+    trainer = OurKTOTrainer(
+        args=kto_config(common, prepared.job),
+        ref_model=second_model(prepared),
+        data_collator=Neighbours(prepared.tokenizer.pad_token_id, prepared.job.config.hyperparameters.max_length),
+        **given(prepared, model, rows),
+    )
+    trainer.left_out = prepared.left_out
+    return trainer
+
+
+def reward(prepared: Prepared, model: Any, common: Common) -> OurRewardTrainer:
+    rows = [
+        {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")} for row in prepared.examples
+    ]
+    return OurRewardTrainer(args=reward_config(common), **given(prepared, model, rows))
+
+
+def grpo(prepared: Prepared, model: Any, common: Common) -> OurGRPOTrainer:
+    """The reference of whole weights TRL loads itself, where the loss needs one."""
+    settings = rollouts_of(prepared.job)
+    rows: list[Any] = [{"prompt": row["input_ids"], "answer": row["answer"]} for row in prepared.examples]
+    rewards: Any = reward_functions(settings)  # a list of functions is one of what TRL takes, and lists are invariant
+    return OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
+
+
+STAGES: dict[Stage, Callable[[Prepared, Any, Common], CommittedCheckpoints]] = {
+    Stage.SFT: sft,
+    Stage.DPO: dpo,
+    Stage.KTO: kto,
+    Stage.REWARD: reward,
+    Stage.GRPO: grpo,
+}
+
+
+def given(prepared: Prepared, model: Any, rows: list[Encoded] | list[dict[str, Any]]) -> dict[str, Any]:
+    """What every trainer is given beside its arguments."""
+    return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": prepared.tokenizer}
+
+
+def second_model(prepared: Prepared) -> Any:
+    """The reference of whole weights. That of an adapter is its own frozen start, which TRL keeps as a second adapter
+    (or the bare base for a new one)."""
+    if prepared.job.config.method is not Method.FULL:
+        return None
+    return load_base(prepared.job, prepared.device).to(prepared.device)
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model inside, with or without an adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,0 +1,98 @@
+"""Any of the three layouts into any other. All ways lead over PEFT's, so a layout more is two functions and a row."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trainyard.errors import Conflict, InvalidInput, NotFound
+from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
+from trainyard.serve.conversion.gguf import gguf_to_peft, peft_to_gguf
+from trainyard.serve.conversion.mlx import MLX_FILE, mlx_to_peft, peft_to_mlx
+
+GGUF_ENDING = ".gguf"
+
+
+class Layout(StrEnum):
+    """Whose files an adapter is in."""
+
+    PEFT = "peft"
+    MLX = "mlx"
+    GGUF = "gguf"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """From a layout to PEFT's and back: (source, target, folder of the base or None)."""
+
+    to_peft: Callable[[Path, Path, Path | None], None]
+    from_peft: Callable[[Path, Path, Path | None], None]
+
+
+def copied(source: Path, target: Path, _base: Path | None) -> None:
+    write_adapter(read_adapter(source), target)
+
+
+def needed(base: Path | None) -> Path:
+    if base is None:
+        raise InvalidInput(
+            "The base of the adapter is not known.",
+            why="The names and the order of rows in a GGUF adapter depend on the architecture of its base.",
+            do="Name the base with --base: a folder, `starter`, or a Hub name that is on this machine.",
+            code="E-CONVERT-BASE",
+        )
+    return base
+
+
+LAYOUTS: dict[Layout, Ways] = {
+    Layout.PEFT: Ways(copied, copied),
+    Layout.MLX: Ways(
+        lambda source, target, base: mlx_to_peft(source, target, str(base or "")),
+        lambda source, target, _: peft_to_mlx(source, target),
+    ),
+    Layout.GGUF: Ways(
+        lambda source, target, base: gguf_to_peft(source, target, needed(base)),
+        lambda source, target, base: peft_to_gguf(source, target, needed(base)),
+    ),
+}
+
+
+def layout_of(source: Path) -> Layout:
+    """The layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-MISSING`)."""
+    if source.is_file() and source.suffix == GGUF_ENDING:
+        return Layout.GGUF
+    for layout, weights in ((Layout.PEFT, WEIGHTS_FILE), (Layout.MLX, MLX_FILE)):
+        if (source / weights).is_file() and (source / CONFIG_FILE).is_file():
+            return layout
+    raise NotFound(
+        f"There is no adapter in {source}.",
+        why=f"An adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE} or {MLX_FILE}, or a {GGUF_ENDING} file.",
+        do="Name the folder of a trained adapter, or the file.",
+        code="E-ADAPTER-MISSING",
+    )
+
+
+def convert(source: Path, target: Path, to: Layout, base: Path | None = None) -> Layout:
+    """Write the adapter `source` in another layout as `target`, whole or not at all; returns the layout it was in.
+
+    `base` is the folder of its base model, which only GGUF needs. Raises `Conflict` (`E-CONVERT-EXISTS`),
+    `NotFound` (`E-ADAPTER-MISSING`), `InvalidInput` (`E-CONVERT-BASE`, `E-ADAPTER-CONVERT`) and `Corrupt`.
+    """
+    found = layout_of(source)
+    if target.exists():
+        raise Conflict(
+            f"{target} exists already.",
+            do="Name a folder or file that is not there; nothing is overwritten.",
+            code="E-CONVERT-EXISTS",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
+        peft, made = Path(place) / "peft", Path(place) / "made"
+        LAYOUTS[found].to_peft(source, peft, base)
+        LAYOUTS[to].from_peft(peft, made, base)
+        shutil.move(made, target)
+    return found

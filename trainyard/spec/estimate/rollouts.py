@@ -1,0 +1,42 @@
+"""What stage grpo adds: completions to each prompt, and the cache that they are drawn with.
+
+    length      max_length of the prompt + max_completion_length
+    rows        of n prompts a pass: num_generations to each, without the prompts that would not fill a step
+    cache       keys and values of all completions of a step on a device, drawn at once:
+                2 e · blocks · key-value heads · head size · length · batch_size · gradient_accumulation
+
+The cache is gone before the backward pass begins, so only what of it is more than activations and logits counts. TRL
+computes the logits of a step in chunks; they are estimated as if it did not.
+"""
+
+from __future__ import annotations
+
+from trainyard.spec.axes import ADAPTER_METHODS, Device, Stage
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import TrainerConfig
+
+
+def drawn_length(config: TrainerConfig) -> int:
+    """Most tokens of a completion; 0 where none is drawn."""
+    rollouts = config.rollouts
+    return rollouts.max_completion_length if config.stage is Stage.GRPO and rollouts is not None else 0
+
+
+def rows_seen(config: TrainerConfig, rows: int) -> int:
+    """Rows of a pass that go through the model, out of those that arrive."""
+    rollouts, hyper = config.rollouts, config.hyperparameters
+    if config.stage is not Stage.GRPO or rollouts is None:
+        return rows
+    drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
+    prompts = max(1, drawn // rollouts.num_generations)
+    return rows // prompts * prompts * rollouts.num_generations
+
+
+def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int:
+    """The keys and values of the completions of a step, on one device."""
+    if not drawn_length(config):
+        return 0
+    hyper = config.hyperparameters
+    number = 2 if device is Device.CUDA and config.method in ADAPTER_METHODS else 4
+    positions = hyper.batch_size * hyper.gradient_accumulation * (hyper.max_length + drawn_length(config))
+    return 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions

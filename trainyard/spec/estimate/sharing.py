@@ -1,0 +1,42 @@
+"""What each of several processes holds of a training, and each of them sits on a device of its own.
+
+ZeRO (arXiv 1910.02054, section 3) divides one after the other by the N processes: 1 the optimizer's states, 2 the
+gradients too, 3 the weights too; fsdp is as 3, and fsdp_hybrid divides by the `shard_size` processes of a copy.
+Where the weights are divided, the largest group of them is whole while it computes: a block, or embedding and output
+layer. ddp divides nothing, and activations are each process's own.
+"""
+
+from __future__ import annotations
+
+from trainyard.spec.axes import Strategy
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.training import LaunchSettings
+
+DIVIDED: dict[Strategy, tuple[str, ...]] = {
+    Strategy.ZERO1: ("optimizer",),
+    Strategy.ZERO2: ("optimizer", "gradients"),
+    Strategy.ZERO3: ("optimizer", "gradients", "weights"),
+    Strategy.FSDP: ("optimizer", "gradients", "weights"),
+    Strategy.FSDP_HYBRID: ("optimizer", "gradients", "weights"),
+}
+"""Strategy -> the parts of the memory that its processes divide among them."""
+
+
+def sharers(launch: LaunchSettings) -> int:
+    """Processes that divide one copy."""
+    if launch.strategy is Strategy.FSDP_HYBRID:
+        return launch.shard_size or max(1, launch.processes // 2)
+    return launch.processes
+
+
+def divided(kept: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
+    """The parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
+    shared = DIVIDED.get(launch.strategy, ())
+    return {part: -(-size // sharers(launch)) if part in shared else size for part, size in kept.items()}
+
+
+def gathered(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
+    """Bytes of the largest group of weights that a process puts together to compute; `width` is that of a number."""
+    if "weights" not in DIVIDED.get(launch.strategy, ()):
+        return 0
+    return width * max(shape.block, shape.parameters - shape.layers * shape.block)
