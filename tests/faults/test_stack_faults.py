@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, kill_tree, until
+from tests.flows.real_stack import STEPS, Stack, kill_tree, standing, until
 from trainyard.api.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack faults")]
@@ -27,13 +27,8 @@ def seeds(most: int) -> range:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
-    stack.write_data()
-    up = stack.command("up")
-    assert up.returncode == 0, up.stderr
-    yield stack
-    stack.command("down")
-    assert not stack.children()
+    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,18 @@ class Stack:
         assert result is not None
         (reference,) = result.node("trainer").outputs.values()
         return hashlib.sha256((reference.path / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+@contextmanager
+def standing(folder: Path, model: Path) -> Iterator[Stack]:
+    """A stack that is up and has data for its jobs; in the end nothing that it started is left."""
+    stack = Stack(folder, model)
+    stack.write_data()
+    up = stack.command("up")
+    assert up.returncode == 0, up.stderr
+    yield stack
+    stack.command("down")
+    assert not stack.children()
 
 
 def unlocked(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.real_stack import STEPS, Stack, until
+from tests.flows.real_stack import STEPS, Stack, standing, until
 from trainyard.api.work import works_of
 from trainyard.stores.metrics import read_events as trainer_events
 
@@ -25,13 +25,8 @@ LONG = {"max_steps": 20_000, "save_steps": 5000}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
-    stack.write_data()
-    up = stack.command("up")
-    assert up.returncode == 0, up.stderr
-    yield stack
-    stack.command("down")
-    assert not stack.children()
+    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")

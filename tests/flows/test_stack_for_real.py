@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.flows.real_stack import Stack
+from tests.flows.real_stack import Stack, kill_tree, standing, until
 from trainyard.api.services import running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
@@ -22,29 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), tiny_model)
-    rows = [{"instruction": f"What is twice {n}?", "output": f"Twice {n} is {2 * n}."} for n in range(80)]
-    (stack.work / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    up = stack.command("up")
-    assert up.returncode == 0, up.stderr
-    yield stack
-    stack.command("down")
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.3)
-
-
-def kill_tree(pid: int) -> None:
-    root = psutil.Process(pid)
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+    with standing(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        yield stack
 
 
 def job(steps: int) -> tuple[str, ...]:

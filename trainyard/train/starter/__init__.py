@@ -9,7 +9,7 @@ trainyard.train.starter FOLDER` (`pretrain.py`). Layout:
     models/starter/current              name of the folder in use
     models/starter/<key>/               config, weights (safetensors), tokenizer, manifest.json; key = recipe + corpus
 
-The number of steps is fixed by the wanted seconds (two idle cores with bf16 instructions), not by a clock: a slower
+The number of steps is fixed by the wanted seconds (two idle cores with fast bf16), not by a clock: a slower
 or a busier machine takes longer and gets the same model.
 """
 
@@ -40,7 +40,7 @@ from trainyard.train.starter.corpus import SourceFile, corpus_sources, project_d
 CURRENT = "current"
 MANIFEST = "manifest.json"
 STEPS_PER_SECOND = 5.0
-"""Optimizer steps of 2,048 tokens a second on two idle cores with avx512_bf16; fp32 takes about twice as long."""
+"""Optimizer steps of 2,048 tokens a second on two idle cores with fast bf16; fp32 takes about twice as long."""
 POLL_S = 0.2
 
 Report = Callable[[float, str], None]

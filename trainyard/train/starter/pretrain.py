@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.errors import TrainyardError
+from trainyard.spec.axes import Precision
+from trainyard.train.precision import choose_precision
 from trainyard.train.starter import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -73,7 +75,8 @@ def pretrain(folder: Path, spec: dict[str, Any]) -> None:
     tokenizer = train_tokenizer(passages, recipe)
     rows = packed_rows(passages, tokenizer, recipe)
     model = new_model(tokenizer, recipe)
-    losses = train(model, rows, recipe, folder)
+    choice = choose_precision(Precision.AUTO, "cpu", native=native_bf16(), seconds_per_step=step_timer(model, recipe))
+    losses = train(model, rows, recipe, folder, choice.precision)
     target = folder / "model"
     save(model, tokenizer, target)
     write_manifest(
@@ -87,7 +90,8 @@ def pretrain(folder: Path, spec: dict[str, Any]) -> None:
             "passages": len(passages),
             "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
             "losses": losses,
-            "precision": "bf16" if bf16_is_fast() else "fp32",
+            "precision": choice.precision.value,
+            "precision_why": choice.why,
             "threads": spec["threads"],
             "seconds": round(time.monotonic() - started, 1),
             "versions": {
@@ -165,7 +169,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCau
     )
 
 
-def train(model: LlamaForCausalLM, rows: Iterator[torch.Tensor], recipe: Recipe, folder: Path) -> list[list[float]]:
+def train(
+    model: LlamaForCausalLM, rows: Iterator[torch.Tensor], recipe: Recipe, folder: Path, precision: Precision
+) -> list[list[float]]:
     """Run the recipe's steps; returns [step, mean loss since the last entry] about fifty times."""
     optimizers = new_optimizers(model, recipe)
     schedules = [
@@ -177,7 +183,7 @@ def train(model: LlamaForCausalLM, rows: Iterator[torch.Tensor], recipe: Recipe,
     model.train()
     for step in range(1, recipe.steps + 1):
         ids_BT = next(rows)
-        with mixed_precision():
+        with mixed_precision(bf16=precision is Precision.BF16):
             logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), ids_BT[:, 1:].flatten())
         torch.autograd.backward(loss)
@@ -217,13 +223,31 @@ def learning_rate_multiplier(step: int, recipe: Recipe) -> float:
     return max(0.01, min(1.0, left))
 
 
-def bf16_is_fast() -> bool:
-    """Whether the processor multiplies bf16 itself; emulated bf16 is slower than fp32."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+def native_bf16() -> str | None:
+    """The instruction set by which the processor multiplies bf16 itself. It need not be faster than fp32 for that."""
+    capabilities = torch.cpu.get_capabilities()
+    return next((name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)), None)
 
 
-def mixed_precision() -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16_is_fast())
+def step_timer(model: LlamaForCausalLM, recipe: Recipe) -> Callable[[bool], float]:
+    """Seconds of a forward and backward pass, the fastest of three after one to warm up; on a quarter of a batch."""
+    ids_BT = torch.zeros((max(1, recipe.batch_rows // 4), recipe.row_tokens), dtype=torch.long)
+
+    def seconds(bf16: bool) -> float:
+        times = []
+        for _ in range(4):
+            started = time.perf_counter()
+            with mixed_precision(bf16=bf16):
+                torch.autograd.backward(model(input_ids=ids_BT, use_cache=False).logits.float().mean())
+            times.append(time.perf_counter() - started)
+            model.zero_grad(set_to_none=True)
+        return min(times[1:])
+
+    return seconds
+
+
+def mixed_precision(*, bf16: bool) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16)
 
 
 def check_finite(model: LlamaForCausalLM, losses: list[list[float]]) -> None:
