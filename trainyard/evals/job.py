@@ -93,7 +93,7 @@ def job_from_inputs(
         base_path=str(training.get("base_path") or training.get("base_model", "")),
         candidate=participant("candidate", candidate),
         candidate_sha256=candidate.sha256,
-        baseline=baseline(config, live),
+        baseline=baseline(config, live, str(training.get("base_sha256") or "")),
         control=participant("control", controls[0]) if controls else None,
         heldout=heldout_sets(inputs),
         config=config,
@@ -108,11 +108,23 @@ def participant(name: str, reference: Reference) -> Participant:
     return Participant(name=name, path=str(reference.path), kind=kind)
 
 
-def baseline(config: EvaluatorConfig, live: Path | None) -> Participant:
-    """What the candidate is compared with. Without a live adapter, `live` falls back to the base and says so."""
-    if config.baseline == "live" and live is not None:
-        return Participant(name=f"live adapter {'/'.join(live.parts[-3:])}", path=str(live), kind="adapter")
-    return Participant(name="base" if config.baseline == "base" else "base (no adapter is live yet)")
+def baseline(config: EvaluatorConfig, live: Path | None, base_sha256: str = "") -> Participant:
+    """What the candidate is compared with. Where `live` cannot be, it falls back to the base and says so.
+
+    An adapter that is live on another base is no baseline: on this one its weights mean nothing, and whatever was
+    trained would seem better. Nor can it be served any more where this base is.
+    """
+    if config.baseline == "base":
+        return Participant(name="base")
+    if live is None:
+        return Participant(name="base (no adapter is live yet)")
+    name = "/".join(live.parts[-3:])
+    if (live / "config.json").is_file():
+        return Participant(name=f"live model {name}", path=str(live), kind="model")
+    trained_on = training_facts(live).get("base_sha256")
+    if trained_on and base_sha256 and trained_on != base_sha256:
+        return Participant(name=f"base (the live adapter {name} belongs to another base)")
+    return Participant(name=f"live adapter {name}", path=str(live), kind="adapter")
 
 
 def training_facts(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from trainyard.compute.supervise import Wanted
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
-from trainyard.evals.job import job_from_inputs
+from trainyard.evals.job import baseline, job_from_inputs
 from trainyard.evals.runner import EvaluationJob, HeldOutSet, Participant, evaluate
 from trainyard.spec.axes import Port
 from trainyard.spec.nodes import EvaluatorConfig
@@ -180,6 +180,32 @@ def test_the_job_follows_from_the_inputs(trained: Path, tiny_model: Path, tmp_pa
     assert [(held.name, held.gold) for held in found.heldout] == [("unseen_wording", "synthetic (extractive)")]
     live = job_from_inputs(EvaluatorConfig(baseline="live"), inputs, threads=2, live=Path("/a/acme/bot/v3"))
     assert (live.baseline.name, live.baseline.path) == ("live adapter acme/bot/v3", "/a/acme/bot/v3")
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "name"),
+    [
+        ({"training.json": {"base_sha256": "ab"}}, "adapter", "live adapter acme/bot/v3"),
+        ({"training.json": {}}, "adapter", "live adapter acme/bot/v3"),
+        (
+            {"training.json": {"base_sha256": "ef"}},
+            "base",
+            "base (the live adapter acme/bot/v3 belongs to another base)",
+        ),
+        ({"training.json": {"base_sha256": "ef"}, "config.json": {}}, "model", "live model acme/bot/v3"),
+    ],
+)
+def test_a_live_adapter_of_another_base_is_no_baseline(
+    files: dict[str, Any], kind: str, name: str, tmp_path: Path
+) -> None:
+    """On this base its weights mean nothing, and whatever was trained would seem better."""
+    live = tmp_path / "acme" / "bot" / "v3"
+    live.mkdir(parents=True)
+    for file, content in files.items():
+        (live / file).write_text(json.dumps(content))
+    found = baseline(EvaluatorConfig(baseline="live"), live, "ab")
+    assert (found.kind, found.name) == (kind, name)
+    assert found.path == (None if kind == "base" else str(live))
 
 
 @pytest.mark.parametrize(
