@@ -56,7 +56,7 @@ def test_waiting_for_the_lock_can_be_given_up(tmp_path: Path) -> None:
     start = time.monotonic()
     with device_lock(path), pytest.raises(Conflict, match="One training at a time"):
         device_lock(path, wait_s=60, give_up=lambda: True).__enter__()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_job_holds_the_lock_of_each_of_its_devices(tmp_path: Path) -> None:

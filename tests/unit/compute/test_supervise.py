@@ -49,11 +49,14 @@ def names(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in events]
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process is no longer running (a zombie that nobody has reaped counts as gone)."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.02)
     return False
@@ -65,7 +68,7 @@ def after(seconds: float, then: Wanted) -> Callable[[], Wanted]:
 
 
 WORK_UNTIL_STOPPED = """
-for step in range(1000):
+for step in range(10_000):
     events.emit("progress", step=step)
     if events.stop_requested():
         raise Stopped("saved", step=step)

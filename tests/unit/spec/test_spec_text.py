@@ -122,7 +122,7 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     started = time.perf_counter()
     assert refusal("\n".join(lines)).startswith("E-SPEC-ALIAS line 1:")
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 20, "expanded, it has a hundred thousand million values"
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system x\n", "a: !!python/tuple [1]\n", "a: !mine {b: 1}\n"])
