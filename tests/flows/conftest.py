@@ -8,26 +8,38 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from prefect.settings import PREFECT_API_SSL_CERT_FILE, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
+from prefect.context import _temporary_global_settings_context, get_settings_context
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from trainyard.api.stack import few_certificates
+from trainyard.api.services import stop
+from trainyard.api.stack import few_certificates, start_server
 from trainyard.settings import Settings
 
 CERTIFICATE = "PREFECT_API_SSL_CERT_FILE"
+FIRST_PORT = 4500
 
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_LOGGING_LEVEL="WARNING")
 
 
 @pytest.fixture(scope="package")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A temporary Prefect server; starting it takes about ten seconds, so it is started once."""
-    few = few_certificates(Settings(home=tmp_path_factory.mktemp("certificate")), "http://127.0.0.1")
-    with (
-        prefect_test_harness(server_startup_timeout=120),
-        temporary_settings({PREFECT_API_SSL_CERT_FILE: few[CERTIFICATE]}),
-    ):
+    """A Prefect server as `trainyard up` starts it; starting it takes about ten seconds, so it is started once.
+
+    Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.collected`).
+    """
+    own = Settings(home=tmp_path_factory.mktemp("server"), prefect_port=FIRST_PORT)
+    url = start_server(own, lambda _: None).url
+    given = {
+        PREFECT_API_URL: url,
+        PREFECT_HOME: own.prefect_home,
+        PREFECT_API_SSL_CERT_FILE: few_certificates(own, url)[CERTIFICATE],
+    }
+    # The second context is for threads that a test starts: they have none of their own.
+    with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):
         yield
+        APILogWorker.instance().drain()
+    stop(own, "server")
 
 
 @pytest.fixture(autouse=True, scope="module")

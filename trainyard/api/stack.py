@@ -154,7 +154,8 @@ def start_server(settings: Settings, say: Say) -> Service:
     port = free_port(settings.prefect_port)
     url = f"http://127.0.0.1:{port}/api"
     say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-    argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    prefect = [sys.executable, "-m", "trainyard.api.collected", "prefect"]
+    argv = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     service = spawn(settings, "server", argv, service_environment(settings, url), url)
     wait_until_healthy(service)
     return service
