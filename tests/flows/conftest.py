@@ -17,7 +17,6 @@ from trainyard.api.stack import few_certificates, start_server
 from trainyard.settings import Settings
 
 CERTIFICATE = "PREFECT_API_SSL_CERT_FILE"
-FIRST_PORT = 4500
 
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_LOGGING_LEVEL="WARNING")
 
@@ -28,7 +27,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.collected`).
     """
-    own = Settings(home=tmp_path_factory.mktemp("server"), prefect_port=FIRST_PORT)
+    own = Settings(home=tmp_path_factory.mktemp("server"), prefect_port=0)
     url = start_server(own, lambda _: None).url
     given = {
         PREFECT_API_URL: url,

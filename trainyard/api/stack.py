@@ -19,6 +19,7 @@ from pathlib import Path
 
 import certifi
 import httpx
+import psutil
 import yaml
 
 import trainyard
@@ -31,6 +32,8 @@ Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
+STARTS = 3
+"""Tries of another port, where another home's server was quicker on the one that was free."""
 HEARTBEAT_S = 30
 """Seconds between the beats of a flow run; the automation in `api/runs` allows three times that."""
 
@@ -151,14 +154,33 @@ def start_server(settings: Settings, say: Say) -> Service:
         wait_until_healthy(existing)
         return existing
     settings.prefect_home.mkdir(parents=True, exist_ok=True)
-    port = free_port(settings.prefect_port)
-    url = f"http://127.0.0.1:{port}/api"
-    say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-    prefect = [sys.executable, "-m", "trainyard.api.collected", "prefect"]
-    argv = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    service = spawn(settings, "server", argv, service_environment(settings, url), url)
-    wait_until_healthy(service)
-    return service
+    for _ in range(STARTS):
+        port = free_port(settings.prefect_port)
+        url = f"http://127.0.0.1:{port}/api"
+        say(f"starting the Prefect server on port {port} (the first start prepares its database)")
+        prefect = [sys.executable, "-m", "trainyard.api.collected", "prefect"]
+        argv = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        service = spawn(settings, "server", argv, service_environment(settings, url), url)
+        wait_until_healthy(service)
+        if answered_by(service, port):
+            return service
+        say(f"another server took port {port} meanwhile")
+        stop(settings, "server")
+    raise cannot_start(service, f"another server took its port, {STARTS} times")
+
+
+def answered_by(service: Service, port: int) -> bool:
+    """Whether it is this process, or one below it, that listens: two homes may have started on the same free port."""
+    process = service.process()
+    if process is None:
+        return False
+    try:
+        sockets = [one for each in (process, *process.children(recursive=True)) for one in each.net_connections("tcp")]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # as macOS does even for own processes; then the port's answer has to do
+        return True
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
 
 
 def wait_until_healthy(service: Service, timeout_s: float = SERVER_WAIT_S) -> None:

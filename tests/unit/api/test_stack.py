@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -176,3 +178,15 @@ def test_a_pool_of_another_name_gets_the_same_deployments(tmp_path: Path) -> Non
     written = yaml.safe_load(Path(path).read_text())
     assert {deployment["work_pool"]["name"] for deployment in written["deployments"]} == {"gpu-box"}
     assert len(written["deployments"]) == 7
+
+
+def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server: str) -> None:
+    """Two homes may find the same port free, and the slower one must not use the other's server."""
+    port = int(server.removesuffix("/api").rpartition(":")[2])
+    mine = record(settings(), "server", server)
+    assert stack.answered_by(mine, port)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        theirs = Service("server", other.pid, psutil.Process(other.pid).create_time(), server, "")
+        assert not stack.answered_by(theirs, port)
+        other.kill()
+    assert not stack.answered_by(theirs, port), "it has ended"
