@@ -29,7 +29,7 @@ from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.spec.axes import Method, Stage
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.models import resolve_model
+from trainyard.stores.models import SMALL_STARTER, STARTER, resolve_model
 
 Event = dict[str, Any]
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -299,7 +299,7 @@ def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
     """Documents in, a served adapter out: the qa-pipeline on this project's manual, with a control beside it."""
     os.chdir(stack.checkout())
     if not starter_is_built(context.settings):
-        starter_build(Nothing(), context)
+        starter_build(StarterInput(), context)
     stack_is = up(Nothing(), context)
     given = RunInput(target=demo.TEMPLATE, parameters=demo.PARAMETERS, watch=True, tags=("demo",))
     result, seconds = demo.timed(lambda: run(given, context))
@@ -405,11 +405,16 @@ def adapters_show(given: AdapterName, context: Context) -> Record:
     return Record(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
 
 
-def starter_build(_: Nothing, context: Context) -> Record:
+class StarterInput(Model):
+    small: bool = Field(False, description="A third of the steps, under the name starter-small.")
+
+
+def starter_build(given: StarterInput, context: Context) -> Record:
     """Build the starter model, or find it built."""
     build = load("trainyard.train.starter").build_starter
     source = build(
         context.settings.home,
+        name=SMALL_STARTER if given.small else STARTER,
         report=lambda fraction, text: context.on_progress(
             {"node": "starter", "event": "progress", "fraction": fraction, "text": text}
         ),
@@ -580,7 +585,7 @@ OPERATIONS: dict[str, Operation] = {
     "corpus status": Operation(night.NightInput, night.CorpusStatus, corpus_status),
     "prove-resume": Operation(ProveInput, proof.Proof, prove_resume),
     "renderers verify": Operation(RenderersInput, renderers.RendererTable, renderers_verify),
-    "starter build": Operation(Nothing, Record, starter_build),
+    "starter build": Operation(StarterInput, Record, starter_build),
 }
 
 

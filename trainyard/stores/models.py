@@ -24,7 +24,9 @@ from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.stores.artifacts import file_sha256, write_json_durably
 
-STARTER = "starter"
+STARTER, SMALL_STARTER = "starter", "starter-small"
+STARTERS = {STARTER: "trainyard starter build", SMALL_STARTER: "trainyard starter build --small"}
+"""Models that this machine makes itself, by what makes them."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -62,8 +64,8 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     (`E-MODEL-SAFETENSORS`).
     """
     digests = settings.models / ".digests.json"
-    if name == STARTER:
-        return resolve_folder(name, current_starter(settings.models), digests=digests)
+    if name in STARTERS:
+        return resolve_folder(name, current_starter(settings.models, name), digests=digests)
     folder = Path(name).expanduser()
     if name.strip() and "\0" not in name and folder.is_dir():
         return resolve_folder(name, folder.resolve(), digests=digests)
@@ -80,12 +82,12 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
 
 
-def current_starter(models: Path) -> Path:
-    """The folder that `starter` means. Raises `NotFound` (`E-MODEL-STARTER`) before the first build."""
-    pointer = models / STARTER / "current"
-    folder = models / STARTER / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
+def current_starter(models: Path, name: str = STARTER) -> Path:
+    """The folder that the name of a starter means. Raises `NotFound` (`E-MODEL-STARTER`) before the first build."""
+    pointer = models / name / "current"
+    folder = models / name / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
     if folder is None or not folder.is_dir():
-        raise NotFound("There is no starter model yet.", do="Call `trainyard starter build`.", code="E-MODEL-STARTER")
+        raise NotFound(f"There is no {name} model yet.", do=f"Call `{STARTERS[name]}`.", code="E-MODEL-STARTER")
     return folder
 
 

@@ -7,7 +7,6 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.small_jobs import Jobs, conversation, write_data
@@ -20,9 +19,6 @@ from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
-
-ROOM_BYTES = 96 << 20
-"""Less than a step of 64 rows of 512 tokens takes, and enough for the threads of a training."""
 
 
 @pytest.fixture(scope="module")
@@ -160,25 +156,48 @@ def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
         carry_out(native(jobs), tmp_path, broken)
 
 
+def most_address_space(pid: int) -> int:
+    """Bytes at the highest so far (`VmPeak` of proc(5)); 0 of a process that has ended."""
+    path = Path(f"/proc/{pid}/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak:")), 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_real_training_without_room_is_tried_with_half(tiny_model: Path, tmp_path: Path) -> None:
-    """The first child may take little more address space once it has begun; the kernel refuses what torch asks for."""
+    """The first child may take what lies between a batch of 64 and one of 32; the kernel refuses the rest."""
     data = {Port.SFT: tmp_path / "data"}
     rows: list[Row] = [conversation(f"Tell {n}", "the node reads documents and pairs " * 60) for n in range(128)]
     write_rows(data[Port.SFT] / "rows.arrow", Port.SFT, rows)
+    jobs = Jobs(tiny_model, data, tmp_path / "locks")
+
+    def job_of(batch_size: int) -> TrainingJob:
+        return jobs(backend="native", hyperparameters={"batch_size": batch_size, "max_steps": 2, "max_length": 512})
+
+    def taken_by(batch_size: int) -> int:
+        """The address space of a training that may take all."""
+        found = [0]
+
+        def look(event: dict[str, Any]) -> None:
+            pids.extend([event["pid"]] if event["event"] == "started" else [])
+            found.append(most_address_space(pids[0]))
+
+        pids: list[int] = []
+        own = load_settings(home=tmp_path / f"home-{batch_size}")
+        out = tmp_path / f"out-{batch_size}"
+        train_within_memory(job_of(batch_size), out, wanted=always_run, on_event=look, settings=own)
+        return max(found)
+
+    between = (taken_by(32) + taken_by(64)) // 2
     told: list[dict[str, Any]] = []
 
     def on_event(event: dict[str, Any]) -> None:
         told.append(event)
-        starts = [one["pid"] for one in told if one["event"] == "started"]
-        if event["event"] == "begin" and len(starts) == 1:
-            most = psutil.Process(starts[0]).memory_info().vms + ROOM_BYTES
-            resource.prlimit(starts[0], resource.RLIMIT_AS, (most, most))
+        if event["event"] == "started" and len([one for one in told if one["event"] == "started"]) == 1:
+            resource.prlimit(event["pid"], resource.RLIMIT_AS, (between, between))
 
-    hyper = {"batch_size": 64, "max_steps": 2, "max_length": 512}
-    job = Jobs(tiny_model, data, tmp_path / "locks")(backend="native", hyperparameters=hyper)
-    here = load_settings(home=tmp_path / "home")
+    job, here = job_of(64), load_settings(home=tmp_path / "home")
     produced = train_within_memory(job, tmp_path / "out", wanted=always_run, on_event=on_event, settings=here)
     (warning,) = [event for event in told if event.get("code") == "E-DEVICE-MEMORY"]
     assert "batch_size 32 instead of 64" in warning["text"]

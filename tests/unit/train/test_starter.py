@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.errors import InvalidInput, NotFound, TrainyardError
 from trainyard.settings import load_settings
 from trainyard.stores.artifacts import file_sha256
 from trainyard.stores.models import ModelSource, chat_template, resolve_model
@@ -113,6 +114,20 @@ def test_the_key_follows_recipe_and_corpus(docs: Path) -> None:
     assert key == starter_key(Recipe(steps=8), list(sources))
     assert key != starter_key(Recipe(steps=9), sources)
     assert key != starter_key(Recipe(steps=8), sources[:-1])
+
+
+def test_the_small_one_has_a_name_and_a_place_of_its_own(
+    built: tuple[Path, ModelSource, Any], docs: Path, tmp_path: Path
+) -> None:
+    here, folder = load_settings(home=tmp_path), tmp_path / "models" / "starter-small"
+    with pytest.raises(NotFound, match=r"E-MODEL-STARTER: There is no starter-small model yet.*starter build --small"):
+        resolve_model("starter-small", here)
+    shutil.copytree(Path(built[1].location), folder / Path(built[1].location).name)
+    made = build_starter(tmp_path, name="starter-small", seconds=1, docs=docs)
+    assert resolve_model("starter-small", here).sha256 == made.sha256 == built[1].sha256
+    assert (made.name, Path(made.location).parent) == ("starter-small", folder)
+    with pytest.raises(NotFound, match="There is no starter model yet"):
+        resolve_model("starter", here)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e6, float("nan")])

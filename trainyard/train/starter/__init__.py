@@ -34,13 +34,15 @@ import psutil
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.chain import digest
 from trainyard.stores.artifacts import fsync_path, write_json_durably
-from trainyard.stores.models import ModelSource, resolve_folder
+from trainyard.stores.models import SMALL_STARTER, STARTER, ModelSource, resolve_folder
 from trainyard.train.starter.corpus import SourceFile, corpus_sources, project_docs
 
 CURRENT = "current"
 MANIFEST = "manifest.json"
 STEPS_PER_SECOND = 5.0
 """Optimizer steps of 2,048 tokens a second on two idle cores with fast bf16; fp32 takes about twice as long."""
+SECONDS, SMALL_SECONDS = 120, 40
+"""What the training is sized for, and that of the small starter, with a third of the steps."""
 POLL_S = 0.2
 
 Report = Callable[[float, str], None]
@@ -88,24 +90,27 @@ def ignore_progress(fraction: float, text: str) -> None:
 def build_starter(
     home: Path,
     *,
-    seconds: float = 120,
+    name: str = STARTER,
+    seconds: float | None = None,
     threads: int | None = None,
     force: bool = False,
     docs: Path | None = None,
     report: Report = ignore_progress,
 ) -> ModelSource:
-    """Build the starter under `home/models/starter`, or return the one that is already there.
+    """Build a starter under `home/models/<name>`, or return the one that is already there.
 
-    `seconds` sizes the training for two idle cores; `threads` defaults to the physical cores, at most eight; `docs`
-    defaults to the checkout's pages; `report(fraction, text)` is called as it goes. Two callers at once build once.
+    `name` is `starter` or `starter-small`; `seconds` sizes the training for two idle cores, by default that of the
+    name; `threads` defaults to the physical cores, at most eight; `docs` defaults to the checkout's pages;
+    `report(fraction, text)` is called as it goes. Two callers at once build once.
 
     Raises `InvalidInput` (`E-STARTER-SECONDS`) and `TrainyardError` (`E-STARTER-BUILD`, with what the child said).
     """
+    seconds = (SMALL_SECONDS if name == SMALL_STARTER else SECONDS) if seconds is None else seconds
     if not 1 <= seconds <= 86_400:
         raise InvalidInput(
             f"seconds={seconds:g} is not a training time.", do="Give 1 to 86400 seconds.", code="E-STARTER-SECONDS"
         )
-    root = home / "models" / "starter"
+    root = home / "models" / name
     root.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(steps=max(8, round(seconds * STEPS_PER_SECOND)))
     sources = corpus_sources(docs or project_docs())
@@ -114,8 +119,8 @@ def build_starter(
         if force or not (root / key / MANIFEST).is_file():
             train_into(root, key, recipe, sources, threads=threads or default_threads(), report=report)
         point_current_at(root, key)
-    report(1.0, "the starter model is ready")
-    return resolve_folder("starter", root / key)
+    report(1.0, f"the {name} model is ready")
+    return resolve_folder(name, root / key)
 
 
 def starter_key(recipe: Recipe, sources: list[SourceFile]) -> str:
