@@ -95,7 +95,7 @@ def bring_to_end(hold: Hold, config: NightConfig, deadline: float) -> TrainingRe
     world.at("night.complete.before")
     world.stores.markers.complete(hold.claim, facts)
     world.at("night.complete.after")
-    return told(marker, "published", version.facts, version=version.name)
+    return told(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
 
 
 def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[Trained, Verdict]:
@@ -155,6 +155,15 @@ def reject(hold: Hold, trained: Trained, verdict: Verdict) -> TrainingReport:
     hold.world.at("night.complete.after")
     note = "not better than what is live: nothing was published"
     return told(hold.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
+
+
+def passed(facts: dict[str, Any]) -> tuple[str, ...]:
+    """What a published adapter is better than, and in what; or that nobody asked."""
+    gate: dict[str, Any] = facts.get("gate") or {}
+    if gate.get("gate") == "none":
+        return ("not evaluated: phase2.gate is none",)
+    against = [f"better than {gate['baseline']}"] if gate.get("baseline") else []
+    return (*against, *gate.get("passed", ()))
 
 
 def told(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:

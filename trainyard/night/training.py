@@ -91,7 +91,8 @@ class HouseTrainer:
         evaluate(job, order.work / "judge", wanted=still(order), settings=self.settings)
         report: dict[str, Any] = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
         gate = report["gate"]
-        return Verdict(bool(gate["better"]), tuple(gate["reasons"]), gate)
+        facts = {**gate, "baseline": report["baseline"]}
+        return Verdict(bool(gate["better"]), tuple(gate["reasons"]), facts)
 
     def live(self, tenant: str, role: str) -> Path | None:
         number = self.registry.live(tenant, role).version

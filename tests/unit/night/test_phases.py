@@ -18,7 +18,7 @@ from trainyard.night.claim import claim_and_train
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
-from trainyard.night.world import World
+from trainyard.night.world import Order, Trained, Verdict, World
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import MarkerState, Owner
@@ -194,6 +194,23 @@ def test_without_a_weights_store_nothing_is_sent(world: World) -> None:
     report = night(without_store(world))
     assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
     assert not (world.documents.parent / "cloud").exists()
+
+
+def test_the_report_says_what_a_published_adapter_is_better_than(world: World) -> None:
+    class Telling(QuickTrainer):
+        def judge(self, order: Order, trained: Trained) -> Verdict:
+            gate = {"better": True, "passed": ["heldout_loss: improvement +0.5 [+0.3, +0.7]"], "reasons": []}
+            return Verdict(True, facts={**gate, "baseline": "live adapter default/fresh/v3"})
+
+    report = night(replace(world, trainer=Telling(world.stores.versions)))
+    expected = ("better than live adapter default/fresh/v3", "heldout_loss: improvement +0.5 [+0.3, +0.7]")
+    assert [one.gate for one in report.phase2.trainings] == [expected, expected]
+    assert "; ".join(expected) in markdown(report)
+
+
+def test_without_a_gate_the_report_says_that_nothing_was_evaluated(world: World) -> None:
+    report = night(world, phase2={"gate": "none"})
+    assert {one.gate for one in report.phase2.trainings} == {("not evaluated: phase2.gate is none",)}
 
 
 def test_without_a_trainer_the_markers_wait(world: World) -> None:
