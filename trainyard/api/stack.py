@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import certifi
 import httpx
@@ -155,7 +156,7 @@ def start_server(settings: Settings, say: Say) -> Service:
         return existing
     settings.prefect_home.mkdir(parents=True, exist_ok=True)
     for _ in range(STARTS):
-        port = free_port(settings.prefect_port)
+        port = port_before(settings) or free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
         prefect = [sys.executable, "-m", "trainyard.api.collected", "prefect"]
@@ -167,6 +168,18 @@ def start_server(settings: Settings, say: Say) -> Service:
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
     raise cannot_start(service, f"another server took its port, {STARTS} times")
+
+
+def port_before(settings: Settings) -> int | None:
+    """The port of the server that this home had and that was not stopped but died, if nobody has taken it.
+
+    The processes of its runs live on and know that address only.
+    """
+    record = record_path(settings, "server")
+    if not record.is_file():
+        return None
+    port = urlsplit(json.loads(record.read_text(encoding="utf-8"))["url"]).port
+    return port if port and free_port(port) == port else None
 
 
 def answered_by(service: Service, port: int) -> bool:

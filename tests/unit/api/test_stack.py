@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trainyard.api import stack
-from trainyard.api.services import Service, record_path
+from trainyard.api.services import Service, free_port, record_path
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.settings import Settings, settings
 
@@ -190,3 +190,13 @@ def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server:
         assert not stack.answered_by(theirs, port)
         other.kill()
     assert not stack.answered_by(theirs, port), "it has ended"
+
+
+def test_a_server_that_died_is_started_again_on_its_port(server: str) -> None:
+    """A lower port may have become free meanwhile, but the runs that are at work know only the one before."""
+    assert stack.port_before(settings()) is None
+    record(settings(), "server", server)
+    assert stack.port_before(settings()) is None, "somebody listens there"
+    free = free_port(0)
+    record(settings(), "server", f"http://127.0.0.1:{free}/api")
+    assert stack.port_before(settings()) == free
