@@ -8,7 +8,7 @@ belongs to `phase2: remote`, where the night waits and workers train.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,22 +38,13 @@ class Flaky:
         """Objects that were written although they were there, for the invariants."""
         self.watch: Callable[[str], None] = lambda _name: None
 
-    def put(
-        self,
-        name: str,
-        data: bytes | Path,
-        *,
-        if_generation_match: int | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> ObjectInfo:
+    def put(self, name: str, data: bytes | Path, **more: Any) -> ObjectInfo:
         when = self.lose.pop() if self.lose else ""
         if when == "before":
             raise Unavailable("The object store does not answer.", do="Try later.", code="E-OBJECT-STORE")
         self.watch(name)
         there = self.head(name)  # type: ignore[attr-defined]
-        info: ObjectInfo = super().put(  # type: ignore[misc]
-            name, data, if_generation_match=if_generation_match, metadata=metadata
-        )
+        info: ObjectInfo = super().put(name, data, **more)  # type: ignore[misc]
         if there is not None:
             self.overwritten.append(name)
         if when == "after":

@@ -1,6 +1,6 @@
 """The starter model: a small Llama that this machine makes itself, so that no hub, no account and no GPU is needed.
 
-About five million parameters and two minutes on two cores, from `corpus.py`'s reading. It learns the look of technical
+About five million parameters and minutes on two cores, from `corpus.py`'s reading. It learns the look of technical
 English and of a question with its answer, and hardly any facts: a base whose adapter visibly changes it.
 
 This module is the parent's side and stays torch-free; the training itself is the child `python -m
@@ -40,7 +40,7 @@ from trainyard.train.starter.corpus import SourceFile, corpus_sources, project_d
 CURRENT = "current"
 MANIFEST = "manifest.json"
 STEPS_PER_SECOND = 5.0
-"""Optimizer steps of 2,048 tokens a second on two idle cores with fast bf16; fp32 takes about twice as long."""
+"""Optimizer steps of 2,048 tokens a second on two idle cores with fast bf16; 1.5 in fp32 where bf16 is slow."""
 SECONDS, SMALL_SECONDS = 120, 40
 """What the training is sized for, and that of the small starter, with a third of the steps."""
 POLL_S = 0.2
