@@ -119,11 +119,3 @@ def cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 def training_threads(asked: int) -> int:
     """Threads of a CPU training child: what was asked for, or one per physical core when that is 0."""
     return asked or physical_cores()
-
-
-def cpu_bf16(path: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The instruction set by which this CPU multiplies bf16 natively (`amx_bf16`, `avx512_bf16`), or None."""
-    if not path.is_file():
-        return None
-    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "").split()
-    return next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.compute.gpus import cgroup_cores, cpu_bf16, device_numbers, physical_cores, read_gpus, training_threads
+from trainyard.compute.gpus import cgroup_cores, device_numbers, physical_cores, read_gpus, training_threads
 from trainyard.compute.lease import device_lock, device_locks, first_lock, holder
 from trainyard.errors import Conflict
 
@@ -134,14 +134,3 @@ def test_quota_of_a_container_bounds_the_threads(tmp_path: Path, text: str, core
     path = tmp_path / "cpu.max"
     path.write_text(text + "\n")
     assert cgroup_cores(path) == cores
-
-
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [("fpu sse avx512_bf16 amx_bf16", "amx_bf16"), ("fpu avx512_bf16", "avx512_bf16"), ("fpu avx2", None)],
-)
-def test_bf16_instructions_are_found(tmp_path: Path, flags: str, found: str | None) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(f"processor : 0\nflags : {flags}\n")
-    assert cpu_bf16(path) == found
-    assert cpu_bf16(tmp_path / "absent") is None

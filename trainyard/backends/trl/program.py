@@ -47,7 +47,6 @@ from trainyard.backends.trl.trainer import (
     require_finite_weights,
 )
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
-from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_locks
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
@@ -57,7 +56,7 @@ from trainyard.train.checkpoints import Found, newest_valid, require_space, seal
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import PrecisionChoice, choose_precision
+from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
@@ -153,11 +152,10 @@ def decide_precision(
     if known:
         return PrecisionChoice(Precision(known["precision"]), known["why"])
     device = prepared.device
-    native = cpu_bf16() if device == "cpu" else device if device != "cuda" or torch.cuda.is_bf16_supported() else None
     choice = choose_precision(
         prepared.job.config.hyperparameters.precision,
         device,
-        native=native,
+        native=native_bf16(device),
         seconds_per_step=lambda bf16: seconds_per_step(prepared, model, bf16=bf16),
     )
     decided = shared(team, {"precision": choice.precision.value, "why": choice.why})
