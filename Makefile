@@ -52,7 +52,6 @@ demo: setup ## Documents in, a served adapter out, through a real Prefect server
 	@$(BIN)/trainyard demo
 
 demo-nightly: setup ## A whole night on the sample streams: graph, corpora, adapters, report
-	@test -d $(TRAINYARD_HOME)/models/starter-small || $(BIN)/trainyard starter build --small >/dev/null
 	@$(BIN)/trainyard corpus engineering --repo . >/dev/null
 	@$(BIN)/trainyard corpus apprenticeship add --file examples/night/corpora/corrections.jsonl >/dev/null
 	@$(BIN)/trainyard nightly run --once --preset nightly-demo

@@ -397,11 +397,8 @@ def eject(
 
 
 @starter.command("build", help=OPERATIONS["starter build"].summary)
-def starter_build(
-    small: Annotated[bool, typer.Option("--small", help="A third of the steps, under the name starter-small.")] = False,
-    as_json: Json = False,
-) -> None:
-    perform("starter build", as_json, small=small)
+def starter_build(as_json: Json = False) -> None:
+    perform("starter build", as_json)
 
 
 def parsed(pairs: list[str] | None) -> dict[str, Any]:

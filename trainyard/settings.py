@@ -21,9 +21,17 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from trainyard.errors import InvalidInput
 
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder around the package: the checkout, if Trainyard was installed from one in editable mode."""
+
 
 def default_home() -> Path:
-    """`$XDG_DATA_HOME/trainyard`, by default `~/.local/share/trainyard` (XDG base directory specification)."""
+    """`.trainyard` in the checkout, which `make` uses too; without a checkout `$XDG_DATA_HOME/trainyard`.
+
+    The default of the latter is `~/.local/share/trainyard` (XDG base directory specification).
+    """
+    if (CHECKOUT / "Makefile").is_file() and (CHECKOUT / "prefect.yaml").is_file():
+        return CHECKOUT / ".trainyard"
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(base) / "trainyard"
 

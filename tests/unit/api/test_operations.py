@@ -7,7 +7,7 @@ import pytest
 
 from trainyard.api import operations
 from trainyard.api.operations import OPERATIONS, Context
-from trainyard.errors import Conflict, InvalidInput, Refused, Unavailable
+from trainyard.errors import InvalidInput, Refused, Unavailable
 from trainyard.settings import Settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -76,7 +76,7 @@ def test_a_run_without_a_server_says_how_to_get_one(context: Context) -> None:
 
 
 def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:
-    with pytest.raises(Conflict, match=r"E-NO-SERVER: No Prefect server is running\. Do: Run `trainyard up`"):
+    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
         operations.env(operations.Nothing(), context)
 
 
@@ -113,7 +113,8 @@ def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> No
     assert found["fastapi"].ok
     assert not found["prefect server"].ok
     assert found["prefect server"].do == "Run `trainyard up`."
-    assert "starter build" in found["base model"].do
+    assert found["base model"].ok
+    assert "starter" in found["base model"].detail
     assert found["backend native"].ok
     assert found["backend trl"].ok
     assert found["backend unsloth"].note
