@@ -97,6 +97,9 @@ class PublishForm(Form):
     tolerance: float | None = Field(
         None, ge=0, le=1, title="Tolerance", description="Share by which metrics beside the primary may be worse."
     )
+    quotes: int = Field(
+        0, ge=0, le=1000, title="Questions", description="Held-out questions that all models answer, to count quotes."
+    )
 
 
 Validate = Annotated[
@@ -321,7 +324,7 @@ def finished(name: str, nodes: list[Any], publish: PublishForm, steps: AnySteps,
         nodes.append(control_node(nodes[-1], nodes[-2].id))
     if evaluate:
         needs = (last, "control") if steps.control else None
-        judging = EvaluatorConfig(tolerance=publish.tolerance)
+        judging = EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes)
         nodes.append(EvaluatorNode(type="evaluator", id="evaluator", needs=needs, config=judging))
         last = "evaluator"
     if steps.deploy:
