@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 
@@ -49,11 +51,18 @@ def run_deployment(
 
 
 def start_run(
-    name: str, parameters: Mapping[str, Any], *, settings: Settings, tags: tuple[str, ...] = (), waits: str = ""
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    settings: Settings,
+    tags: tuple[str, ...] = (),
+    waits: str = "",
+    called: str = "",
 ) -> RunResult:
     """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder.
 
-    With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed.
+    With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed. `called` is the run's
+    name, with a number if another run has it; by default Prefect invents one. A run keeps the name it is created with.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
     state: State[Any] | None = without_trainer(waits) if waits else None
@@ -63,11 +72,25 @@ def start_run(
         deployment = find_deployment(prefect, name)
         try:
             run = prefect.create_flow_run_from_deployment(
-                deployment.id, parameters=dict(parameters), state=state, tags=tags, job_variables={"env": environment}
+                deployment.id,
+                parameters=dict(parameters),
+                state=state,
+                name=free_name(prefect, called) if called else None,
+                tags=tags,
+                job_variables={"env": environment},
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters(name, error) from error
         return started_result(prefect, run, (state.message if state else "") or "started")
+
+
+def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
+    """The name, or the name with the first number above those of the runs that have it: `guide-1f2e3d4c-2`."""
+    like = FlowRunFilter(name=FlowRunFilterName(like_=wanted))
+    found = prefect.read_flow_runs(flow_run_filter=like, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    numbered = re.compile(rf"{re.escape(wanted)}(?:-(\d+))?")
+    numbers = [int(match[1] or 1) for run in found if (match := numbered.fullmatch(run.name))]
+    return f"{wanted}-{max(numbers) + 1}" if numbers else wanted
 
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
