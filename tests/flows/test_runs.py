@@ -13,6 +13,8 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, La
 from flows.qa_pipeline import qa_pipeline
 from trainyard.api import runs
 from trainyard.api.records import JOB_TAG, NodeState, RunState
+from trainyard.api.runs.watching import tell_state, worker_runs
+from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
 
@@ -105,6 +107,25 @@ def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None
     assert result.state is RunState.CANCELED
     assert result.message == "no longer wanted"
     assert told == ["canceled"]
+
+
+def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed: Settings) -> None:
+    run_id = runs.start_run("qa-pipeline/test", {}, settings=deployed).run_id
+    told: list[str] = []
+
+    def look() -> str:
+        with get_client(sync_client=True) as client:
+            alone = not worker_runs(client, deployed)
+            tell_state(client.read_flow_run(UUID(run_id)), "", lambda event: told.append(event["text"]), alone=alone)
+        return told[-1]
+
+    assert look() == "pending: no worker runs that could take it; `trainyard up` starts one"
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(deployed.work_pool, worker_name(deployed))
+    assert "no worker" in look(), "this home's own one beat a moment ago, and its process is gone"
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(deployed.work_pool, "another-machine")
+    assert look() == "pending"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
-from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, WorkerStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -21,7 +21,9 @@ from prefect.states import Scheduled
 from trainyard.api.records import JOB_TAG, EventReader, NodeResult, RunResult, RunState, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import node_state, run_state, waits_for_trainer, without_trainer
+from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
+from trainyard.api.services import running
+from trainyard.api.stack import worker_name
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -172,7 +174,8 @@ def watch(
             if time.monotonic() >= state_due:
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
-                last = tell_state(run, last, time.monotonic() - started, on_progress)
+                waits = run_state(run.state)[0] is RunState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
+                last = tell_state(run, last, on_progress, alone=waits and not worker_runs(prefect, settings))
                 if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
@@ -186,12 +189,21 @@ def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:
             on_progress(event)
 
 
-def tell_state(run: FlowRun, last: str, waited_s: float, on_progress: OnProgress) -> str:
-    """Report a changed state, and a run that nobody takes."""
-    word, detail = run_state(run.state)
-    text = f"{word.value} ({detail})" if detail else word.value
-    if word is RunState.PENDING and waited_s > NO_WORKER_AFTER_S:
-        text = "pending: no worker has taken it yet; `trainyard up` starts one"
+def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
+    """Whether a worker of the pool runs: this home's by its process, any other by its heartbeat."""
+    if running(settings, "worker") is not None:
+        return True
+    try:
+        workers = prefect.read_workers_for_work_pool(settings.work_pool)
+    except ObjectNotFound:
+        return False
+    own = worker_name(settings)
+    return any(worker.status is WorkerStatus.ONLINE and worker.name != own for worker in workers)
+
+
+def tell_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
+    """Report a changed state; a run is `alone` while it waits and no worker runs that could take it."""
+    text = "pending: no worker runs that could take it; `trainyard up` starts one" if alone else in_words(run.state)
     if text != last:
         on_progress({"node": "", "event": "state", "time": time.time(), "text": text, "name": run.name})
     return text
