@@ -159,7 +159,14 @@ def begun(given: RunInput, settings: Settings) -> RunResult:
     waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
     runs = load("trainyard.api.runs", settings)
-    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits)
+    started: RunResult = runs.start_run(
+        wanted.deployment,
+        wanted.parameters,
+        settings=settings,
+        tags=tags,
+        waits=waits,
+        called=f"{chain.name}-{chain.digest[:8]}",
+    )
     return started
 
 
@@ -222,7 +229,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
     if (settings.services / "worker.log").is_file():
         runs = load("trainyard.api.runs", settings)
         for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
-            say(f"the run {run_id} had died with its worker; `trainyard run {run_id} --watch` continues it")
+            say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
         for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
