@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.data.extractive import Pair, pairs
-from trainyard.data.extractive.language import detect_language
+from trainyard.data.language import detect_language
 from trainyard.data.readers.documents import read_document
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes import GenerationTemplate
@@ -21,7 +21,7 @@ from trainyard.spec.axes import GenerationTemplate
 PAGES = sorted((Path(__file__).parents[2] / "resources" / "pages").iterdir())
 FUNCTION_WORDS = {
     "en": "what does about is in the of how which explain define tell give describe introduce please answer from a to",
-    "de": "was wie ist in mit über der die das den ein eine ich zu bitte worum nach erkläre nenne fasse stelle sagt wovon handelt",
+    "de": "was wie ist in mit über der die das den ein eine ich zu bitte worum nach erkläre nenne stelle sagt wovon",
     "fr": "que quel quelle comment de la le est dans une en dit sur un qu décris définis résume présente je d après",
 }
 ANCHOR = re.compile(r"\{[:#]|[#.][\w-]+\}")

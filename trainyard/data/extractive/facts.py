@@ -22,7 +22,6 @@ from trainyard.data.extractive.grammar import (
     as_question,
     definition_subject,
 )
-from trainyard.data.extractive.language import ENGLISH, detect_language
 from trainyard.data.extractive.outline import Item, Section
 from trainyard.data.extractive.sentences import (
     ENOUGH_WORDS,
@@ -33,6 +32,7 @@ from trainyard.data.extractive.sentences import (
     sentences,
     short_answer,
 )
+from trainyard.data.language import ENGLISH, detect_language
 
 PLACE_WORDS = 9
 TERM_WORDS = 6

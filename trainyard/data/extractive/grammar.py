@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainyard.data.extractive.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, SPANISH
+from trainyard.data.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, SPANISH
 
 BARE = re.compile(
     "about|arguments|background|before you (?:begin|start)|changelog|contents|description|details|examples?|faq|"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from trainyard.data.extractive.language import ENGLISH
 from trainyard.data.extractive.wordings import INSTRUCTIONS, WORDINGS
+from trainyard.data.language import ENGLISH
 
 ASKED = re.compile(
     r"(?P<word>(?:(?:at|in|on|for|from|with|to|by|of) )?(?:what|which|who|whom|whose|when|where|why|how)\b(?:(?! (?:"

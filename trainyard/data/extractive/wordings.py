@@ -3,12 +3,12 @@
 `{topic}` and `{title}` stand for the fact's own words; `{clause}` of the rule `named` is the question as a subordinate
 clause ("how long the battery lasts"). Neighbours in the list differ in form, so that two wordings of one fact do, too.
 
-Adding a language: a table here, a row in `language.STOP_WORDS`, and what `grammar` knows of it.
+Adding a language: a table here, a row in `trainyard.data.language`, and what `grammar` knows of it.
 """
 
 from __future__ import annotations
 
-from trainyard.data.extractive.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, NEUTRAL, SPANISH
+from trainyard.data.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, NEUTRAL, SPANISH
 
 ENGLISH_WORDINGS: dict[str, tuple[str, ...]] = {
     "section": (

@@ -14,6 +14,7 @@ from bs4.dammit import EncodingDetector
 from bs4.element import NavigableString, PreformattedString, Tag
 from charset_normalizer import from_bytes
 
+from trainyard.data.language import written_in
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import SNIFFED_BYTES, encoding_of
 from trainyard.errors import InvalidInput
@@ -24,8 +25,9 @@ MENU_ROLES = {"navigation", "menu", "menubar", "directory", "search"}
 MENU_NAME = re.compile(
     r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
 )
+HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 MENU_LINKS = 0.5
-"""Share of a menu's text that is links; a page whose body is called "with-sidebar" has less."""
+"""Share of a menu's text that is links, headings apart; a page whose body is called "with-sidebar" has less."""
 SELF_LINK = re.compile(r"\s*[¶§#🔗]\s*$")
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDER = {
@@ -44,6 +46,10 @@ STATEFUL = ("iso2022_jp", "hz")
 """Codecs whose text is plain ASCII bytes, and so would pass for UTF-8."""
 JAPANESE_ESCAPE = b"\x1b$"
 """How ISO-2022-JP changes to two bytes a character; no UTF-8 page contains it."""
+SAME_CHAOS, SAME_COHERENCE = 0.06, 0.05
+"""Two charsets are equally good for the detector if they differ by less, on its scales from 0 to 1."""
+CENTRAL = ("cs", "hu", "pl", "ro")
+"""Languages whose pages are not written in cp1252."""
 TAG = re.compile(rb"<!--.*?-->|<(script|style)\b.*?</\1>|<[^>]*>", re.S | re.I)
 DETECTED_BYTES = 1 << 18
 """The detector looks at so many bytes of text: its time grows with the length and its answer does not change."""
@@ -77,12 +83,27 @@ def html_text(data: bytes, name: str) -> str:
             return data.decode(codec).removeprefix("\ufeff")
         except (UnicodeDecodeError, LookupError):
             continue
-    found = from_bytes(TAG.sub(b" ", data)[:DETECTED_BYTES]).best()
     try:
-        return data.decode(found.encoding if found else "utf-8")
+        return data.decode(detected(TAG.sub(b" ", data)[:DETECTED_BYTES]))
     except UnicodeDecodeError as error:
         said = f"it declares {given!r}, which does not fit its bytes" if given else "it declares none"
         raise BadRow("charset", f"the charset of the page is unknown: {said}; save it as UTF-8") from error
+
+
+def detected(text: bytes) -> str:
+    """The codec of bytes that are not UTF-8, or `utf-8` if none fits.
+
+    Between Western and Central European letters the detector often has no preference; the words decide then.
+    """
+    matches = from_bytes(text)
+    best = matches.best()
+    if best is None:
+        return "utf-8"
+    for match in matches:
+        as_good = match.chaos - best.chaos < SAME_CHAOS and best.coherence - match.coherence < SAME_COHERENCE
+        if match.encoding == "cp1252" and as_good and written_in(str(best)) not in CENTRAL:
+            return "cp1252"
+    return str(best.encoding)
 
 
 def codec_of(label: str) -> str | None:
@@ -103,8 +124,8 @@ def is_menu(element: Tag) -> bool:
     names = [*(element.get("class") or []), str(element.get("id") or "")]
     if not any(MENU_NAME.search(str(one)) for one in names):
         return False
-    linked = sum(len(words_of(link)) for link in element.find_all("a"))
-    return linked >= MENU_LINKS * len(words_of(element))
+    sizes = {name: sum(len(words_of(one)) for one in element.find_all(name)) for name in ("a", *HEADINGS)}
+    return sizes.pop("a") >= MENU_LINKS * (len(words_of(element)) - sum(sizes.values()))
 
 
 def page_title(soup: BeautifulSoup, named: str) -> str:
@@ -130,7 +151,7 @@ def mark_html(soup: BeautifulSoup) -> None:
         elif string.find_parent("pre") is None:
             string.replace_with(NavigableString(re.sub(r"\s+", " ", string)))
     for element in soup.find_all(True):
-        if re.fullmatch(r"h[1-6]", element.name):
+        if element.name in HEADINGS:
             surround(element, f"\n\n{'#' * int(element.name[1])} ", "\n\n")
         elif element.name == "pre":
             surround(element, "\n\n```\n", "\n```\n\n")

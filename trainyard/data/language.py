@@ -1,7 +1,7 @@
-"""The language of a document's prose, by script and by a small table of stop words.
+"""The language of a text, by script and by a small table of stop words.
 
-Six answers: English, German, French, Spanish, Chinese, Japanese; everything else is `NEUTRAL`, for which the questions
-use no words at all. The stop words of other languages are in the table so that Dutch is not taken for German.
+Six languages have a name here: English, German, French, Spanish, Chinese, Japanese; every other one is `NEUTRAL`. The
+table has stop words of more languages, so that Dutch is not taken for German.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ STOP_WORDS = {
     "sv": "och att är en ett det som för på med av till inte den i om kan",
     "da": "og at er en et det som for på med af til ikke den i om kan",
     "pl": "i w na nie się z do jest to że jak dla o lub po od",
-    "cs": "a v na je se s do že pro není jako o nebo po od si",
+    "cs": "a v na je se s do že pro není jako o nebo po od si z k ve ze když který jsou",
+    "hu": "a az és nem egy hogy ha is van meg vagy csak",
+    "ro": "și în este cu la nu un o pe de din sau pentru",
     "tr": "ve bir bu için ile da de olarak olan en veya",
     "id": "yang dan di untuk dengan dari ini tidak ke atau pada dalam",
 }
@@ -44,10 +46,20 @@ def detect_language(text: str) -> str:
     words = Counter(word.lower() for word in LATIN_WORD.findall(text))
     if sum(len(word) * count for word, count in words.items()) < letters / 2:
         return NEUTRAL
+    best, score = stop_words_of(words)
+    if score:
+        return best if best in (ENGLISH, GERMAN, FRENCH, SPANISH) else NEUTRAL
+    return ENGLISH if text.isascii() else NEUTRAL
+
+
+def stop_words_of(words: Counter[str]) -> tuple[str, int]:
+    """The language with the most stop words among these words in small letters, and how many; the first of a tie."""
     scores = {language: sum(words[word] for word in listed) for language, listed in BY_WORD.items()}
-    best = max(scores.values())
-    if not best:
-        return ENGLISH if text.isascii() else NEUTRAL
-    found = [language for language, score in scores.items() if score == best]
-    known = (ENGLISH, GERMAN, FRENCH, SPANISH)
-    return found[0] if len(found) == 1 and found[0] in known else ENGLISH if ENGLISH in found else NEUTRAL
+    best = max(scores, key=scores.__getitem__)
+    return best, scores[best]
+
+
+def written_in(text: str) -> str:
+    """The key of `STOP_WORDS` that fits a text best, or `NEUTRAL` for one without any stop word."""
+    best, score = stop_words_of(Counter(word.lower() for word in LATIN_WORD.findall(text)))
+    return best if score else NEUTRAL
