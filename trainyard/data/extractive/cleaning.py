@@ -57,7 +57,10 @@ FOOTNOTE_BODY = re.compile(
 """How a footnote begins."""
 AND = ("and", "or", "to", "und", "oder", "bis", "et", "ou", "y", "o")
 """What may follow the hyphen of a shared word, as in "short- and long-term"."""
-NOTE = re.compile(r"^(?:※|\*)\s*")
+NOTE = re.compile("^(?:[※*\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?\\s*)+")
+"""A sign that draws the eye to a paragraph."""
+EMPHASIS = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+"""CommonMark leaves these where a Chinese character stands next to them."""
 
 
 def tidy(text: str) -> str:
@@ -68,6 +71,7 @@ def tidy(text: str) -> str:
 
 
 def without_marks(text: str) -> str:
+    text = EMPHASIS.sub(r"\1", text)
     text = ATTRIBUTES.sub("", SHORTCODE.sub(lambda match: match[1] or "", text))
     for mark in FOOTNOTES:
         text = mark.sub("", text)

@@ -177,8 +177,10 @@ def cell_facts(header: list[str], row: list[str], where: str, language: str) -> 
         if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):
             yield Fact("term", unquoted(row[0]), where, answer, 1)
         return
-    for _, head, cell in filled:
-        if head and num_words(cell) >= LEAST_WORDS and (answer := short_answer(cell)):
+    for number, head, cell in filled:
+        least = LEAST_WORDS if number == 1 else ENOUGH_WORDS
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
+        if head and num_words(cell) >= least and (answer := short_answer(text)):
             yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
 
 

@@ -9,13 +9,16 @@ from trainyard.data.language import CHINESE, ENGLISH, FRENCH, GERMAN, JAPANESE, 
 BARE = re.compile(
     "about|arguments|background|before you (?:begin|start)|changelog|contents|description|details|examples?|faq|"
     "further reading|introduction|license|links|misc|next steps|notes?|options|overview|parameters|references|returns|"
-    "see also|summary|table of contents|usage|step \\d+|schritt \\d+|étape \\d+|paso \\d+|步骤 ?\\d+|手順 ?\\d+|"
+    "see also|summary|table of contents|usage|technical details|recap|conclusion|learn more|more info(?:rmation)?|"
+    "step \\d+|schritt \\d+|étape \\d+|paso \\d+|步骤 ?\\d+|手順 ?\\d+|"
     "überblick|übersicht|einleitung|einführung|hinweise?|beispiele?|inhalt(?:sverzeichnis)?|zusammenfassung|siehe auch|"
-    "verwendung|beschreibung|lizenz|optionen|hintergrund|allgemeines|"
-    "aperçu|présentation|exemples?|remarques?|résumé|voir aussi|utilisation|sommaire|généralités|"
-    "introducción|resumen|ejemplos?|notas?|descripción|uso|véase también|contenido|índice|generalidades|"
-    "概述|概要|简介|介绍|说明|示例|例子|注意|备注|目录|参见|另请参[阅见]|背景|用法|总结|参数|选项|"
-    "はじめに|説明|例|備考|目次|関連項目|参照|使い方|まとめ",
+    "technische details|mehr erfahren|verwendung|beschreibung|lizenz|optionen|hintergrund|allgemeines|"
+    "détails techniques|récapitulatif|en savoir plus|aperçu|présentation|exemples?|remarques?|résumé|voir aussi|"
+    "utilisation|sommaire|généralités|"
+    "detalles técnicos|recapitulación|aprende más|introducción|resumen|ejemplos?|notas?|descripción|"
+    "uso|véase también|contenido|índice|generalidades|"
+    "技术细节|更多技术细节|了解更多|概述|概要|简介|介绍|说明|示例|例子|注意|备注|目录|参见|另请参[阅见]|背景|用法|总结|参数|选项|"
+    "技術詳細|まとめ|はじめに|説明|例|備考|目次|関連項目|参照|使い方|まとめ",
     re.I,
 )
 """Headings that say nothing without the one above them."""

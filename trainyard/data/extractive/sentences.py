@@ -17,9 +17,11 @@ UNSPACED = re.compile(f"[{CJK}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 """Characters of the scripts that put no space between words."""
 CHARACTERS_PER_WORD = 1.7
 """Chinese words have 1.5 to 1.7 characters on average, Japanese ones a little more."""
+CJK_SHARE = 0.3
+"""Of an answer's characters: it gets the full stop of its script."""
 ENDS, CLOSERS = ".!?…。！？．｡؟।", "\"'”’»)]」』）】*_"
 END = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？．｡]+[」』”’）)】\]]*\s*")
-OPENERS = "\"'“„‘«([`¿¡「『（"
+OPENERS = "\"'“„‘«([¿¡「『（"
 NESTED = (("「", "」"), ("『", "』"), ("（", "）"), ("“", "”"), ("《", "》"))
 ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|resp|no|nos|fig|sec|dr|mr|mrs|ms|st|prof|inc|ltd|ca|al|vol|pp|est|"
@@ -31,32 +33,37 @@ MONTH = re.compile(
     r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert)\b"
 )
 INCOMPLETE = re.compile(
-    r"[:：,，、–—]$|(?:\.\.|…)[\"'”)]*$"
+    r"[:：,，、–—?？؟]$|(?:\.\.|…)[\"'”)]*$"
     r"|\bas follows\b|\bthe following\b|\bfollowing (?:steps|commands?|table|list|example|options)\b"
     r"|\b(?:shown|listed|described|given|see|table|list|example|figure|steps|command) (?:below|above)\b|\bbelow[.:]?$"
+    r"|\b(?:examples?|code|section|snippet|figure) above\b|\babove (?:examples?|code|section|figure)\b"
+    r"|\bprevious (?:examples?|section|chapter|page)\b"
+    r"|\bas (?:you can see|we saw|shown|mentioned|described) (?:above|before)"
     r"|\bwie folgt\b|\bfolgende[nmrs]?\b|\bcomme suit\b|\bsuivante?s?\W*$|\bci-(?:dessous|dessus|après)\b"
     r"|\bsiguientes?\W*$|\ba continuación\b|\bcomo sigue\b"
-    r"|如下|以下(?=の|是|为|步骤|命令|内容|示例|选项|几|列|方法|操作|各|手順)|下列|下面的|下表|下图|上述"
+    r"|如下|(?<![\d０-９A-Za-z度℃%％])以下(?=[のをにがは是为几列各、]|步骤|命令|内容|示例|选项|方法|操作|手順)|下列|下面的|下表|下图|上述"
     r"|次の(?:とおり|通り|よう|手順|表|例)|下記|上記",
     re.I,
 )
-"""A lead-in without what follows it, a sentence that was cut off, or one that points at something next to it."""
+"""A lead-in without what follows it, a question, a sentence that was cut off, or one that points at what is near."""
 POINTING = re.compile(
     r"(?:it|its|they|their|them|this|these|those|that|he|she|his|her|such|then|thus|so|hence|therefore|otherwise|"
     r"however|instead|both|neither|also|but|and|or|nor|still|yet|likewise|similarly|meanwhile|moreover|furthermore|"
-    r"here|for example|for instance|in this case|in that case|in these cases|in addition|in doing so|as a result|"
+    r"here|now|next|let['’]s|let us|suppose|imagine|as you can see|as we|you (?:may|might) have|remember|"
+    r"for example|for instance|in this case|in that case|in these cases|in addition|in doing so|as a result|"
     r"the (?:former|latter|same|other|others|rest)|"
+    r"aber|und|oder|jetzt|nun|mais|et|maintenant|imaginons|pero|y|ahora|supongamos|empecemos|"
     r"er|dies|diese[nmrs]?|dadurch|damit|daher|dann|deshalb|dabei|dazu|dort|hier|jedoch|sonst|andernfalls|außerdem|"
     r"ils|elles?|cela|ceci|celui-ci|celle-ci|ainsi|alors|donc|sinon|toutefois|cependant|ensuite|puis|"
     r"esto|eso|ello|ellos|ellas|así|entonces|además|sin embargo|luego|por eso|por ejemplo)\b"
     r"|es (?:wird|hat|kann|muss|soll|darf|wurde|enthält|besteht|liegt|dient)\b"
-    r"|(?:它|它们|他|她|这|这些|这样|那|那些|此|此外|因此|所以|但|但是|然而|不过|否则|例如|同样)"
-    r"|(?:これ|それ|あれ|この|その|そこ|ここ|しかし|そのため|したがって|また、|ただし|なお|例えば|たとえば|さらに|次に)",
+    r"|(?:如[你您]所见|让我们|现在|假设|还有|它|它们|他|她|这|这些|这样|那|那些|此|此外|因此|所以|但|但是|然而|不过|否则|例如|同样)"
+    r"|(?:では、|見たように|これ|それ|あれ|この|その|そこ|ここ|しかし|そのため|したがって|また、|ただし|なお|例えば|たとえば|さらに|次に)",
     re.I,
 )
 """Beginnings that depend on the sentence before."""
 REMAINS = re.compile(
-    r"\{[#:%{.]|[%}]\}|\ufffd|\[\^|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
+    r"\{\s*[#:%{.]|[%}]\}|\ufffd|\[\^|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
     rf"|[^\W\d_]- (?!(?:{'|'.join(AND)})\b)[^\W\d_A-ZÄÖÜ]",
 )
 """Markup that was not understood, a lost character, or a hyphen that a line end left behind."""
@@ -113,7 +120,7 @@ def complete(answer: str) -> bool:
     """Whether a sentence can be read alone."""
     if INCOMPLETE.search(answer) or POINTING.match(answer.lstrip(OPENERS)) or REMAINS.search(outside_code(answer)):
         return False
-    if re.search(r"\{#", answer) or answer.count("`") % 2:
+    if re.search(r"\{\s*#", answer) or answer.count("`") % 2:
         return False
     pairs = (("(", ")"), ("[", "]"), ("“", "”"), *NESTED)
     bare = outside_code(answer)
@@ -130,4 +137,4 @@ def with_end(answer: str) -> str:
     last = answer.rstrip(CLOSERS)[-1:]
     if last and last in ENDS and answer[-1] != "`":
         return answer
-    return f"{answer}。" if UNSPACED.match(last) and re.match(f"[{CJK}]", last) else f"{answer}."
+    return f"{answer}。" if len(re.findall(f"[{CJK}]", answer)) > CJK_SHARE * len(answer) else f"{answer}."
