@@ -17,7 +17,7 @@ UNSPACED = re.compile(f"[{CJK}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 """Characters of the scripts that put no space between words."""
 CHARACTERS_PER_WORD = 1.7
 """Chinese words have 1.5 to 1.7 characters on average, Japanese ones a little more."""
-CJK_SHARE = 0.3
+CJK_SHARE = 0.1
 """Of an answer's characters: it gets the full stop of its script."""
 ENDS, CLOSERS = ".!?…。！？．｡؟।", "\"'”’»)]」』）】*_"
 END = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？．｡]+[」』”’）)】\]]*\s*")
