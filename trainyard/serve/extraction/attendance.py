@@ -66,6 +66,7 @@ NOISE = re.compile(r"<[^<>\n]{0,200}>|\*\*|__|~~|`|(?<![\w(])@[\w\-]+|\b[\w.+\-]
 BRACKETS = re.compile(r"[(\[](?P<inside>[^()\[\]\n]{1,120})[)\]]")
 ENTRY = re.compile(rf"(?P<name>{FULL_PERSON})(?P<rest>\W.*)?$")
 GROUP = re.compile(r"^(?P<label>[^:,;()\n]{2,60}):\s+(?P<people>\S.*)$")
+IN_ROLL = re.compile(rf"(?:^|[,;:])[ \t]*({FULL_PERSON})[ \t]*\([^()\n]{{1,60}}\)[ \t]*(?=[,;.]|$)")
 OUTER = r"(?![^()\[\]]{0,200}[)\]])"
 """Not within brackets."""
 
@@ -103,7 +104,15 @@ def sections(document: str) -> Iterator[list[str]]:
             yield lines[start:end]
             index = max(end, index + 1)
         else:
+            if is_roll(line):
+                yield [line]
             index += 1
+
+
+def is_roll(line: str) -> bool:
+    """Whether a line without a label is a list of people: three or more, most of them with parentheses."""
+    with_brackets = IN_ROLL.findall(line)
+    return len(with_brackets) > 2 and len(with_brackets) * 2 > len(re.split(r"[,;]", line))
 
 
 def next_heading(lines: list[str], start: int, level: int) -> int:
