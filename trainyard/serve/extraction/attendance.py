@@ -64,7 +64,9 @@ RULE = re.compile(r"^[\s|:\-]*-[\s|:\-]*$")
 LINK = re.compile(r"!?\[(?P<text>[^\[\]\n]{0,200})\]\([^()\n]{0,300}\)")
 NOISE = re.compile(r"<[^<>\n]{0,200}>|\*\*|__|~~|`|(?<![\w(])@[\w\-]+|\b[\w.+\-]{1,64}@[\w\-]{1,64}(?:\.[\w\-]{1,64})+")
 BRACKETS = re.compile(r"[(\[](?P<inside>[^()\[\]\n]{1,120})[)\]]")
-ENTRY = re.compile(rf"(?P<name>{FULL_PERSON})(?P<rest>\W.*)?$")
+ENTRY = re.compile(
+    rf"(?P<name>{FULL_PERSON})(?P<rest>\s*[^\w\s].*|\s+(?:from|of|at|via|by|joined|joining|left|arrived)\b.*)?$"
+)
 GROUP = re.compile(r"^(?P<label>[^:,;()\n]{2,60}):\s+(?P<people>\S.*)$")
 IN_ROLL = re.compile(rf"(?:^|[,;:])[ \t]*({FULL_PERSON})[ \t]*\([^()\n]{{1,60}}\)[ \t]*(?=[,;.]|$)")
 OUTER = r"(?![^()\[\]]{0,200}[)\]])"
@@ -164,8 +166,12 @@ def is_group(label: str, people: str) -> bool:
 
 
 def joined(lines: list[str]) -> list[str]:
-    """The items without their marks; a line that a comma ends continues in the next one."""
+    """The items without their marks; a line that a comma ends continues in the next one.
+
+    A plain line counts until the first item: what follows a list is text.
+    """
     found: list[str] = []
+    items = False
     for line in lines:
         if HEADING.match(line) or ROW.match(line) or not line.strip():
             continue
@@ -173,8 +179,9 @@ def joined(lines: list[str]) -> list[str]:
         text = item["text"] if item else line.strip()
         if found and not item and found[-1].endswith((",", ";", " and")):
             found[-1] = f"{found[-1]} {text}"
-        else:
+        elif item or not items:
             found.append(text)
+        items = items or item is not None
     return found
 
 
