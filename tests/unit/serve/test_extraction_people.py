@@ -76,8 +76,8 @@ LISTS = {
         {"Jane Doe": ""},
     ),
     "letters of other languages": (
-        "## Anwesend\n- Jörg Öztürk (Müller AG)\n- Łukasz Żak, Acme\n- J. Doe\n- Dr. Eva von der Au – Universität Ulm\n",
-        {"Jörg Öztürk": "Müller AG", "Łukasz Żak": "Acme", "J. Doe": "", "Dr. Eva von der Au": "Universität Ulm"},
+        "## Anwesend\n- Jörg Öztürk (Müller AG)\n- Łukasz Żak, Acme\n- J. Doe\n- Dr. Eva von Au – Universität Ulm\n",
+        {"Jörg Öztürk": "Müller AG", "Łukasz Żak": "Acme", "J. Doe": "", "Dr. Eva von Au": "Universität Ulm"},
     ),
     "underscores": ("Present: Jane_Doe, Max_Samson, someone\n", {"Jane Doe": "", "Max Samson": ""}),
     "groups are no people": (
