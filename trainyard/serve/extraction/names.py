@@ -92,7 +92,14 @@ TOPICS = words(
 )
 PRODUCTS = words("zoom slack github gitlab google youtube twitter linkedin facebook microsoft amazon jira discord")
 """Known to every reader of minutes, and never anybody's name."""
-NEVER_PEOPLE = GROUPS | ORGANISATIONS | TOPICS | PRODUCTS | (DETERMINERS - {"an", "new"}) | (ROLES - {"po", "md"})
+NEVER_PEOPLE = (
+    GROUPS
+    | ORGANISATIONS
+    | TOPICS
+    | PRODUCTS
+    | (DETERMINERS - {"an", "new"})
+    | (ROLES - {"po", "md", "jr", "sr", "ii", "iii"})
+)
 NO_NAME = re.compile(r"^(?:none|n/?a|tbd|tbc|unknown|open|yes|no|null|true|false|nobody|vacant|-+)$", re.IGNORECASE)
 ABBREVIATION = re.compile(rf"[{UPPER}](?:\.?[{UPPER}0-9]){{1,3}}\.?")
 
@@ -110,6 +117,7 @@ def is_person(name: str) -> bool:
     return (
         len(plain) > 1
         and len(capital) > 1
+        and not all(word.isupper() and len(word) < 5 for word in name.split())
         and not re.search(r"[\d@/]", name)
         and not any(word in NEVER_PEOPLE for word in plain)
     )

@@ -200,8 +200,15 @@ def read_record(record: Record, found: Found) -> None:
         elif kind is not None:
             between = BETWEEN_PLACES if kind == "location" else BETWEEN
             parts = (part for value in values for part in re.split(between, value))
-            ends[kind] += [end for part in parts if (end := found.add(kind, part)) is not None]
+            names = (part for part in parts if not is_sentence(part))
+            ends[kind] += [end for name in names if (end := found.add(kind, name)) is not None]
     join_record(ends, found)
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a field's value says something instead of naming it: several words, most of them in lower case."""
+    found = WORD.findall(text)
+    return len(found) > 4 and sum(word.islower() for word in found) * 2 > len(found)
 
 
 def read_people(values: list[str], attributes: dict[str, str], found: Found) -> list[dict[str, str]]:
@@ -240,8 +247,9 @@ def read_prose(document: str, found: Found) -> None:
         read_affiliation(match, found)
     for match in COMPANY.finditer(document):
         found.add("company", match["name"])
-    for match in INSTITUTE.finditer(document):
-        if name := institute(match, found.common):
+    institutes = {institute(match, found.common) for match in INSTITUTE.finditer(document)} - {""}
+    for name in sorted(institutes):
+        if not any(name.endswith(f" {other}") for other in institutes):  # `Updated Blue Foundation` is a capital more
             found.add("company", name)
     for match in ON_PROJECT.finditer(document):
         person = found.add_person_of_text(match["person"])
