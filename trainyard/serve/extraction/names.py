@@ -11,7 +11,7 @@ import re
 UPPER = "A-Z" + "".join(chr(code) for code in range(0xC0, 0x530) if chr(code).isupper())
 # Every repetition is bounded: a document of capitals only must not cost the square of its length.
 W = rf"[{UPPER}][\w'’&\-]{{1,40}}"
-PARTICLE = r"(?:van|von|de|der|den|del|della|di|da|dos|du|la|le|el|al|bin|ben|ter|zu)"
+PARTICLE = r"(?:[JS]r\.?|van|von|de|der|den|del|della|di|da|dos|du|la|le|el|al|bin|ben|ter|zu)"
 TITLE = r"(?:(?:Dr|Mr|Ms|Mrs|Prof|Sir)\.?[ \t]+)"
 NAME = rf"{W}(?:[ \t]+(?:{PARTICLE}|{W}|[A-Z]\.)){{0,5}}"
 OWN = rf"[{UPPER}][\w'’\-]{{1,40}}"
