@@ -80,7 +80,7 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> dict[str, str
 
 def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; anything on a network or a repository by the run."""
-    if given.path is None or given.data_worker is not None:
+    if given.path is None:
         return f"run/{run_id}"
     return path_digest(given.path, settings)
 

@@ -14,7 +14,7 @@ def outside_reach(job: TrainingJob, code: str) -> list[Reason]:
     config, reach = job.config, BACKENDS[job.config.backend]
     axes = {"stage": reach.stages, "method": reach.methods, "device": (Device.AUTO, *reach.devices)}
     words = [
-        {"setting": name, "name": name, "value": getattr(config, name), "allowed": ", ".join(allowed)}
+        {"setting": name, "name": name, "value": getattr(config, name), "do": f"Use {', '.join(allowed)}, or"}
         for name, allowed in axes.items()
         if getattr(config, name) not in allowed
     ]
@@ -24,7 +24,7 @@ def outside_reach(job: TrainingJob, code: str) -> list[Reason]:
             job.node or None,
             f"config.{one['setting']}",
             f"The {config.backend} backend does not carry out {one['name']} {one['value']}.",
-            f"one of {one['allowed']}.",
+            f"{one['do']} another backend.",
         )
         for one in [*words, *not_carried_out(config)]
     ]

@@ -23,7 +23,7 @@ from trainyard.data.readers.intake import Intake
 from trainyard.data.readers.sets import open_files, open_repository_set
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import chosen_side
-from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
 from trainyard.spec.axes import DataFormat, Port
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
@@ -40,7 +40,7 @@ def read_source(
 ) -> Produced:
     """Read every set of the config into its own sub-folder of `folder`, named by the port that it fills.
 
-    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL…`, `R-DATA-WORKER`),
+    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL…`),
     `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
     rows of a set are bad; the quarantine is then kept under `TRAINYARD_HOME/quarantine`).
     """
@@ -90,8 +90,6 @@ class Reading:
         wanted = given.format
         if wanted is DataFormat.AUTO and self.named in AS_NAMED:
             wanted = AS_NAMED[self.named]
-        if given.data_worker:
-            raise no_data_worker(given.data_worker)
         if given.repository:
             place = resolve_inside(given.repository, roots, field="config.repository")
             return open_repository_set(place, roots, self.limits)
@@ -164,12 +162,6 @@ class Reading:
             do=f"Look at {kept_at}, correct the rows, or raise max_bad_fraction.",
             code="E-DATA-BAD-ROWS",
         )
-
-
-def no_data_worker(url: str) -> Refused:
-    because = f"Data workers such as {url[:100]!r} cannot be read by this version."
-    instead = "A path inside a data root, an http(s) url, or a repository."
-    return Refused([Reason("R-DATA-WORKER", None, "config.data_worker", because, instead)])
 
 
 def keep_quarantine(file: Path, folder: Path, name: str) -> Path:

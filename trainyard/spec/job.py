@@ -9,7 +9,7 @@ from trainyard.spec.training import Strict, TrainerConfig, TrainingSettings
 
 
 class DatasetSpec(Strict):
-    """Where a job's rows are: a path in a data root, or a path at a data worker."""
+    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
 
     path: Path
     format: DataFormat = DataFormat.AUTO

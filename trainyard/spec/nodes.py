@@ -20,7 +20,7 @@ class SourceSet(Strict):
     path: Path | None = Field(None, description="File or folder inside a data root.")
     url: Url | None = Field(None, description="http(s) address of a file.")
     repository: Path | None = Field(None, description="Git repository: each commit gives message and diff.")
-    data_worker: Url | None = Field(None, description="Base address of a data worker; `path` is then its own path.")
+    data_worker: Url | None = Field(None, description="Address of a data worker; always refused in this release.")
     tenant_id: Name | None = Field(None, description="Tenant at the data worker.")
     format: DataFormat = DataFormat.AUTO
     include: tuple[str, ...] = Field((), description="Globs of the files of a folder; empty takes every known type.")

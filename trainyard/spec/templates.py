@@ -217,7 +217,7 @@ class RagTuning(Form):
     def build(self) -> ChainSpec:
         nodes = [
             documents_node(self.documents),
-            generator_node(GenerationTemplate.QA, self.count, self.model, 3),
+            generator_node(GenerationTemplate.QA, self.count, self.model),
             validator_node(self.training, grounding=self.grounding),
             trainer_node(self.training, self.base_model),
         ]
@@ -248,7 +248,7 @@ class CodeTuning(Form):
         source = DataSourceConfig(**place, include=include)
         nodes = [
             DataSourceNode(type="data_source", id="data-source", config=source),
-            generator_node(GenerationTemplate.CODE, self.count, self.model, 2),
+            generator_node(GenerationTemplate.CODE, self.count, self.model),
             validator_node(self.training),
             trainer_node(self.training, self.base_model),
         ]
@@ -262,7 +262,7 @@ def documents_node(path: str) -> DataSourceNode:
     return DataSourceNode(type="data_source", id="data-source", config=DataSourceConfig(path=path))
 
 
-def generator_node(template: GenerationTemplate, count: int, model: str | None, wordings: int) -> AiGeneratorNode:
+def generator_node(template: GenerationTemplate, count: int, model: str | None, wordings: int = 3) -> AiGeneratorNode:
     engine = Engine.EXTRACTIVE if model is None else None
     config = AiGeneratorConfig(template=template, count=count, model=model, engine=engine, wordings=wordings)
     return AiGeneratorNode(type="ai_generator", id="ai-generator", config=config)

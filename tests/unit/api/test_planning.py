@@ -142,11 +142,11 @@ def test_a_job_with_another_problem_is_refused_with_all_reasons(here: Settings) 
     assert {reason.code for reason in refused.value.reasons} == {"R-BACKEND-MISSING", "R-PATH-ROOT"}
 
 
-def test_a_data_worker_that_is_not_configured_is_refused_at_run(here: Settings) -> None:
+def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> None:
     dataset = {"path": "a.jsonl", "data_worker": "http://worker:9000", "format": "openai"}
     asked = planning.asked("training-job", {"dataset": dataset})
     with pytest.raises(Refused, match="R-DATA-WORKER"):
-        refuse_or_wait(planning.resolved(asked.spec, here), here, is_job=True)
+        planning.resolved(asked.spec, here)
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:

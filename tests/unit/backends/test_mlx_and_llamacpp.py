@@ -248,6 +248,8 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
         ({"method": "lora"}, "config.method"),
         ({"method": "full", "hyperparameters": {"epochs": 0.5}}, "config.hyperparameters.epochs"),
         ({"method": "full", "hyperparameters": {"max_steps": 10}}, "config.hyperparameters.max_steps"),
+        ({"method": "full", "hyperparameters": {"batch_size": 8}}, "config.hyperparameters.batch_size"),
+        ({"method": "full", "hyperparameters": {"seed": 7}}, "config.hyperparameters.seed"),
         (
             {"method": "full", "hyperparameters": {"gradient_accumulation": 2}},
             "config.hyperparameters.gradient_accumulation",

@@ -72,11 +72,6 @@ def test_documents_may_come_as_rows(tmp_path: Path) -> None:
     assert [(row.title, row.source) for row in result.rows] == [("Rails", "docs.jsonl:1"), ("Ties", "docs.jsonl:2")]
 
 
-def test_data_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"R-DATA-WORKER config\.data_worker: Data workers such as 'http://worker:1'"):
-        read_all(tmp_path / "out", settings_for(tmp_path), data_worker="http://worker:1", path="/data/x.jsonl")
-
-
 def test_a_path_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="R-PATH-ROOT"):
         read_all(tmp_path / "out", settings_for(tmp_path / "data"), path=str(tmp_path))

@@ -18,7 +18,7 @@ from trainyard.spec.load import load_chain, load_value
 from trainyard.spec.migrate import trainer_words
 from trainyard.spec.training import TrainerConfig
 
-BODIES = sorted((RESOURCES / "bodies").glob("*.json"))
+BODIES = sorted(path for path in (RESOURCES / "bodies").glob("*.json") if path.stem != "job-data-worker")
 
 
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
@@ -58,13 +58,10 @@ def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
 
 
-def test_a_job_at_a_data_worker_is_refused_only_at_run() -> None:
-    found = job("job-data-worker")
-    source_config = found.node("data-source").config
-    assert source_config.data_worker == "http://dataworker1:8892"
-    assert (source_config.tenant_id, source_config.path) == ("default", "/datasets/training/qa-pairs.jsonl")
-    reasons = run_reasons(found, RunFacts(path_problem=lambda path: "leads out of the data roots"))
-    assert [reason.code for reason in reasons] == ["R-DATA-WORKER"]
+def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
+    (reason,) = check(load_value(RESOURCES / "bodies" / "job-data-worker.json"))
+    assert (reason.code, reason.field) == ("R-DATA-WORKER", "config.data_worker")
+    assert reason.because.startswith("The data worker http://dataworker1:8892 cannot be read: this release has no")
 
 
 def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
@@ -169,3 +166,21 @@ def test_rewards_of_a_job_reach_its_trainer() -> None:
     assert trainer.rollouts is not None
     assert [reward.type for reward in trainer.rollouts.rewards] == ["regex", "length"]
     assert (trainer.rollouts.num_generations, trainer.rollouts.loss, trainer.rollouts.beta) == (8, "dapo", 0.0)
+
+
+@pytest.mark.parametrize("name", ["openai", "together", "fireworks", "anyscale", "bedrock", "vertex", "OpenAI"])
+def test_a_cloud_provider_is_known_and_refused_wherever_it_is_named(name: str) -> None:
+    in_chain = check(chain(source(), node("trainer", backend=name)))
+    in_job = check({"backend": name, "dataset": {"path": "a.jsonl"}})
+    in_field = check({"provider": name, "dataset": {"path": "a.jsonl"}})
+    in_body = check({"provider": name, "model": "m", "training_file": "a.jsonl", "suffix": "mine"})
+    for found, field in (
+        (in_chain, "config.backend"), (in_job, "backend"), (in_field, "provider"), (in_body, "provider")
+    ):  # fmt: skip
+        assert [(reason.code, reason.field) for reason in found] == [("R-PROVIDER", field)]
+        assert found[0].because.startswith(f"The cloud provider {name.lower()} is not in this release")
+
+
+def test_a_word_that_no_provider_has_is_still_a_misspelt_backend() -> None:
+    (reason,) = check(chain(source(), node("trainer", backend="opnai")))
+    assert reason.code == "E-SPEC-VALUE"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.spec.chains import chain, node, reasons, source
-from tests.unit.spec.test_refusals import FACTS, at_run, run_codes
+from tests.unit.spec.test_refusals import at_run, run_codes
 from trainyard.spec.axes import Device
 from trainyard.spec.compat import RunFacts
 
@@ -35,8 +35,6 @@ def test_what_is_not_a_local_path_is_not_asked_about() -> None:
     everything = RunFacts(path_problem=lambda path: "is asked about")
     assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
     assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
-    worker = node("data_source", path="/rows.jsonl", data_worker="http://ours.example:8892")
-    assert run_codes(worker, facts=FACTS) == []
     assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
 
 
@@ -77,14 +75,6 @@ def test_kernels_of_cuda_where_the_device_shows_at_run(
     plain = node("trainer", device=device, engine={"head": "auto", "fp8": "auto"})
     assert run_codes(source(), plain, facts=RunFacts(devices=here)) == [
         code for code in expected if code != "R-ENGINE-CUDA"
-    ]
-
-
-def test_each_unknown_data_worker_is_told_once() -> None:
-    worker = {"path": "/a.jsonl", "data_worker": "http://theirs.example"}
-    found = at_run(chain(node("data_source", sets={"sft": worker, "preference": worker})))
-    assert [reason.because for reason in found] == [
-        "The data worker http://theirs.example is not one that this installation may ask."
     ]
 
 

@@ -42,8 +42,8 @@ def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
 @pytest.mark.parametrize("backend", ["native", "unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
 def test_other_backends_point_to_trl_for_grpo(backend: str) -> None:
     method = "full" if backend == "llamacpp" else "lora"
-    given = {"backend": backend, "stage": "grpo", "method": method, "hyperparameters": {"batch_size": 8, "epochs": 1}}
-    (reason,) = reasons(source(), node("trainer", rollouts=EXACT, **given))
+    given = {"backend": backend, "stage": "grpo", "method": method, "hyperparameters": {"epochs": 1}}
+    (reason,) = reasons(source(), node("trainer", rollouts={**EXACT, "num_generations": 4}, **given))
     assert (reason.code, reason.instead) == ("R-GRPO-BACKEND", "Use backend trl.")
 
 

@@ -97,7 +97,7 @@ def train(folder: Path, events: Events) -> None:
         require_space(folder, FREE_COPIES * size_of(place / "base.gguf"))
         run = Run(job, folder, events, DEVICE, found, plan, restarted_from)
         (folder / BEGUN_FILE).touch()
-        tell_ignored(run)
+        report_scope(run)
         log_at = size_of(folder / LOG_FILE)
         curve = carry_on(run)
         hand_over(run, curve, log_at)
@@ -123,19 +123,10 @@ def assist(name: str, folder: Path, events: Events, *more: str) -> None:
         raise left_error(place / ERROR_FILE, f"llama.cpp's files could not be made ({name}).", folder)
 
 
-def tell_ignored(run: Run) -> None:
-    """Settings that every trainer has and llama-finetune has no option for."""
-    hyper, usual = run.job.config.hyperparameters, Hyperparameters()
-    ignored = [
-        name
-        for name in ("batch_size", "max_grad_norm", "warmup_ratio", "gradient_checkpointing", "seed")
-        if getattr(hyper, name) != getattr(usual, name)
-    ]
-    told = f" Ignored: {', '.join(ignored)}." if ignored else ""
-    context = run.plan["context"]
-    what = f"moves all weights but the token embeddings, once for each window of {context} tokens"
-    text = f"llama-finetune {what}; nothing is masked.{told}"
-    run.events.emit("warning", text=text)
+def report_scope(run: Run) -> None:
+    """Emit what llama-finetune trains, which differs from the other backends."""
+    what = f"moves all weights but the token embeddings, once for each window of {run.plan['context']} tokens"
+    run.events.emit("warning", text=f"llama-finetune {what}; nothing is masked.")
 
 
 def carry_on(run: Run) -> Curve:

@@ -27,13 +27,14 @@ from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.scripts import SCRIPT_ROWS
 from trainyard.spec.compat.tools import TOOL_ROWS
 from trainyard.spec.compat.training import BACKENDS, TRAINER_ROWS, Reach
+from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
 
 __all__ = ["BACKENDS", "ROWS", "Reach", "Row", "RunFacts", "run_reasons", "spec_reasons"]
 
 ROWS: tuple[Row, ...] = (
     *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *TOOL_ROWS, *SCRIPT_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
-    *ROLLOUT_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS,
+    *ROLLOUT_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
 )  # fmt: skip
 """Every refused combination."""
 

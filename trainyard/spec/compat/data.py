@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.spec.axes import Engine, GenerationTemplate, Port
+from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port
 from trainyard.spec.compat.place import Hits, Place, Row, When, listed
-from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
+
+REPOSITORY_FORMATS = (DataFormat.AUTO, DataFormat.DOCUMENTS)
+"""What a git repository may be said to be: its commits and files are documents."""
+MODEL_SETTINGS = (
+    "temperature", "max_tokens", "concurrency", "retries", "timeout_s", "seed", "max_chars", "api_key_env",
+)  # fmt: skip
+"""Settings of a generator that shape the requests to a model."""
 
 
 def data_missing(*ports: Port) -> When:
@@ -37,7 +44,64 @@ def own_output(config: AiGeneratorConfig, at: Place) -> Hits:
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
 
 
+def named_sets(config: DataSourceConfig) -> list[tuple[str, Port | None, SourceSet]]:
+    """(where it is written, the port that it names, the set) of each set of a data source."""
+    if config.sets:
+        return [(f"sets.{port.value}.", port, given) for port, given in config.sets.items()]
+    return [("", None, config.single())]
+
+
+def unfit_repository(config: DataSourceConfig, _: Place) -> Hits:
+    """Each repository that is said to be something else than documents, by its format or by the name of its set."""
+    repositories = [one for one in named_sets(config) if one[2].repository]
+    formats = [
+        {"where": f"{where}format", "what": f"rows of format {given.format}", "do": "Remove `format`"}
+        for where, _, given in repositories
+        if given.format not in REPOSITORY_FORMATS
+    ]
+    return formats + [
+        {"where": f"{where}repository", "what": f"{port} rows", "do": "Name the set documents"}
+        for where, port, given in repositories
+        if port not in (None, Port.DOCUMENTS) and given.format in REPOSITORY_FORMATS
+    ]
+
+
+def data_workers(config: DataSourceConfig, _: Place) -> Hits:
+    return [
+        {"where": where, "worker": given.data_worker} for where, _, given in named_sets(config) if given.data_worker
+    ]
+
+
+def unread_by_engine(config: AiGeneratorConfig, _: Place) -> Hits:
+    """Each setting that is not at its default and that this generator does not read."""
+    readers: dict[str, str] = {}
+    if config.engine is Engine.EXTRACTIVE and config.model is None:
+        readers |= dict.fromkeys(MODEL_SETTINGS, "an engine that asks a model")
+    elif config.engine in (Engine.LOCAL, Engine.VLLM):
+        readers["api_key_env"] = "engine openai"
+    if config.template is not GenerationTemplate.QA:
+        readers["wordings"] = "template qa"
+    usual = AiGeneratorConfig()
+    return [
+        {"setting": name, "by": by} for name, by in readers.items() if getattr(config, name) != getattr(usual, name)
+    ]
+
+
+SOURCE_ROWS = (
+    Row(
+        "R-SOURCE-REPOSITORY", "data_source", "config.{where}", unfit_repository,
+        "A git repository gives documents (its commits and files), not {what}.",
+        "{do}, or name a file of rows in `path`.",
+    ),
+    Row(
+        "R-DATA-WORKER", "data_source", "config.{where}data_worker", data_workers,
+        "The data worker {worker} cannot be read: this release has no client for data workers.",
+        "Copy the file into a data root and remove data_worker.",
+    ),
+)  # fmt: skip
+
 DATA_ROWS = (
+    *SOURCE_ROWS,
     Row(
         "R-PORT-DOCUMENTS", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
         "A generator writes rows from documents, and {offered}.",
@@ -112,6 +176,10 @@ GENERATOR_ROWS = (
         "R-EXTRACTIVE-PROMPT", "ai_generator", "config.prompt",
         lambda config, _: config.engine is Engine.EXTRACTIVE and config.prompt is not None,
         "The extractive engine reads no prompt.", "Name a model that reads the prompt, or remove the prompt.",
+    ),
+    Row(
+        "R-SETTING-UNUSED", "ai_generator", "config.{setting}", unread_by_engine,
+        "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
     ),
     Row(
         "R-SELF-LABEL", "ai_generator", "config.model", own_output,

@@ -175,7 +175,7 @@ ENGINE_ROWS = (
     ),
     Row(
         "R-FP8-QLORA", "trainer", "config.engine.fp8",
-        on_native(lambda config: config.engine.fp8 == "torchao" and config.method is Method.QLORA),
+        on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
 from trainyard.spec.compat.place import Hits, Place, Row, When, Words, listed
-from trainyard.spec.nodes import AiGeneratorConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 
 VLLM_MAX_LORA_RANK = 16
@@ -26,6 +26,10 @@ LM_EVAL_PREFIX = "lm_eval:"
 
 SETS = ("unseen_wording", "unseen_documents")
 """What a validator can set aside."""
+
+
+SERVER_SETTINGS = ("url", "api_key_env", "path_prefix")
+"""Settings by which a server is reached, which a target without one does not read."""
 
 
 def only_control(_: Any, at: Place) -> Hits:
@@ -112,6 +116,15 @@ def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
     return when
 
 
+def unread_by_target(config: DeployerConfig, _: Place) -> Hits:
+    return [
+        {"index": index, "setting": name}
+        for index, target in enumerate(config.targets)
+        for name in SERVER_SETTINGS
+        if target.type is TargetType.REGISTRY and getattr(target, name) is not None
+    ]
+
+
 def is_vllm(target: Any) -> bool:
     return bool(target.type is TargetType.VLLM)
 
@@ -132,7 +145,17 @@ def no_words(target: Any, trainer: TrainerConfig) -> Hits:
     return bool(trainer.lora.modules_to_save) and {"what": f"whole modules ({listed(trainer.lora.modules_to_save)})"}
 
 
+def before_is_reward(_: Any, at: Place) -> Hits:
+    trainer = at.trainer()
+    return trainer is not None and trainer.stage is Stage.REWARD
+
+
 EVALUATOR_ROWS = (
+    Row(
+        "R-REWARD-EVALUATE", "evaluator", "needs", before_is_reward,
+        "The trainer before it makes a reward model, which gives scores and no text, and no benchmark judges scores.",
+        "Let the evaluator need a trainer of another stage.", chained=True,
+    ),
     Row(
         "R-CONTROL-ALONE", "evaluator", "needs", only_control,
         "Only a control reaches the evaluator, and there is nothing to compare it with.",
@@ -174,8 +197,7 @@ DEPLOYER_ROWS = (
         "Evaluate {deployed!r}, or let the deployer need only the evaluator.", chained=True,
     ),
     Row(
-        "R-REWARD-DEPLOY", "deployer", "needs",
-        lambda _, at: (trainer := at.trainer()) is not None and trainer.stage is Stage.REWARD,
+        "R-REWARD-DEPLOY", "deployer", "needs", before_is_reward,
         "The trainer before it makes a reward model, which gives scores and answers nobody.",
         "Deploy the adapter of another stage.", chained=True,
     ),
@@ -224,6 +246,11 @@ DEPLOYER_ROWS = (
             {"index": index} for index, target in enumerate(config.targets) if is_vllm(target) and target.url is None
         ],
         "A vllm target is reached at its address, and none is given.", "Add `url:`, such as http://127.0.0.1:8000.",
+    ),
+    Row(
+        "R-SETTING-UNUSED", "deployer", "config.targets.{index}.{setting}", unread_by_target,
+        "A registry target is a folder of this machine and no server; {setting} would be ignored.",
+        "Remove {setting}, or use the type of the server that is meant, such as vllm.",
     ),
     Row(
         "R-TARGET-CONVERT", "deployer", "config.targets.{index}.type", targets(no_words),

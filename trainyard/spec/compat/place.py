@@ -31,8 +31,6 @@ class RunFacts:
     """Backend -> why it is not available here; None if it is. One that is not listed is not available."""
     devices: Set[Device] | None = None
     """Devices of this machine, the CPU included."""
-    data_workers: Set[str] = frozenset()
-    """Addresses of the data workers that the operator configured."""
     vllm_install: str | None = None
     """What installs vLLM, if its executable is not here."""
     embedded: bool | None = None
@@ -111,7 +109,8 @@ class Row:
     instead: str
     chained: bool = False
     """Looks at other nodes too; not asked where an error elsewhere makes the inputs unknowable."""
-    scope: Literal["spec", "run"] = "spec"
+    scope: Literal["spec", "run", "words"] = "spec"
+    """When it is asked: of a chain, of a chain on this machine, of plain values that no spec has a place for."""
 
 
 def listed(values: Iterable[object]) -> str:
@@ -137,16 +136,20 @@ def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -
 
 
 def apply_row(row: Row, place: Place) -> Iterator[Reason]:
-    answer = row.when(place.node.config, place)
-    if not answer:
-        return
-    hits = [answer] if isinstance(answer, Mapping) else [{}] if answer is True else answer
-    for words in hits:
+    for words in answers(row.when(place.node.config, place)):
         filled = {"config": place.node.config, **words}
-        yield Reason(
-            row.code,
-            place.node.id,
-            row.field.format(**filled),
-            row.because.format(**filled),
-            row.instead.format(**filled),
-        )
+        yield fill(row, filled, place.node.id, row.field.format(**filled))
+
+
+def answers(hits: Hits) -> Sequence[Words]:
+    """The words of each hit; empty for a no."""
+    if not hits:
+        return ()
+    if isinstance(hits, Mapping):
+        return (hits,)
+    return ({},) if hits is True else hits
+
+
+def fill(row: Row, words: Words, node: str | None, field: str) -> Reason:
+    """The reason of a row with its texts filled."""
+    return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words))

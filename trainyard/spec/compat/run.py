@@ -27,7 +27,7 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
         sets = [(f"sets.{port.value}.", given) for port, given in config.sets.items()] or [("", config.single())]
         for prefix, given in sets:
-            if given.path and not given.data_worker:
+            if given.path:
                 yield f"{prefix}path", given.path
             if given.repository and "://" not in given.repository:
                 yield f"{prefix}repository", given.repository
@@ -46,12 +46,6 @@ def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
     parts = urlsplit(config.engine.mirror or "")
     if parts.scheme == "file":  # read as the store reads it: `file:/x`, `file://localhost/x` and `%2e%2e` are paths too
         yield "engine.mirror", unquote(parts.path)
-
-
-def unknown_worker(config: DataSourceConfig, at: Place) -> Hits:
-    sets = config.sets.values() or (config.single(),)
-    workers = dict.fromkeys(given.data_worker for given in sets if given.data_worker)
-    return [{"worker": worker} for worker in workers if worker not in at.facts.data_workers]
 
 
 def no_endpoint(config: AiGeneratorConfig, at: Place) -> Hits:
@@ -106,11 +100,6 @@ RUN_ROWS = (
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
         "The path {path!r} {problem}.",
         "Use a path inside a data root, or let the operator add the folder to data_roots.", scope="run",
-    ),
-    Row(
-        "R-DATA-WORKER", "data_source", "config.data_worker", unknown_worker,
-        "The data worker {worker} is not one that this installation may ask.",
-        "Copy the file into a data root and name its path.", scope="run",
     ),
     Row(
         "R-ENGINE-UNRESOLVED", "ai_generator", "config.model", no_endpoint,

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.spec.axes import BackendName, Optimizer, Precision, Quantization, Schedule, Strategy
 from trainyard.spec.compat.place import Hits, Place, Row, When, listed, value_at
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 Allowed = Mapping[str, tuple[Any, ...]]
 """Setting as it is written below `config` -> the values that the tool takes."""
@@ -76,13 +76,20 @@ SETTINGS: dict[BackendName, Allowed] = {
     },
 }
 
+UNREAD: dict[BackendName, tuple[str, ...]] = {
+    BackendName.LLAMACPP: (
+        "batch_size", "warmup_ratio", "max_grad_norm", "gradient_checkpointing", "seed", "save_steps",
+    ),
+}  # fmt: skip
+"""Hyperparameters that a tool has no option for, so that only their default is accepted."""
+
 
 def said(value: object) -> str:
     return "none" if value in (None, ()) else str(value)
 
 
 def not_carried_out(config: TrainerConfig) -> list[dict[str, object]]:
-    """{setting, value, allowed} of each setting that the job's backend does not take."""
+    """{setting, value, do} of each setting that the job's backend does not take."""
     found = [
         (setting, value_at(config, setting), allowed)
         for setting, allowed in SETTINGS.get(config.backend, {}).items()
@@ -91,9 +98,30 @@ def not_carried_out(config: TrainerConfig) -> list[dict[str, object]]:
     epochs = config.hyperparameters.epochs
     if config.backend is BackendName.LLAMACPP and epochs is not None and not float(epochs).is_integer():
         found.append(("hyperparameters.epochs", epochs, ("a whole number",)))
-    return [
-        {"setting": setting, "name": setting.rpartition(".")[2], "value": said(value), "allowed": listed(map(said, ok))}
+    refused = [
+        {
+            "setting": setting,
+            "name": setting.rpartition(".")[2],
+            "value": said(value),
+            "do": f"Use {listed(map(said, ok))}, or",
+        }
         for setting, value, ok in found
+    ]
+    return [*refused, *without_option(config)]
+
+
+def without_option(config: TrainerConfig) -> list[dict[str, object]]:
+    """The same of each hyperparameter that was changed and that the backend's tool has no option for."""
+    usual = Hyperparameters()
+    return [
+        {
+            "setting": f"hyperparameters.{name}",
+            "name": "option",
+            "value": f"for {name}",
+            "do": f"Leave {name} out, or use",
+        }
+        for name in UNREAD.get(config.backend, ())
+        if getattr(config.hyperparameters, name) != getattr(usual, name)
     ]
 
 
@@ -107,7 +135,7 @@ def on(name: BackendName) -> When:
 TOOL_ROWS = tuple(
     Row(
         f"R-{name.value.upper()}-SETTING", "trainer", "config.{setting}", on(name),
-        f"{tool} has no {{name}} {{value}}.", "Use {allowed}, or another backend.",
+        f"{tool} has no {{name}} {{value}}.", "{do} another backend.",
     )
     for name, tool in (
         (BackendName.MLX, "mlx-lm"), (BackendName.LLAMACPP, "llama-finetune"), (BackendName.UNSLOTH, "unsloth"),

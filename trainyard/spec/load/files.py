@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import closest, parse_chain, reasons_of
@@ -68,6 +69,8 @@ def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
         return from_template(value)
     if isinstance(value, Mapping) and "dataset" in value and "nodes" not in value:
         return from_job(value)
+    if isinstance(value, Mapping) and "nodes" not in value and (known := word_reasons(value, None)):
+        return None, known
     return parse_chain(value)
 
 

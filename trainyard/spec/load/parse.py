@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 TAGGED_LISTS = ("rewards",)
@@ -142,6 +143,8 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
         path = loc[3:] if len(loc) > 2 and loc[2] in NODE_TYPES else loc[2:]
     field = ".".join(map(str, without_tags(path)))
     kind, given = detail["type"], detail.get("input")
+    if known := word_reasons({str(loc[-1]): given} if loc else {}, node, field):
+        return known[0]
     if kind == "extra_forbidden":
         return misspelt(node, field, str(loc[-1]), model_at(model, loc[:-1]))
     if kind == "missing":

@@ -1,0 +1,49 @@
+"""Rows on words of other tools that are known here and that this release cannot carry out.
+
+They are asked about a plain value before it is read as a spec, because no model of `spec/` has a place for these words:
+a form or a schema that offered them would promise what does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.errors import Reason
+from trainyard.spec.axes import BackendName
+from trainyard.spec.compat.place import Hits, Place, Row, answers, fill, listed
+
+PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")
+"""Cloud services that fine-tune a model of theirs on uploaded rows."""
+PROVIDER_FIELDS = ("backend", "provider")
+CLOUD_FILES = ("training_file", "validation_file")
+"""Fields that only a job for a cloud provider has: rows that are uploaded first."""
+
+
+def cloud_provider(given: Mapping[str, Any], _: Place | None) -> Hits:
+    """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
+    for field in PROVIDER_FIELDS:
+        name = given.get(field)
+        if isinstance(name, str) and name.lower() in PROVIDERS:
+            return {"field": field, "what": f"The cloud provider {name.lower()}"}
+    files = [field for field in CLOUD_FILES if field in given]
+    return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
+
+
+WORD_ROWS = (
+    Row(
+        "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
+        "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
+        f"Use a dataset of this machine and a backend that runs here: {listed(BackendName)}.", scope="words",
+    ),
+)  # fmt: skip
+"""Asked about plain values, by `spec/load`."""
+
+
+def word_reasons(given: Mapping[str, Any], node: str | None, field: str | None = None) -> list[Reason]:
+    """The reasons that the words of a plain mapping give; `field` is where they are, if the row cannot know it."""
+    return [
+        fill(row, words, node, field if field is not None else str(words["field"]))
+        for row in WORD_ROWS
+        for words in answers(row.when(given, None))  # type: ignore[arg-type]
+    ]
