@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
+from tqdm import tqdm
 
 from trainyard import settings as settings_module
 
 REPOSITORY = Path(__file__).parent.parent
+tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
 
 END_S = 5.0
@@ -88,7 +91,9 @@ def shared_data() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random two-layer Llama (hidden 64) with a trained byte-level BPE tokenizer of about 600 tokens."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    # A process of its own: importing torch here would cost every torch-free test run four seconds.
-    subprocess.run([sys.executable, "-m", "trainyard.testing.tiny", str(folder)], check=True, capture_output=True)
+    if "torch" in sys.modules:
+        import_module("trainyard.testing.tiny").build_tiny_model(folder)
+    else:  # A process of its own: importing torch here would cost every torch-free test run four seconds.
+        subprocess.run([sys.executable, "-m", "trainyard.testing.tiny", str(folder)], check=True, capture_output=True)
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
     return folder
