@@ -23,9 +23,9 @@ import httpx
 import psutil
 import yaml
 
-import trainyard
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
 from trainyard.errors import NotFound, TrainyardError, Unavailable
+from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
 
@@ -41,16 +41,16 @@ HEARTBEAT_S = 30
 
 
 def checkout() -> Path:
-    """The folder that holds `prefect.yaml`, `flows/` and `nodes/`: the editable install's checkout.
+    """The folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed wheel.
 
-    Raises `NotFound` (`E-CHECKOUT`) when only the library is installed.
+    Raises `NotFound` (`E-CHECKOUT`) when the installation is incomplete.
     """
-    folder = Path(trainyard.__file__).resolve().parent.parent
+    folder = project_folder()
     if not (folder / "prefect.yaml").is_file():
         raise NotFound(
-            f"There is no prefect.yaml beside the installed library at {folder}.",
-            why="Flows and deployments run from a checkout; the wheel holds only the library.",
-            do="Clone the repository and run `make setup` there.",
+            f"There is no prefect.yaml in {folder}.",
+            why="The package was copied without its flows and deployments.",
+            do="Install the wheel, or clone the repository and run `make setup` there.",
             code="E-CHECKOUT",
         )
     return folder
@@ -350,9 +350,9 @@ def other_pool(settings: Settings) -> list[str]:
 def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
-    files = [root / "prefect.yaml", Path(trainyard.__file__).parent / "api" / "runs" / "server.py"]
-    for folder in ("deployments", "flows", "trainyard/spec"):
-        files += sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml"))
+    files = [root / "prefect.yaml", PACKAGE / "api" / "runs" / "server.py"]
+    for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
+        files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
     hasher = hashlib.sha256(f"{root}|{url}|{settings.work_pool}|{version('prefect')}|{settings.prefect_home}".encode())
     for path in files:
         hasher.update(path.read_bytes())

@@ -5,9 +5,8 @@ import os
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from trainyard.api import stack
 from trainyard.api.services import Service, free_port, record_path
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.settings import Settings, settings
+from trainyard.testing.loopback import LoopbackServer, serving
 
 
 class Health(BaseHTTPRequestHandler):
@@ -32,10 +32,8 @@ class Health(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     """A server that answers the health question of Prefect's API."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/api"
-        running.shutdown()
+    with serving(LoopbackServer(Health)) as running:
+        yield f"{running.url}/api"
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import trainyard
 from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora, read_lines, tuples_of_commits
 from trainyard.data.paths import data_roots
@@ -22,6 +21,7 @@ from trainyard.night.simulate import simulate
 from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
 from trainyard.night.worker import work
+from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, read_night
@@ -29,7 +29,7 @@ from trainyard.stores.files import RealFiles
 from trainyard.stores.markers import LocalMarkers
 
 CONFIG_FILE = "nightly.yaml"
-PRESETS = Path(trainyard.__file__).parent.parent / "deployments" / "presets"
+PRESETS = project_folder() / "deployments" / "presets"
 NIGHTS_SHOWN = 10
 
 
