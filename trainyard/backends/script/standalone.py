@@ -140,7 +140,7 @@ def conversation(messages: list[dict[str, Any]], tokenizer: Any, row: dict[str, 
         for text, own in ((prompt[len(done) :], False), (learned, True), (answer[len(learned) :], False)):
             more = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
             ids += more
-            labels += more if own else [IGNORED] * len(more)
+            labels += more if own and message.get("weight") != 0 else [IGNORED] * len(more)
         done = whole
     if labels:
         labels[0] = IGNORED  # nothing stands before it that could predict it
