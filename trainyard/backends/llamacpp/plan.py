@@ -54,6 +54,11 @@ class Account:
         context = WINDOW * -(-max_length // WINDOW)
         return cls(tokens, context, max(0, (tokens - context - 1) // (context // 2)))
 
+    def planned(self, rows: int, epochs: int) -> dict[str, Any]:
+        """What the windows of all epochs train: each token of a window, so most tokens of the text twice an epoch."""
+        tokens = {"trained": self.windows * self.context * epochs, "masked": 0}
+        return {"tokens": tokens, "rows": {"trained": rows * epochs}, "counted": "plan"}
+
     def ledger(self, rows: int, held_out: int) -> dict[str, Any]:
         covered = (self.windows - 1) * (self.context // 2) + self.context + 1
         counts = {"read": self.tokens, "trained": covered - 1, "masked": 1, "truncated": 0}
@@ -92,6 +97,7 @@ def write_plan(tools: Path, folder: Path) -> None:
         "epochs": epochs,
         "lora": None,
         "comes_back": comes_back(place / BASE_FILE, base),
+        "account": account.planned(counts["written"], epochs),
         "ledger": {
             **account.ledger(counts["written"], counts["held_out"]),
             "chat_template_sha256": template_sha256(tokenizer),

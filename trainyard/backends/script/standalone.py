@@ -297,11 +297,23 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
         if stop and not last:
             raise SystemExit(75)
     save_result(spec, model, tokenizer, {
-        "steps": total, "epochs": total / per_epoch, "losses": losses, "tokens": account, "device": device,
+        "steps": total, "epochs": total / per_epoch, "losses": losses, "device": device,
+        **counted(spec, examples, total, per_epoch), "data": {"tokens": account, "rows": {"trained": len(examples)}},
         "precision": "fp32", "threads": torch.get_num_threads(), "seconds": round(time.monotonic() - started, 3),
-        "rows": {"trained": len(examples)}, "chat_template": tokenizer.chat_template,
+        "chat_template": tokenizer.chat_template,
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
     })  # fmt: skip
+
+
+def counted(spec: dict[str, Any], examples: list[Any], total: int, per_epoch: int) -> dict[str, Any]:
+    """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
+    last = range(total // per_epoch * per_epoch, total)
+    rows = (total // per_epoch) * examples
+    rows = rows + [row for step in last for micro in batches_of(spec, examples, step, per_epoch) for row in micro]
+    sides = [side for row in rows for side in (row if isinstance(row, list) else [row])]
+    trained = sum(label != IGNORED for side in sides for label in side["labels"][1:])
+    tokens = {"trained": trained, "masked": sum(len(side["labels"]) for side in sides) - trained}
+    return {"tokens": tokens, "rows": {"trained": len(rows)}, "counted": "batches"}
 
 
 def batches_of(spec: dict[str, Any], examples: list[Any], step: int, per_epoch: int) -> list[list[Any]]:
