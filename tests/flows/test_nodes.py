@@ -179,6 +179,6 @@ def test_a_training_is_counted_to_the_token(work: Path) -> None:
     hyperparameters = {"max_steps": 2, "max_length": 128}
     state = run(source("data.jsonl"), {"type": "trainer", "config": {"hyperparameters": hyperparameters}})
     assert state.is_completed(), state.message
-    tokens = result_of(state).node("trainer").facts["tokens"]
+    tokens = result_of(state).node("trainer").facts["data"]["tokens"]
     parts = ("trained", "masked", "truncated", "dropped")
     assert tokens["read"] == sum(tokens[part] for part in parts)

@@ -312,7 +312,7 @@ def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
                 update={"marker": waiting[0].marker.name, "note": "it waits since an earlier night"}
             )
         if new < bucket.threshold:
-            return report.model_copy(update={"note": f"{bucket.threshold - new} more are needed"})
+            return report.model_copy(update={"note": f"{bucket.threshold - new} more needed"})
         return report.model_copy(update={"marker": leave_marker(night, bucket, reading)})
     except (TrainyardError, OSError) as error:
         return report.model_copy(update={"failure": failure_of(error)})

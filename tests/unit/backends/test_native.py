@@ -49,9 +49,11 @@ def test_ppo_is_refused_with_what_to_use(jobs: Jobs) -> None:
 
 def test_ledger_balances_and_the_record_says_what_was_done(native_run: Ran, tiny_model: Path) -> None:
     record = native_run.record
-    tokens, rows = record["tokens"], record["rows"]
+    tokens, rows = record["data"]["tokens"], record["data"]["rows"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert rows == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
+    assert record["tokens"] == {"trained": 2 * tokens["trained"], "masked": 2 * tokens["masked"]}  # two epochs
+    assert (record["rows"], record["counted"]) == ({"trained": 56}, "batches")
     assert (record["stage"], record["method"], record["backend"]) == ("sft", "lora", "native")
     assert (record["threads"], record["device"], record["precision"]) == (1, "cpu", "fp32")
     assert record["steps"] == len(record["losses"]) == 14
@@ -131,7 +133,7 @@ def test_checkpoint_of_another_config_is_refused(jobs: Jobs, tmp_path: Path) -> 
 
 def test_rows_that_are_too_long_are_cut_dropped_or_refused(jobs: Jobs, tmp_path: Path) -> None:
     dropped = train_here(jobs(**NATIVE, engine={"too_long": "drop"}), tmp_path / "drop")
-    assert dropped.record["tokens"]["truncated"] == 0
+    assert dropped.record["data"]["tokens"]["truncated"] == 0
     with pytest.raises(InvalidInput, match="E-ROW-TOO-LONG"):
         train_here(jobs(**NATIVE, engine={"too_long": "refuse"}), tmp_path / "refuse")
 

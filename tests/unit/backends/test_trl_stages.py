@@ -167,7 +167,19 @@ def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str
     assert losses(ran) == pytest.approx(losses(native), abs=SAME_CURVE)
     assert statistics.mean(losses(ran)[6:]) < losses(ran)[0] - 0.05
     assert sorted(path.name for path in ran.folder.iterdir()) == sorted(path.name for path in native.folder.iterdir())
-    for name in ("stage", "method", "tokens", "rows", "preference", "steps", "base_sha256", "lineage", "renderer"):
+    for name in (
+        "stage",
+        "method",
+        "tokens",
+        "rows",
+        "counted",
+        "data",
+        "preference",
+        "steps",
+        "base_sha256",
+        "lineage",
+        "renderer",
+    ):
         assert ran.record[name] == native.record[name], name
     weights = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
     ours, theirs = (load_file(one.folder / weights) for one in (ran, native))
@@ -259,8 +271,8 @@ def test_one_sided_pairs_are_counted_and_teach_nothing(jobs: Jobs, tmp_path: Pat
         Port.PREFERENCE, stage="reward", hyperparameters={"max_steps": 1}
     )
     record = train_here(job, tmp_path / "run").record
-    assert record["rows"] == {"read": 14, "trained": 12, "truncated": 0, "dropped_same": 2}
-    assert record["tokens"]["dropped"] > 0
+    assert record["data"]["rows"] == {"read": 14, "trained": 12, "truncated": 0, "dropped_same": 2}
+    assert record["data"]["tokens"]["dropped"] > 0
 
 
 def test_only_one_sided_pairs_are_refused(jobs: Jobs, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.reading import Result, read_all, settings_for
+from trainyard.api.verbs.night import EngineeringInput, added_text, engineering
 from trainyard.data.readers.repositories import MAX_DIFF_BYTES, Repository, batch, commit_documents, patches
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, Refused
@@ -170,3 +171,25 @@ def test_missing_objects_are_none(project: Path) -> None:
     repository = Repository(project)
     assert list(batch(repository, ["0" * 40])) == [None]
     assert [document.title for document in commit_documents(repository)] == ["Start"]
+
+
+def test_every_commit_is_a_tuple_or_counted_by_reason(project: Path) -> None:
+    for number in range(3):
+        commit(project, f"Change {number}", a_py=f"number = {number}\n")
+    commit(project, "Nothing", **{})
+    commit(project, "A picture", picture_png=b"\x89PNG\0\1\2")
+    commit(project, "Data", data_txt="x" * 250_000 + "\n")
+    git(project, "checkout", "-q", "-b", "side", "HEAD~1")
+    commit(project, "Aside", b_py="aside = 1\n")
+    git(project, "checkout", "-q", "main")
+    git(project, "merge", "-q", "--no-ff", "-m", "Merge side", "side")
+    settings = settings_for(project.parent, home=project.parent / "home")
+    given = EngineeringInput(repo=project)
+    added = engineering(given, settings)
+    assert (added.added, added.there, added.commits) == (4, 0, 8)
+    assert added.skipped == {"large_diff": 1, "merge": 1, "no_text_change": 2}
+    again = engineering(given, settings)
+    assert (again.added, again.there, again.skipped) == (0, 4, added.skipped)
+    text = added_text(added)
+    assert "engineering: 4 added, 0 there already" in text
+    assert "4 of 8 commits skipped: 1 large diff, 1 merge, 2 no text change" in text

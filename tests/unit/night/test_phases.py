@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from trainyard.errors import Conflict, Unavailable
+from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
@@ -68,6 +70,31 @@ def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: World)
     for text in (markdown(report), page(report)):
         assert "acme/engineering/v1" in text
         assert "three.md" in text
+
+
+def test_a_long_night_says_how_far_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extracting, "PROGRESS_S", 0.0)
+    told: list[str] = []
+    night(replace(world, say=told.append))
+    lines = [line for line in told if line.startswith("documents: ")]
+    assert len(lines) == 3
+    assert re.fullmatch(r"documents: 3 of 3 read, [\d,.]+ a minute, all asked", lines[-1])
+    assert re.search(r"documents: \d of 3 read, [\d,.]+ a minute, about \d+ (s|min|h \d+ min) left", lines[0])
+
+
+def test_the_pace_of_a_night_is_told_from_time_to_time() -> None:
+    times = iter([0.0, *(10.0 * n for n in range(1, 721))])
+    pace = extracting.Pace(lambda: next(times))
+    lines = [line for left in range(719, -1, -1) if (line := pace.line(left))]
+    assert lines[0] == "documents: 2 of 720 read, 6.0 a minute, about 2 h 0 min left"
+    assert lines[-1] == "documents: 720 of 720 read, 6.0 a minute, all asked"
+    assert len(lines) == 360
+    assert [extracting.duration(seconds) for seconds in (45, 89, 600, 12_000)] == [
+        "45 s",
+        "89 s",
+        "10 min",
+        "3 h 20 min",
+    ]
 
 
 def test_a_date_is_done_once_and_the_next_one_finds_nothing_new(world: World) -> None:

@@ -109,7 +109,12 @@ class Added(Model):
     bucket: str
     added: int
     there: int
+    """Tuples that the bucket had already."""
     file: str
+    commits: int | None = None
+    """Commits of the branch: added + there + skipped."""
+    skipped: dict[str, int] = {}
+    """Reason -> commits that gave no tuple."""
 
 
 class BucketStatus(Model):
@@ -218,7 +223,12 @@ def engineering(given: EngineeringInput, settings: Settings) -> Added:
     briefs: dict[str, str] = {}
     if given.briefs is not None:
         briefs = json.loads(given.briefs.read_text(encoding="utf-8"))
-    return add(config, settings, bucket, list(tuples_of_commits(repository, briefs)))
+    added = add(config, settings, bucket, list(tuples_of_commits(repository, briefs)))
+    commits, skipped = repository.count_commits(), dict(sorted(repository.skipped.items()))
+    unread = commits - added.added - added.there - sum(skipped.values())
+    if unread:
+        skipped["too_old"] = unread
+    return added.model_copy(update={"commits": commits, "skipped": skipped})
 
 
 def apprenticeship(given: AddInput, settings: Settings) -> Added:
@@ -278,7 +288,18 @@ def status_text(found: NightStatus) -> str:
     return "\n".join([*lines, *(f"{state:<10} {name}" for name, state in found.markers.items())])
 
 
+def added_text(found: Added) -> str:
+    """What a corpus has got, and what was left out."""
+    lines = [f"{found.bucket}: {found.added:,} added, {found.there:,} there already ({found.file})"]
+    if found.skipped:
+        reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.skipped.items())
+        lines.append(f"{sum(found.skipped.values()):,} of {found.commits:,} commits skipped: {reasons}")
+    return "\n".join(lines)
+
+
 TEXTS: dict[str, Callable[[Any], str]] = {
+    "corpus engineering": added_text,
+    "corpus apprenticeship": added_text,
     "nightly run": night_text,
     "nightly simulate": simulated_text,
     "nightly status": status_text,

@@ -42,7 +42,7 @@ from trainyard.train.autotune import free_bytes
 from trainyard.train.batching import Cut, Feed, Plan, choose_cut, sound_cut
 from trainyard.train.checkpoints import require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
-from trainyard.train.loop import Progress, StepRecord, done
+from trainyard.train.loop import StepRecord, done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
 from trainyard.train.methods import save as save_policy
@@ -56,6 +56,7 @@ from trainyard.train.precision import (
     convert_to_fp8,
     native_bf16,
 )
+from trainyard.train.progress import Progress
 from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
@@ -384,6 +385,9 @@ def resume(run: Run, path: Path, events: Events, *, dropped: frozenset[str] = fr
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
         run.progress = Progress.from_values(values["progress"])
+        if "counted" not in values["progress"]:
+            text = "An earlier release made the checkpoint: what was trained before it is not in the account."
+            events.emit("warning", text=text)
 
 
 class Watch:
@@ -462,8 +466,7 @@ def training_record(run: Run, seconds: float) -> dict[str, Any]:
         "control": config.control,
         "parents": list(job.parents),
         "lineage": run.policy.lineage,
-        "tokens": run.prepared.ledger.tokens(),
-        "rows": dict(run.prepared.ledger.rows),
+        **run.progress.counted.record(run.prepared.ledger),
         "steps": done(run.session),
         "skipped_steps": run.session.skipped,
         "epochs": run.total_steps / run.feed.plan.steps_per_epoch,

@@ -197,7 +197,9 @@ class Chat:
             shown = self.ids(whole[done : len(asked)], start=not ids) if len(asked) > done else []
             learned = self.learned_ids(whole[len(asked) : end])
             ids += shown + learned
-            labels += [IGNORED] * len(shown) + learned
+            labels += [IGNORED] * len(shown) + (
+                learned if messages[at].get("weight") != 0 else [IGNORED] * len(learned)
+            )
             done = end
         if done < len(whole.rstrip()):  # what ends the row is shown; a last line end is left out
             rest = self.ids(whole[done:], start=not ids)
@@ -383,9 +385,10 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
         if stop and not last:
             raise SystemExit(75)
     save_result(spec, model, tokenizer, {
-        "steps": total, "epochs": total / per_epoch, "losses": losses, "tokens": account, "device": device,
+        "steps": total, "epochs": total / per_epoch, "losses": losses, "device": device,
+        **counted(plan, examples, total, per_epoch), "data": {"tokens": account, "rows": {"trained": len(examples)}},
         "precision": "fp32", "threads": torch.get_num_threads(), "seconds": round(time.monotonic() - started, 3),
-        "rows": {"trained": len(examples)}, "chat_template": tokenizer.chat_template,
+        "chat_template": tokenizer.chat_template,
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
     })  # fmt: skip
 
@@ -435,6 +438,17 @@ class Plan:
                 micro.append([])
             micro[-1].append(row)
         return micro
+
+
+def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> dict[str, Any]:
+    """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
+    last = range(total // per_epoch * per_epoch, total)
+    rows = (total // per_epoch) * examples
+    rows = rows + [examples[row] for step in last for micro in plan.at(step, per_epoch) for row in micro]
+    sides = [side for row in rows for side in (row if isinstance(row, list) else [row])]
+    trained = sum(label != IGNORED for side in sides for label in side["labels"][1:])
+    tokens = {"trained": trained, "masked": sum(len(side["labels"]) for side in sides) - trained}
+    return {"tokens": tokens, "rows": {"trained": len(rows)}, "counted": "batches"}
 
 
 def one_step(spec: dict[str, Any], model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:

@@ -189,6 +189,7 @@ def build_trainer(
     common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
     trainer = STAGES[job.config.stage](prepared, model, common)
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
+    trainer.count_batches()
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -209,7 +210,7 @@ def training_record(
 ) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, points = prepared.job, trainer.curve.points
-    config, ledger = job.config, trainer.accounted(prepared.ledger)
+    config = job.config
     return {
         "stage": config.stage.value,
         "method": config.method.value,
@@ -226,8 +227,7 @@ def training_record(
         "control": config.control,
         "parents": list(job.parents),
         "lineage": lineage(origin(prepared)),
-        "tokens": ledger.tokens(),
-        "rows": dict(ledger.rows),
+        **trainer.counted().record(prepared.ledger),
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
         "first_loss": points[0][1],

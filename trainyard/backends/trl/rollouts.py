@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,6 +21,7 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RolloutSettings
+from trainyard.train.counts import Counted
 from trainyard.train.rewards import REWARDS, Completion, named
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Ledger, encode_answers, training_rows
@@ -166,9 +166,12 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return prompts, None, {}
 
-    def accounted(self, ledger: Ledger) -> Ledger:
+    def count_batches(self) -> None:
+        """Nothing to note: TRL counts what was drawn."""
+        self.seen = Counted()
+
+    def counted(self) -> Counted:
         """The tokens of the whole run: every prompt once for each of its completions, and what was drawn."""
-        steps = islice(self.order.drawn(), self.state.global_step)
-        masked = self.args.num_generations * sum(self.lengths[row] for step in steps for row in step)
-        trained = self.state.num_input_tokens_seen - masked
-        return replace(ledger, read=masked + trained + ledger.dropped, trained=trained, masked=masked)
+        steps = [row for step in islice(self.order.drawn(), self.state.global_step) for row in step]
+        masked = self.args.num_generations * sum(self.lengths[row] for row in steps)
+        return Counted(self.state.num_input_tokens_seen - masked, masked, self.args.num_generations * len(steps))
