@@ -23,8 +23,8 @@ class SourceSet(Strict):
     data_worker: Url | None = Field(None, description="Base address of a data worker; `path` is then its own path.")
     tenant_id: Name | None = Field(None, description="Tenant at the data worker.")
     format: DataFormat = DataFormat.AUTO
-    include: tuple[str, ...] = Field((), description="Globs of the files of a folder; empty takes every known type.")
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
+    exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
     max_rows: int | None = Field(None, ge=1, le=10**12)
 
     @model_validator(mode="after")

@@ -167,7 +167,7 @@ def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(unde
 
 
 def test_iterations_draw_once_and_stop_only_between_two_drawings(undecided: Jobs, tmp_path: Path) -> None:
-    """Of 11 steps each two learn from one drawing. What was drawn is counted once, however often it was learned from."""
+    """Two steps learn from one drawing. What was drawn is counted once, however often it was learned from."""
     hyper = {"max_steps": 11, "save_steps": 5}
     job = grpo(undecided, hyper=hyper, num_iterations=2, lora={"dropout": 0.1})
     whole = train_here(job, tmp_path / "whole")
