@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends.base import probe, run_training
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, locate_mirror
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import Wanted
 from trainyard.data.corpora import PORTS, write_training_set
@@ -65,7 +65,7 @@ class HouseTrainer:
         trainer = resolve_trainer(stage, self.settings.default_base_model)
         base = resolve_model(marker.base_model, self.settings)
         return TrainingJob(
-            config=trainer,
+            config=locate_mirror(trainer, self.settings.working_folder),
             data={port: str(rows)},
             data_sha256={port: hashlib.sha256(f"{marker.corpus_sha256}:{share}:{length}".encode()).hexdigest()},
             base=base.location,

@@ -213,7 +213,9 @@ class EngineSettings(Strict):
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000)
     mirror: str | None = Field(
-        None, max_length=2048, description="Object store that checkpoints are copied to, such as file:///backup."
+        None,
+        max_length=2048,
+        description="Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
