@@ -75,10 +75,14 @@ class Window(Strict):
         "01:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time at which a night begins."
     )
     window_s: Seconds = Field(14_400, description="The whole night; wins over every other budget.")
-    boot_s: Seconds = Field(5_400, description="Until the model server has to be ready; not part of phase 1.")
+    boot_s: Seconds = Field(
+        5_400, description="Until the model server has to be ready, if its profile's `ready_s` is not shorter."
+    )
     phase1_s: Seconds = 7_200
     phase2_s: Seconds = 7_200
-    drain_s: Seconds = Field(120, description="What requests in flight have after the last one was admitted.")
+    drain_s: Seconds = Field(
+        120, description="What requests in flight have after the last admission, if the profile's is not shorter."
+    )
     free_s: Seconds = Field(120, description="Until the device has to be free after the server was stopped.")
 
     @field_validator("zone")
