@@ -152,7 +152,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
-    code = "E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE"
+    code = detail.get("ctx", {}).get("code") or ("E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE")
     return Reason(code, node, field, because, instead_of(detail))
 
 
