@@ -287,7 +287,6 @@ Bucket = Annotated[str | None, typer.Option(help="A bucket of the config; defaul
 @nightly.command("run", help=OPERATIONS["nightly run"].summary)
 def nightly_run(
     *,
-    once: Annotated[bool, typer.Option("--once", help="One night, now; schedules belong to Prefect.")] = True,
     config: NightConfigFile = None,
     preset: NightPreset = None,
     run: Annotated[str | None, typer.Option(help="The night's name; default: its date.")] = None,

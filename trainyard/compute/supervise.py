@@ -218,9 +218,7 @@ def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def outcome(
-    exit_code: int, stop: StopRequest, said: str, folder: Path, *, killed_for_memory: bool = False
-) -> Outcome:
+def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path, *, killed_for_memory: bool = False) -> Outcome:
     """Give the exit code its meaning."""
     seconds = time.monotonic() - stop.started
     if exit_code == 0:

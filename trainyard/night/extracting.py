@@ -283,7 +283,7 @@ class Reading:
 
     async def together(self, complete: Complete, slots: int) -> None:
         """So many at a time. When one fails for good, nothing of the others is written any more."""
-        limit = self.planner.deadline + self.config.window.drain_s - self.world.clock.monotonic()
+        limit = self.planner.deadline + self.world.drain_s(self.config.window) - self.world.clock.monotonic()
         tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
         try:
             async with asyncio.timeout(max(0.0, limit)):

@@ -38,7 +38,7 @@ class HouseServer:
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
         self.server = InferenceServer(profile, folder, settings, index=device_numbers()[0])
-        self.config = config
+        self.config, self.drain_s = config, profile.drain_s
 
     def start(self) -> None:
         self.server.start()

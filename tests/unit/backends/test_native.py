@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, broken_model, train_as_child, train_here
 from trainyard.backends.base import BACKENDS, load, probe
+from trainyard.backends.job import locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Port
@@ -33,6 +34,19 @@ def native_run(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """One SFT LoRA run in a supervised child, as a chain runs it."""
     job = jobs(**NATIVE, hyperparameters={"save_steps": 5, "epochs": 2})
     return train_as_child(job, tmp_path_factory.mktemp("native"))
+
+
+def test_a_relative_mirror_is_below_the_working_folder(jobs: Jobs, tmp_path: Path) -> None:
+    """What `checkpoint_dir: checkpoints/` of a posted body becomes."""
+    job = jobs(**NATIVE, hyperparameters={"max_steps": 4, "save_steps": 2}, engine={"mirror": "file:check%20points/"})
+    job = job.model_copy(update={"config": locate_mirror(job.config, tmp_path)})
+    train_here(job, tmp_path / "run")
+    (copied,) = (tmp_path / "check points").iterdir()
+    assert copied.name == job.digest
+    assert any(path.suffix == ".safetensors" for path in copied.rglob("*"))
+    for address in ("file:///backup", "file://localhost/backup", "gs://bucket/one", None):
+        kept = job.config.model_copy(update={"engine": job.config.engine.model_copy(update={"mirror": address})})
+        assert locate_mirror(kept, tmp_path) == kept
 
 
 def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:

@@ -153,6 +153,40 @@ def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, 
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
+def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(undecided: Jobs, tmp_path: Path) -> None:
+    """The first step is made by the policy that drew, where nothing is clipped; the second is not."""
+    hyper = {"max_steps": 2, "warmup_ratio": 0, "learning_rate": 2e-2}
+    runs = [
+        train_here(grpo(undecided, hyper=hyper, num_iterations=2, epsilon=epsilon), tmp_path / str(epsilon))
+        for epsilon in (0.01, 0.9)
+    ]
+    (narrow_1, narrow_2), (wide_1, wide_2) = (told(ran, "grad_norm") for ran in runs)
+    assert narrow_1 == wide_1 > 0
+    assert narrow_2 != wide_2
+    narrow, wide = (load_file(ran.folder / WEIGHTS) for ran in runs)
+    assert any(not torch.equal(narrow[name], value) for name, value in wide.items())
+
+
+def test_iterations_draw_once_and_stop_only_between_two_drawings(undecided: Jobs, tmp_path: Path) -> None:
+    """Two steps learn from one drawing. What was drawn is counted once, however often it was learned from."""
+    hyper = {"max_steps": 11, "save_steps": 5}
+    job = grpo(undecided, hyper=hyper, num_iterations=2, lora={"dropout": 0.1})
+    whole = train_here(job, tmp_path / "whole")
+    assert [event["step"] for event in whole.of("checkpoint")] == [6]
+    with pytest.raises(Stopped):
+        train_here(job, tmp_path / "parts", stop_after=2)
+    torch.manual_seed(3)
+    parts = train_here(job, tmp_path / "parts")
+    assert parts.of("begin")[-1]["restarted_from"] == {"step": 4}
+    assert parts.record["losses"] == whole.record["losses"]
+    assert parts.record["tokens"] == whole.record["tokens"]
+    drawn = [event["completion_tokens"] for event in whole.of("progress") if "completion_tokens" in event]
+    assert len(drawn) == 6
+    assert whole.record["tokens"]["trained"] == pytest.approx(sum(drawn) * BATCH, abs=0.5)
+    ours, theirs = (load_file(ran.folder / WEIGHTS) for ran in (parts, whole))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
 @pytest.mark.slow
 def test_cut_into_micro_batches_changes_no_number(undecided: Jobs, tmp_path: Path) -> None:
     """Completions are drawn for a step, however it is cut; each of their tokens counts the same."""

@@ -160,6 +160,16 @@ def test_globs_choose_the_files_of_a_folder(tmp_path: Path) -> None:
     assert [row.source for row in read_folder(folder, max_rows=1).rows] == ["a/c.py"]
 
 
+@pytest.mark.parametrize("globs", [{"exclude": ["*"]}, {"include": ["*.txt"]}, {"exclude": ["b.*"]}])
+def test_a_single_file_that_the_globs_leave_out_is_not_read(globs: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    settings = settings_for(folder)
+    with pytest.raises(InvalidInput, match="left out by the globs of include and exclude"):
+        read_all(tmp_path / "out", settings, path=str(folder / "b.md"), **globs)
+    (result,) = read_all(tmp_path / "kept", settings, path=str(folder / "b.md"), include=["*.md"]).values()
+    assert [row.source for row in result.rows] == ["b.md"]
+
+
 def test_broken_documents_of_a_folder_go_to_quarantine(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     (folder / "bad.md").write_bytes(b"caf\xe9")

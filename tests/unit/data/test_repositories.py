@@ -70,6 +70,37 @@ def test_commits_and_files_become_documents(project: Path) -> None:
     assert len({row.doc_id for row in result.rows}) == 4
 
 
+def test_globs_choose_the_files_of_a_repository_and_of_its_commits(project: Path) -> None:
+    commit(project, "Start", src__a_py="x = 1\n", docs__a_md="# One\n", LICENSE="Free.\n")
+    commit(project, "Both", src__a_py="x = 2\n", docs__a_md="# Two\n")
+    commit(project, "Code", src__a_py="x = 3\n", vendor_js="x\n" * MAX_DIFF_BYTES)
+    result = read(project, include=["*.py", "LICENSE"], exclude=["vendor*"])
+    commits = {row.title: row.text for row in result.rows if row.kind == "commit"}
+    assert list(commits) == ["Code", "Both", "Start"]
+    assert "docs/a.md" not in "".join(commits.values())
+    assert "+x = 2\n" in commits["Both"]
+    files = [row.source for row in result.rows if row.kind != "commit"]
+    assert files == ["project/LICENSE", "project/src/a.py"]
+    pages = read(project, exclude=["*.py", "*.js"])
+    assert [row.title for row in pages.rows] == ["Both", "Start", "Two"]
+    assert pages.report["skipped"] == {"(no extension)": 1, "no_wanted_file": 1}
+    with pytest.raises(InvalidInput, match="The globs leave no file"):
+        read(project, exclude=["*"])
+
+
+@pytest.mark.parametrize("name", ['a "quoted".py', "café.py", "tab\there.py", "a b/a b.py"])
+def test_globs_know_every_name_that_git_writes(name: str, project: Path) -> None:
+    for text in ("x = 1\n", "x = 2\n"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+        (project / "other.md").write_text(text)
+        git(project, "add", "-A")
+        git(project, "commit", "-q", "-m", text.strip())
+    texts = [row.text for row in read(project, include=[name.rpartition("/")[2]]).rows]
+    assert len(texts) == 3
+    assert not any("other.md" in text for text in texts)
+
+
 def test_what_is_left_out_is_counted(project: Path) -> None:
     commit(project, "Start", a_py="x = 1\n", picture_png=b"\x89PNG" + bytes(100), empty_py="")
     commit(project, "Nothing")

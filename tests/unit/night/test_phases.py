@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
@@ -21,6 +22,7 @@ from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
 from trainyard.night.world import Order, Trained, Verdict, World
+from trainyard.serve.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import MarkerState, Owner
@@ -275,6 +277,42 @@ def test_a_failed_phase_1_does_not_forbid_phase_2(world: World) -> None:
     assert report.phase1.left == 3
     assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
     assert "Next: correct the cause" in markdown(report)
+
+
+@pytest.mark.parametrize(("profile_s", "window_s", "expected"), [(300.0, 60, 60.0), (7.0, 60, 7.0)])
+def test_requests_in_flight_have_the_shorter_of_two_times(
+    profile_s: float, window_s: int, expected: float, world: World
+) -> None:
+    class Drained(QuickServer):
+        drain_s = profile_s
+
+        def drain(self, timeout_s: float) -> None:
+            given.append(timeout_s)
+
+    given: list[float] = []
+    assert night(replace(world, server=Drained()), window={"drain_s": window_s}).state == "completed"
+    assert given == [expected]
+
+
+class Slow(QuickServer):
+    """Answers after longer than its profile lets requests in flight run."""
+
+    drain_s = 0.2
+
+    async def complete(self, messages: Messages, schema: dict[str, Any] | None, max_tokens: int) -> str:
+        await asyncio.sleep(30)
+        return await super().complete(messages, schema, max_tokens)
+
+
+def test_documents_in_flight_are_left_when_the_profile_s_time_is_over(world: World) -> None:
+    """Phase 1 has a second: what was admitted in it has 0.2 s more, not the two minutes of the window."""
+    said: list[str] = []
+    slow = replace(world, server=Slow(), say=said.append)
+    began = time.monotonic()
+    report = night(slow, window={"phase1_s": 1}, serving={"seconds_per_document": 0.01})
+    assert time.monotonic() - began < 20
+    assert (report.phase1.done, report.phase1.left) == (0, 3)
+    assert set(said) == {"documents in flight did not end in time; they wait for the next night"}
 
 
 class Refusing(FolderStore):

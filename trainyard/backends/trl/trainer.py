@@ -178,6 +178,8 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         faultpoint(f"step.{state.global_step}")
         last = state.global_step >= self.length.total_steps
+        if state.global_step % self.length.whole_steps and not last:
+            return
         asked = self.events.stop_requested()
         if (asked if self.team is None else self.team.shared(asked)) and not last:
             control.should_save = control.should_training_stop = True

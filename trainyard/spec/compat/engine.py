@@ -6,9 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Quantization, Stage
+from trainyard.spec.axes import (
+    ADAPTER_METHODS,
+    BackendName,
+    Device,
+    Method,
+    Optimizer,
+    PreferenceLoss,
+    Quantization,
+    Stage,
+)
 from trainyard.spec.compat.place import Hits, Place, Row, When, value_at
-from trainyard.spec.training import EngineSettings, LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
+from trainyard.spec.training import (
+    EngineSettings,
+    LoraSettings,
+    PreferenceSettings,
+    RolloutSettings,
+    TrainerConfig,
+    resolve_lora,
+)
 
 PACKABLE_STAGES = (Stage.CPT, Stage.SFT)
 """Stages whose loss is a sum over tokens, whichever row they are in."""
@@ -58,6 +74,15 @@ def has_budget(config: TrainerConfig) -> bool:
     return config.engine.batching != "padded" and config.stage not in COMPARING_STAGES
 
 
+def has_simpo(config: TrainerConfig) -> bool:
+    return config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.SIMPO
+
+
+def clips(config: TrainerConfig) -> bool:
+    """With one step for each drawing the policy is the one that drew: no probability has changed, none is clipped."""
+    return config.rollouts is not None and config.rollouts.num_iterations > 1
+
+
 ENGINE_READERS = (
     Reader("engine.freeze_blocks", "method freeze", method(Method.FREEZE)),
     Reader("engine.freeze_head", "method freeze", method(Method.FREEZE)),
@@ -80,7 +105,9 @@ PREFERENCE_READERS = (
         Reader(f"preference.{name}", "stage kto", stage(Stage.KTO))
         for name in ("desirable_weight", "undesirable_weight")
     ),
+    Reader("preference.simpo_gamma", "loss simpo", has_simpo),
 )
+ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
 def unread(config: TrainerConfig, _: Place) -> Hits:
@@ -92,6 +119,7 @@ def unread(config: TrainerConfig, _: Place) -> Hits:
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
     readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
     readers += PREFERENCE_READERS if config.stage in (Stage.DPO, Stage.KTO) else ()
+    readers += ROLLOUT_READERS if config.stage is Stage.GRPO and config.rollouts is not None else ()
     defaults = at_defaults(config)
     return [
         {"setting": reader.setting, "by": reader.by}
@@ -101,14 +129,16 @@ def unread(config: TrainerConfig, _: Place) -> Hits:
 
 
 def at_defaults(config: TrainerConfig) -> TrainerConfig:
-    """The same trainer if nothing were written under engine, lora and preference but a profile.
+    """The same trainer if nothing were written under engine, lora, preference and rollouts but a profile and rewards.
 
     An alpha that follows from the rank was not written either.
     """
     own = resolve_lora(LoraSettings(profile=config.lora.profile))
     following = resolve_lora(LoraSettings(profile=config.lora.profile, rank=config.lora.rank))
     lora = own.model_copy(update={"alpha": following.alpha})
-    return config.model_copy(update={"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings()})
+    rollouts = RolloutSettings(rewards=config.rollouts.rewards) if config.rollouts else None
+    defaults = {"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings(), "rollouts": rollouts}
+    return config.model_copy(update=defaults)
 
 
 # What fits a stage and a device

@@ -76,7 +76,7 @@ class FolderStore:
 
 def folder_store(address: str) -> ObjectStore:
     parts = urlsplit(address)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.path[0] != "/":
         raise InvalidInput(
             f"{address!r} is no folder of this machine.",
             do="Write three slashes and an absolute path: file:///backup/checkpoints.",

@@ -197,7 +197,9 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
     assert mirrored_steps(store) == {3: True, 1: True}
 
 
-@pytest.mark.parametrize("given", ["s3://bucket/x", "/plain/path", "backup", "file:", "file://host/share", "file:///"])
+@pytest.mark.parametrize(
+    "given", ["s3://bucket/x", "/plain/path", "backup", "file:", "file:backup", "file://host/share", "file:///"]
+)
 def test_address_without_a_store_is_refused_at_once(tmp_path: Path, given: str) -> None:
     with pytest.raises(InvalidInput, match="E-MIRROR-ADDRESS"):
         CheckpointWriter(tmp_path, mirror=given)
