@@ -66,13 +66,14 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     digests = settings.models / ".digests.json"
     if name in STARTERS:
         return resolve_folder(name, current_starter(settings.models, name), digests=digests)
-    folder = Path(name).expanduser()
-    if name.strip() and "\0" not in name and folder.is_dir():
-        return resolve_folder(name, folder.resolve(), digests=digests)
+    folder = model_folder(name, settings)
+    if folder is not None:
+        return resolve_folder(name, folder, digests=digests)
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a folder on this machine, nor a Hub name of the form org/model.",
+            why="It is neither `starter`, nor a Hub name of the form org/model, nor a folder (a relative path starts at "
+            f"{settings.working_folder}).",
             do="Name an existing folder with config.json and safetensors weights, or `starter`.",
             code="E-MODEL-NOT-FOUND",
         )
@@ -80,6 +81,14 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     if isinstance(cached, str):
         return resolve_folder(name, Path(cached).parent, digests=digests)
     return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
+
+
+def model_folder(name: str, settings: Settings) -> Path | None:
+    """The real path of the folder that a name means; a relative one starts at the working folder, as data paths do."""
+    if name in STARTERS or not name.strip() or "\0" in name:
+        return None
+    folder = settings.working_folder / Path(name).expanduser()
+    return folder.resolve() if folder.is_dir() else None
 
 
 def current_starter(models: Path, name: str = STARTER) -> Path:

