@@ -228,8 +228,15 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
-        has_module=lambda name: importlib.util.find_spec(name) is not None,
+        has_module=has_module,
     )
+
+
+def has_module(name: str) -> bool:
+    """Whether a package can be imported here; the packages that its name is below are looked for first."""
+    parts = name.split(".")
+    parents = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return all(importlib.util.find_spec(parent) is not None for parent in parents)
 
 
 def wants_embedded(chain: ResolvedChain) -> bool:
