@@ -59,6 +59,24 @@ def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
 
 
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [("cuda:0", "cuda"), ("Cuda(0)", "cuda"), ("wgpu", "auto"), ("Metal", "mps"), ("MPS", "mps"), ("cpu", "cpu")],
+)
+def test_devices_in_the_words_of_other_tools_are_read(given: str, device: str) -> None:
+    found = JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}, "device": given})
+    assert found.device.value == device
+    assert resolve(chain_of_job(found)).node("trainer").config.device.value == device
+
+
+def test_a_gpu_is_not_picked_by_its_number() -> None:
+    (reason,) = check(chain(source(), node("trainer", device="cuda:1")))
+    assert reason.line() == (
+        "E-SPEC-VALUE trainer.config.device: The device cuda:1 names a GPU, and a training takes the first one that is "
+        "free. Instead: Use device cuda; a worker started with CUDA_VISIBLE_DEVICES=1 uses only that GPU."
+    )
+
+
 def leads_out(path: str) -> Reason:
     return Reason("R-PATH-ROOT", None, "", f"The path {path!r} leads out.", "Add its folder.")
 

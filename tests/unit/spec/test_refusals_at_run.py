@@ -127,6 +127,12 @@ def test_a_missing_backend_says_why_and_what_is_here() -> None:
         ("auto", {Device.CPU}, []),
         ("cpu", {Device.CPU}, []),
         ("mps", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("mps", {Device.MPS, Device.CPU}, []),
+        ("metal", {Device.MPS, Device.CPU}, []),
+        ("wgpu", {Device.MPS, Device.CPU}, []),
+        ("wgpu", {Device.CPU}, []),
+        ("cuda:0", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda:0", {Device.CPU, Device.CUDA}, []),
         ("cuda", {Device.CPU, Device.CUDA}, []),
     ],
 )
@@ -138,6 +144,8 @@ def test_a_device_has_to_be_here(device: str, here: set[Device], expected: list[
     ("device", "precision", "here", "expected"),
     [
         ("auto", "fp16", {Device.CPU}, ["R-FP16-CPU"]),
+        ("auto", "fp16", {Device.MPS, Device.CPU}, []),
+        ("mps", "fp16", {Device.MPS, Device.CPU}, []),
         ("auto", "bf16", {Device.CPU}, []),
         ("auto", "fp16", {Device.CPU, Device.CUDA}, []),
         ("cuda", "fp16", {Device.CPU}, ["R-DEVICE-MISSING"]),
