@@ -20,8 +20,8 @@ ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.
 
 
 WHERE_RELATIVE = (
-    "A relative path starts at the folder in which `trainyard run` is called; in a run that a form of Prefect or "
-    "`prefect deployment run` starts, it starts at the folder of the deployment."
+    "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
+    "it starts at the deployment's folder."
 )
 
 

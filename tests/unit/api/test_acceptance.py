@@ -96,7 +96,7 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
         "E-DATA-MISSING data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
     ]  # fmt: skip
     assert f"It was looked for in {work}" in found[0]
-    assert "in a run that a form of Prefect or `prefect deployment run` starts" in found[0]
+    assert "in a run that a form or `prefect deployment run` starts" in found[0]
     assert f"a relative path starts at {work}" in found[1]
 
 
