@@ -10,6 +10,7 @@ Example file:
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from functools import cache
@@ -38,6 +39,11 @@ def default_home() -> Path:
 
 def home_from_environment() -> Path:
     return Path(os.environ.get("TRAINYARD_HOME") or default_home()).expanduser().absolute()
+
+
+def settings_file() -> Path:
+    """The operator's file, which need not exist."""
+    return home_from_environment() / "trainyard.toml"
 
 
 class Endpoint(BaseModel):
@@ -85,8 +91,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = TomlConfigSettingsSource(settings_cls, toml_file=home_from_environment() / "trainyard.toml")
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
         return init_settings, env_settings, toml
+
+    def data_roots_line(self, folder: Path) -> str:
+        """The line of `trainyard.toml` with which chains may read a folder, too; JSON lists of texts are TOML."""
+        return f"data_roots = {json.dumps([*map(str, self.data_roots), str(folder)])}"
 
     @property
     def prefect_home(self) -> Path:

@@ -102,7 +102,7 @@ def check(given: CheckInput, context: Context) -> CheckOutput:
 def check_file(path: Path, settings: Settings) -> FileCheck:
     try:
         chain = planning.resolved(planning.asked(str(path)).spec, settings)
-        if reasons := renderers.template_reasons(chain, settings):
+        if reasons := planning.examine(chain, settings):
             raise Refused(reasons)
     except Refused as refused:
         rows = tuple(ReasonRow(**reason.as_dict(), line=reason.line()) for reason in refused.reasons)
@@ -154,7 +154,7 @@ def run(given: RunInput, context: Context) -> RunResult:
 
 def begun(given: RunInput, settings: Settings) -> RunResult:
     """A new run, checked here first: a refusal is told at once and with all its reasons."""
-    wanted = planning.asked(given.target, given.parameters, given.preset)
+    wanted = planning.located(planning.asked(given.target, given.parameters, given.preset), settings)
     chain = planning.resolved(wanted.spec, settings)
     waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pynvml
+
+from trainyard.spec.axes import Device
 
 MIB = 1 << 20
 HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULATED_DEVICES"
@@ -69,6 +73,18 @@ def read_gpu(index: int) -> Gpu:
         utilization_percent=utilization(handle),
         processes=tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     )
+
+
+def devices_here() -> tuple[Device, ...]:
+    """What this machine computes with, the fastest first. The one answer for check, plan, run and every backend."""
+    has_gpu = os.environ.get(HIDING_VARIABLE) != "" and bool(read_gpus().gpus)
+    return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu)
+
+
+def devices_of(system: str, machine: str, *, has_gpu: bool) -> tuple[Device, ...]:
+    """NVML sees GPUs; every Mac with a processor of Apple's has MPS; a CPU is everywhere."""
+    found = {Device.CUDA: has_gpu, Device.MPS: (system, machine) == ("darwin", "arm64"), Device.CPU: True}
+    return tuple(device for device, present in found.items() if present)
 
 
 def device_numbers() -> tuple[int, ...]:

@@ -20,6 +20,9 @@ RENAMED = {"hyperparams": "hyperparameters"}
 HYPERPARAMETERS = {"lr_scheduler": "schedule"}
 DEFAULT_METHOD = "lora"
 INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+DEVICES = {"metal": "mps", "wgpu": "auto"}
+"""Devices of other tools -> ours. WebGPU computes on whatever is there, which `auto` takes and records."""
+CUDA_NUMBER = re.compile(r"cuda[:(](\d{1,3})\)?")
 
 
 def trainer_words(given: Any) -> Any:
@@ -88,3 +91,17 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 def plain(word: str) -> str:
     """A name of an enumeration, such as `OneCycle`, as we write it."""
     return INNER_CAPITAL.sub("_", word).lower()
+
+
+def device_word(given: Any) -> Any:
+    """A device in our words: `cuda:0`, `Cuda(0)`, `metal` and `wgpu` are read; a GPU's number above 0 stays."""
+    if not isinstance(given, str):
+        return given
+    word = given.strip().lower()
+    return "cuda" if named_gpu(word) == 0 else DEVICES.get(word, word)
+
+
+def named_gpu(word: str) -> int | None:
+    """The number in `cuda:1`; None where there is none."""
+    found = CUDA_NUMBER.fullmatch(word)
+    return int(found[1]) if found else None

@@ -227,7 +227,7 @@ class RagTuning(Form):
 class CodeTuning(Form):
     """Instructions and code from a repository, an adapter that learned them, and its evaluation."""
 
-    repository: Path = Field(".", title="Repository", description="Folder of the code, or a git repository.")
+    repository: Path = Field(".", title="Repository", description="Folder of the code, or of a git repository.")
     learn_from: Literal["files", "commits"] = Field(
         "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
     )

@@ -19,7 +19,7 @@ from trainyard.spec.axes import (
     Stage,
     Strategy,
 )
-from trainyard.spec.migrate import trainer_words
+from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
 
 class Strict(BaseModel):
@@ -259,6 +259,22 @@ class TrainingSettings(Strict):
     @classmethod
     def in_our_words(cls, given: Any) -> Any:
         return trainer_words(given)
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def read_device(cls, given: Any) -> Any:
+        """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
+        word = device_word(given)
+        number = named_gpu(word) if isinstance(word, str) else None
+        if number is not None:
+            told = {
+                "word": word,
+                "instead": f"Use device cuda; a worker started with CUDA_VISIBLE_DEVICES={number} uses only that GPU.",
+            }
+            raise PydanticCustomError(
+                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", told
+            )
+        return word
 
 
 class TrainerConfig(TrainingSettings):

@@ -66,13 +66,14 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     digests = settings.models / ".digests.json"
     if name == STARTER:
         return resolve_folder(name, starter_folder(settings.models), digests=digests)
-    folder = Path(name).expanduser()
-    if name.strip() and "\0" not in name and folder.is_dir():
-        return resolve_folder(name, folder.resolve(), digests=digests)
+    folder = model_folder(name, settings)
+    if folder is not None:
+        return resolve_folder(name, folder, digests=digests)
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a folder on this machine, nor a Hub name of the form org/model.",
+            why="It is neither `starter`, nor a Hub name of the form org/model, nor a folder; a relative path starts "
+            f"at {settings.working_folder}.",
             do="Name an existing folder with config.json and safetensors weights, or `starter`.",
             code="E-MODEL-NOT-FOUND",
         )
@@ -87,6 +88,14 @@ def starter_folder(models: Path) -> Path:
     pointer = models / STARTER / "current"
     built = models / STARTER / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
     return built if built is not None and built.is_dir() else SHIPPED_STARTER
+
+
+def model_folder(name: str, settings: Settings) -> Path | None:
+    """The real path of the folder that a name means; a relative one starts at the working folder, as data paths do."""
+    if name == STARTER or not name.strip() or "\0" in name:
+        return None
+    folder = settings.working_folder / Path(name).expanduser()
+    return folder.resolve() if folder.is_dir() else None
 
 
 def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> ModelSource:

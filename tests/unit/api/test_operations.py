@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from trainyard.api import operations
 from trainyard.api.operations import OPERATIONS, Context
 from trainyard.errors import InvalidInput, Refused, Unavailable
-from trainyard.settings import Settings, settings
+from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
@@ -70,7 +71,8 @@ def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context
         operations.run(operations.RunInput(target=str(tmp_path / "bad.yaml")), context)
 
 
-def test_a_run_without_a_server_says_how_to_get_one(context: Context) -> None:
+def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
+    context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         operations.run(operations.RunInput(target="qa-pipeline"), context)
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, reasons, source
 from trainyard.data.paths import data_roots
+from trainyard.errors import Reason
 from trainyard.settings import load_settings
 from trainyard.spec.axes import BackendName, DataFormat, Method, Port, PreferenceLoss, Schedule, Stage
 from trainyard.spec.compat import RunFacts, run_reasons
@@ -67,10 +68,30 @@ def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
     assert reason.because.startswith("The data worker http://dataworker1:8892 cannot be read: this release has no")
 
 
-def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
-    facts = RunFacts(
-        endpoints=frozenset(), path_problem=lambda path: "leads out of the data roots", backends={BackendName.TRL: None}
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [("cuda:0", "cuda"), ("Cuda(0)", "cuda"), ("wgpu", "auto"), ("Metal", "mps"), ("MPS", "mps"), ("cpu", "cpu")],
+)
+def test_devices_in_the_words_of_other_tools_are_read(given: str, device: str) -> None:
+    found = JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}, "device": given})
+    assert found.device.value == device
+    assert resolve(chain_of_job(found)).node("trainer").config.device.value == device
+
+
+def test_a_gpu_is_not_picked_by_its_number() -> None:
+    (reason,) = check(chain(source(), node("trainer", device="cuda:1")))
+    assert reason.line() == (
+        "E-SPEC-VALUE trainer.config.device: The device cuda:1 names a GPU, and a training takes the first one that is "
+        "free. Instead: Use device cuda; a worker started with CUDA_VISIBLE_DEVICES=1 uses only that GPU."
     )
+
+
+def leads_out(path: str) -> Reason:
+    return Reason("R-PATH-ROOT", None, "", f"The path {path!r} leads out.", "Add its folder.")
+
+
+def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
+    facts = RunFacts(endpoints=frozenset(), path_problem=leads_out, backends={BackendName.TRL: None})
     assert [reason.code for reason in run_reasons(job("chain-three-nodes"), facts)] == [
         "R-PATH-ROOT", "R-ENGINE-UNRESOLVED", "R-BACKEND-MISSING",
     ]  # fmt: skip

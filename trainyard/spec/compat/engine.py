@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from trainyard.spec.axes import (
     ADAPTER_METHODS,
@@ -43,6 +45,18 @@ FORMAT_DEVICES: dict[Quantization, tuple[Device, ...]] = dict.fromkeys(
     (format for format in Quantization if format not in (Quantization.FP8, Quantization.GGUF)), CPU_AND_CUDA
 )
 """The same for the formats that a frozen base can be held in."""
+
+
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+"""Cloud Storage's rule for the name of a bucket."""
+
+
+def has_no_store(config: TrainerConfig) -> bool:
+    """Whether no kind of store is at the address of the mirror."""
+    parts = urlsplit(config.engine.mirror or "file:///unset")
+    folder = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path.strip("/"))
+    bucket = parts.scheme == "gs" and BUCKET.fullmatch(parts.netloc) is not None
+    return not (folder or bucket) or bool(parts.query or parts.fragment)
 
 
 # Who reads a setting
@@ -208,6 +222,11 @@ ENGINE_ROWS = (
         on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
+    ),
+    Row(
+        "R-MIRROR-STORE", "trainer", "config.engine.mirror", on_native(has_no_store),
+        "No store for checkpoints is at {config.engine.mirror!r}.",
+        "Write file:///folder or gs://bucket/prefix, or remove mirror.",
     ),
     Row(
         "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",
