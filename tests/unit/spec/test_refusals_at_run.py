@@ -35,7 +35,6 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
 def test_what_is_not_a_local_path_is_not_asked_about() -> None:
     everything = RunFacts(path_problem=lambda path: Reason("R-PATH-ROOT", None, "", f"{path} is asked about.", "No."))
     assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
-    assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
     assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
 
 

@@ -31,8 +31,10 @@ from trainyard.spec.axes import Precision
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.muon import Muon, scale_by_shape
 from trainyard.train.precision import choose_precision, cpu_bf16
+from trainyard.train.starter.card import model_card
 from trainyard.train.starter.corpus import PACKAGES, Passage, corpus_sha256, corpus_sources, read_corpus
 from trainyard.train.starter.recipe import (
+    CARD_FILE,
     CHAT_TEMPLATE,
     END_OF_TEXT,
     MANIFEST,
@@ -84,35 +86,34 @@ def pretrain(folder: Path, spec: dict[str, Any]) -> None:
     target = folder / "model"
     save(model, tokenizer, target)
     heldout = packed_rows([passage for passage in passages if passage.held_out], tokenizer, recipe)
-    write_json_durably(
-        target / MANIFEST,
-        {
-            "key": spec["key"],
-            "recipe": spec["recipe"],
-            "recipe_sha256": recipe.sha256,
-            "corpus_sha256": corpus_sha256(passages),
-            "heldout_loss": round(heldout_loss(model, heldout), 4),
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "pre_tokenizer": "byte-level BPE with GPT-2's regular expression",
-            "packages": {
-                source.name: {"version": source.version, "license": PACKAGES.get(source.name, "unknown")}
-                for source in sources
-            },
-            "passages": len(passages),
-            "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
-            "losses": losses,
-            "precision": choice.precision.value,
-            "precision_why": choice.why,
-            "newton_schulz": "bf16" if cpu_bf16() else "fp32",
-            "threads": spec["threads"],
-            "seconds": round(time.monotonic() - started, 1),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__.partition("+")[0],
-                "transformers": transformers.__version__,
-            },
+    manifest = {
+        "key": spec["key"],
+        "recipe": spec["recipe"],
+        "recipe_sha256": recipe.sha256,
+        "corpus_sha256": corpus_sha256(passages),
+        "heldout_loss": round(heldout_loss(model, heldout), 4),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "pre_tokenizer": "byte-level BPE with GPT-2's regular expression",
+        "packages": {
+            source.name: {"version": source.version, "license": PACKAGES.get(source.name, "unknown")}
+            for source in sources
         },
-    )
+        "passages": len(passages),
+        "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
+        "losses": losses,
+        "precision": choice.precision.value,
+        "precision_why": choice.why,
+        "newton_schulz": "bf16" if cpu_bf16() else "fp32",
+        "threads": spec["threads"],
+        "seconds": round(time.monotonic() - started, 1),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__.partition("+")[0],
+            "transformers": transformers.__version__,
+        },
+    }
+    (target / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+    write_json_durably(target / MANIFEST, manifest)
 
 
 @torch.no_grad()

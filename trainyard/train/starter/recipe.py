@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
-MANIFEST = "manifest.json"
+MANIFEST, CARD_FILE = "manifest.json", "README.md"
 
 
 @dataclass(frozen=True)
