@@ -20,8 +20,8 @@ tried without a hub, an account or a GPU. The weights are stored in bfloat16.
 ## Use and limits
 
 It is a base for small adapters: after fine-tuning on a small handbook it quotes the handbook's sentences. Without one
-it writes short English sentences in the style of documentation and knows hardly any facts. It has had no safety training:
-do not use it for anything that a reader should rely on.
+it writes short English sentences in the style of documentation and knows hardly any facts. It has had no safety
+training: do not use it for anything that a reader should rely on.
 
 ## Training data
 
