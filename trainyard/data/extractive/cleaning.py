@@ -15,7 +15,7 @@ ATTRIBUTES = re.compile(r"\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
 """`{#anchor}`, `{: #anchor .note}` and `{.class}` of kramdown, Pandoc, MkDocs and Hugo."""
 SHORTCODE = re.compile(r"\{\{[<%]\s*[^{}]*?\btext=[\"“]([^\"”]*)[\"”][^{}]*[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}")
 FOOTNOTES = (
-    re.compile(r"\s?\[\^[^\]\s]+\]"),
+    re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
     re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
     re.compile(r"(?<=[^\W\d_])\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
     re.compile(r"(?<=[^\W\d_]{3})[¹²³⁰⁴-⁹]+|(?<=[.,;:!?)»”\"。，、！？）」])[¹²³⁰⁴-⁹]+"),
