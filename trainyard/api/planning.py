@@ -28,6 +28,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
+from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.nodes import DeployerConfig
@@ -289,6 +290,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 
 
 def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
+    own = advice(node.config) if isinstance(node.config, TrainerConfig) else []
     return PlanNode(
         id=node.id,
         type=node.type,
@@ -299,7 +301,7 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
         key=look.key,
         reused=look.output is not None,
         problem=look.problem,
-        advice=tuple(advice(node.config)) if isinstance(node.config, TrainerConfig) else (),
+        advice=(*own, *tiny_sets(node.config, estimated.rows)),
         estimate=estimated,
     )
 

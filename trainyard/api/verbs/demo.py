@@ -24,7 +24,7 @@ TEMPLATE = "qa-pipeline"
 ROLE = "manual"
 PARAMETERS: dict[str, Any] = {
     "documents": "docs",
-    "count": 240,
+    "count": 120,
     "training": {"epochs": 20, "learning_rate": 2e-3, "batch_size": 8, "rank": 32, "max_length": 256},
     "publish": {"role": ROLE, "targets": [{"type": "registry"}, {"type": "embedded"}], "tolerance": 0.5},
     "steps": {"validate": True, "evaluate": True, "deploy": True, "control": True},
