@@ -296,12 +296,12 @@ SIX = [
 def test_rows_follow_the_chain_as_bounds() -> None:
     found = planned(*SIX, shapes={"starter": TINY})
     assert [(name, one.rows, one.steps) for name, one in found.items()] == [
-        ("data-source", None, None), ("ai-generator", 363, None), ("validator", 200, None), ("trainer", 200, 150),
+        ("data-source", None, None), ("ai-generator", 360, None), ("validator", 200, None), ("trainer", 200, 150),
         ("evaluator", None, None), ("deployer", None, None),
     ]  # fmt: skip
     assert found["data-source"].basis == ("rows: not known before the files are read",)
     assert found["ai-generator"].basis == (
-        "rows: about 200 to train on, 21 of unseen documents, 100 of unseen wording, 42 spare wordings; "
+        "rows: about 200 to train on, 20 of unseen documents, 100 of unseen wording, 40 spare wordings; "
         "at most what the texts give",
     )
     assert found["validator"].basis == (
@@ -330,7 +330,7 @@ def test_what_is_generated_is_the_least_that_leaves_the_count(
     assert shares.trained >= count
     assert shares.generated >= shares.trained + shares.unseen_documents + shares.unseen_wording
     assert shares.generated % wordings == 0
-    assert shares.generated <= 2 * wordings * (count + max(wordings, 2))  # at most half is held out
+    assert shares.generated <= 2 * wordings * (count + (documents or 0) + wordings + 2)  # at most half is held out
 
 
 def test_tiny_sets_are_warned_about() -> None:
@@ -341,7 +341,7 @@ def test_tiny_sets_are_warned_about() -> None:
     ]
     chain = resolved(source("docs"), node("ai_generator", count=20), node("validator"), node("trainer"))
     assert tiny_sets(chain.node("trainer").config, 20) == few_rows(20, None)
-    assert tiny_sets(chain.node("ai-generator").config, 87) == few_rows(None, 20)
+    assert tiny_sets(chain.node("ai-generator").config, 87) == few_rows(None, 10)
     assert tiny_sets(chain.node("validator").config, 20) == []
 
 

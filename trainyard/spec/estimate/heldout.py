@@ -16,8 +16,6 @@ from trainyard.spec.training import Strict, TrainerConfig
 
 MOST = 0.5
 """At most half of the documents are held out, whatever number of rows is asked."""
-MANY_DOCUMENTS = 1000
-"""Assumed where the documents were not read yet."""
 FEW_TRAINING_ROWS, FEW_EVALUATION_ROWS = 50, 30
 """Below, a training teaches little beyond the form of the answers, and a verdict rests on little."""
 
@@ -41,20 +39,26 @@ def rows_to_generate(count: int, documents: int | None, wordings: int, rules: Ho
     kept_back = rules.wording and wordings > 1
     each = wordings - 1 if kept_back else wordings
     pairs = math.ceil(count / each)
-    while (trained := each * (pairs - held_pairs(pairs, documents or MANY_DOCUMENTS, rules))) < count:
+    while (trained := each * (pairs - held_pairs(pairs, documents, rules))) < count:
         pairs += max(1, (count - trained) // each)
-    held = held_pairs(pairs, documents or MANY_DOCUMENTS, rules)
+    held = held_pairs(pairs, documents, rules)
     return Shares(pairs * wordings, trained, held, pairs - held if kept_back else 0)
 
 
-def held_pairs(pairs: int, documents: int, rules: HoldoutRules) -> int:
-    """Pairs of the documents that are held out: the share that is asked for, and enough for the least rows."""
+def held_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
+    """Pairs of the documents that are held out: the share that is asked for, and enough for the least rows.
+
+    Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
+    """
     if rules.documents <= 0:
         return 0
-    each = pairs / documents
-    wanted = max(rules.documents * documents, rules.min_rows / each if each else 0)
-    taken = min(math.ceil(wanted - 1e-9), int(documents * MOST))
-    return math.ceil(taken * each)
+    if documents is None:
+        return min(math.ceil(max(rules.documents * pairs, rules.min_rows) - 1e-9), int(pairs * MOST))
+    used = min(documents, pairs)
+    most = -(-pairs // used)
+    by_rows = rules.min_rows + most - 1 if rules.min_rows else 0
+    by_share = math.ceil(math.ceil(rules.documents * used - 1e-9) * pairs / used)
+    return min(max(by_rows, by_share), int(used * MOST) * most)
 
 
 def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
