@@ -165,7 +165,7 @@ class QaPipeline(Form):
     """Questions and answers from documents, and an adapter that learned them."""
 
     documents: Path = Field("docs", title="Documents", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
@@ -221,7 +221,7 @@ class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
     documents: Path = Field("docs", title="Knowledge base", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
@@ -252,7 +252,7 @@ class CodeTuning(Form):
     learn_from: Literal["files", "commits"] = Field(
         "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
     )
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
