@@ -122,7 +122,7 @@ def test_no_form_is_a_wording_that_chains_hold_out() -> None:
     forms = [*OPENINGS, *ASKS, *CLOSINGS, *(wording for kind in WORDINGS.values() for wording in kind)]
     reserved = [wordings[-1] for wordings in GENERATED[ENGLISH].values() if wordings[0] != wordings[-1]]
     pieces = [piece.strip(' "`?.') for wording in reserved for piece in wording.replace("}", "{").split("{")]
-    long_pieces = [piece for piece in pieces if len(piece.split()) >= 3]
+    long_pieces = [piece for piece in pieces if len(piece.split()) >= 4]  # shorter ones are courtesies
     assert long_pieces
     assert not [(form, piece) for form in forms for piece in long_pieces if piece in form]
 
