@@ -1,0 +1,141 @@
+"""Each setting has an effect: a field of a config that no code reads is a promise that nobody keeps."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+
+import pytest
+from mypy import build, nodes, types
+from mypy.modulefinder import BuildSource
+from mypy.options import Options
+from pydantic import BaseModel
+
+from tests.architecture.test_budgets import REPOSITORY, name_of, sources
+
+CONFIGS = ("trainyard/spec/", "trainyard/settings.py", "trainyard/serve/inference_server/profiles.py")
+"""Where what a user or an operator writes is declared."""
+RESULTS = "trainyard/spec/estimate/"
+"""Models of what is computed, which nobody writes."""
+REFUSALS = "trainyard/spec/compat/"
+"""A setting that only rows of refusals look at has no effect."""
+COMMENTS = {("ChainSpec", "description")}
+"""Fields for people."""
+COPIED = {
+    "DatasetSpec": "SourceSet", "DataSourceConfig": "SourceSet", "TrainingForm": "Hyperparameters",
+    "AlignmentForm": "Hyperparameters", "TargetForm": "Target",
+}  # fmt: skip
+"""Models whose fields are copied, name by name, into another model, where they are read."""
+TAG = "type"
+"""Picks a variant of a model, so that pydantic reads it."""
+UNKNOWN = "?"
+"""Whoever reads an attribute of what has no type."""
+
+Reads = set[tuple[str, str]]
+"""(name of a class, attribute)"""
+
+
+def configs() -> Iterator[type[BaseModel]]:
+    """Every pydantic model that is declared in one of the files."""
+    for path in sources("trainyard"):
+        name = name_of(path)
+        if name.startswith(CONFIGS) and not name.startswith((RESULTS, REFUSALS)):
+            module = importlib.import_module(name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+            declared = (one for one in vars(module).values() if isinstance(one, type) and issubclass(one, BaseModel))
+            yield from (one for one in declared if one.__module__ == module.__name__)
+
+
+def readers() -> list[str]:
+    """The files whose reading of a setting is an effect of it."""
+    return [name for path in sources() if not (name := name_of(path)).startswith(REFUSALS)]
+
+
+def named_reads() -> Reads:
+    """Every `x.name` and `x["name"]` in the sources, whatever x is."""
+    found: Reads = set()
+    for name in readers():
+        for node in ast.walk(ast.parse((REPOSITORY / name).read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add((UNKNOWN, node.attr))
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                found.add((UNKNOWN, str(node.slice.value)))
+    return found
+
+
+def typed_reads() -> Reads:
+    """Every `x.name` in the sources with the class of x, as mypy infers it from our own annotations alone.
+
+    Costs about 12 CPU seconds: other packages are not looked into.
+    """
+    options = Options()
+    options.export_types = options.ignore_missing_imports = options.check_untyped_defs = True
+    options.incremental, options.follow_imports = False, "skip"
+    files = [
+        BuildSource(str(REPOSITORY / name), name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"), None)
+        for name in readers()
+    ]
+    inferred = build.build(files, options).types
+    members = [expression for expression in inferred if isinstance(expression, nodes.MemberExpr)]
+    return {(owner, one.name) for one in members for owner in classes_of(inferred.get(one.expr))}
+
+
+def classes_of(inferred: types.Type | None) -> Iterator[str]:
+    kind = types.get_proper_type(inferred) if inferred is not None else None
+    if isinstance(kind, types.Instance):
+        yield kind.type.name
+    elif isinstance(kind, types.UnionType):
+        for item in kind.items:
+            yield from classes_of(item)
+
+
+def unread(models: list[type[BaseModel]], reads: Reads) -> list[str]:
+    """The fields of the models that no class of their family has read."""
+    named = {model.__name__: model for model in models}
+    families = {
+        name: {UNKNOWN, *(other.__name__ for other in models if issubclass(model, other) or issubclass(other, model))}
+        for name, model in named.items()
+    }
+
+    def is_read(name: str, field: str) -> bool:
+        if any((one, field) in reads for one in families[name]):
+            return True
+        other = COPIED.get(name)
+        return other in named and field in named[other].model_fields and is_read(other, field)
+
+    return [
+        f"{name}.{field}"
+        for name, model in named.items()
+        for field in model.__annotations__
+        if field in model.model_fields and field != TAG and (name, field) not in COMMENTS and not is_read(name, field)
+    ]
+
+
+def test_every_setting_is_read() -> None:
+    """By its name: a setting that shares it with another one is found by the test below."""
+    models = list(configs())
+    assert {"TrainerConfig", "SourceSet", "Settings", "ServerProfile", "NightConfig"} <= {m.__name__ for m in models}
+    assert not unread(models, named_reads())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_setting_is_read_by_code_that_has_its_config() -> None:
+    class Planted(BaseModel):
+        """Its field has a name that others have, too."""
+
+        epochs: float = 1.0
+
+    assert unread([*configs(), Planted], typed_reads()) == ["Planted.epochs"]
+
+
+def test_a_setting_that_nothing_reads_is_found() -> None:
+    class Planted(BaseModel):
+        tenant_id_of_nobody: str = ""
+        epochs: float = 1.0
+
+    assert unread([Planted], named_reads()) == ["Planted.tenant_id_of_nobody"]
+
+
+def test_the_files_are_where_they_are_looked_for() -> None:
+    assert all((REPOSITORY / name).exists() for name in (*CONFIGS, RESULTS, REFUSALS))
