@@ -132,9 +132,10 @@ def is_mostly_links(element: Tag) -> bool:
     linked = others = 0
     for string in element.find_all(string=True):
         length = len("".join(string.split()))
-        if length and string.find_parent("a") is not None:
+        around = {parent.name for parent in string.parents} if length else set()
+        if "a" in around:
             linked += length
-        elif length and string.find_parent(HEADINGS) is None:
+        elif around.isdisjoint(HEADINGS):
             others += length
     return linked >= others
 
