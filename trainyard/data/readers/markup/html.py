@@ -26,8 +26,8 @@ MENU_NAME = re.compile(
     r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
 )
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-MENU_LINKS = 0.5
-"""Share of a menu's text that is links, headings apart; a page whose body is called "with-sidebar" has less."""
+MOST_MENUS = 50
+"""Elements of a page that are looked at because of their name; a hostile page nests thousands."""
 SELF_LINK = re.compile(r"\s*[¶§#🔗]\s*$")
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDER = {
@@ -50,7 +50,7 @@ SAME_CHAOS, SAME_COHERENCE = 0.06, 0.05
 """Two charsets are equally good for the detector if they differ by less, on its scales from 0 to 1."""
 CENTRAL = ("cs", "hu", "pl", "ro")
 """Languages whose pages are not written in cp1252."""
-TAG = re.compile(rb"<!--.*?-->|<(script|style)\b.*?</\1>|<[^>]*>", re.S | re.I)
+TAG = re.compile(rb"<[^<>]{0,4000}>")
 DETECTED_BYTES = 1 << 18
 """The detector looks at so many bytes of text: its time grows with the length and its answer does not change."""
 
@@ -61,7 +61,7 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
     named = words_of(soup.title)
     for element in soup(UNREAD):
         element.decompose()
-    for element in [element for element in soup.find_all(True) if is_menu(element)]:
+    for element in menus_of(soup):
         element.decompose()
     title = page_title(soup, named)
     mark_html(soup)
@@ -115,17 +115,29 @@ def codec_of(label: str) -> str | None:
     return None if found.name.startswith("utf-") else WIDER.get(found.name, found.name)
 
 
-def is_menu(element: Tag) -> bool:
-    """Whether an element leads to other pages: by its role, or by its name if most of its text is links."""
-    if element.attrs is None or element.name in ("html", "body", "main", "article", "a"):
-        return False
-    if element.get("role") in MENU_ROLES:
-        return True
+def menus_of(soup: BeautifulSoup) -> list[Tag]:
+    """The elements that lead to other pages: by their role, or by their name if most of their text is links."""
+    roled = [element for element in soup.find_all(True) if element.get("role") in MENU_ROLES]
+    return roled + [element for element in soup.find_all(is_named_menu, limit=MOST_MENUS) if is_mostly_links(element)]
+
+
+def is_named_menu(element: Tag) -> bool:
     names = [*(element.get("class") or []), str(element.get("id") or "")]
-    if not any(MENU_NAME.search(str(one)) for one in names):
-        return False
-    sizes = {name: sum(len(words_of(one)) for one in element.find_all(name)) for name in ("a", *HEADINGS)}
-    return sizes.pop("a") >= MENU_LINKS * (len(words_of(element)) - sum(sizes.values()))
+    kept = element.name in ("html", "body", "main", "article", "a")
+    return not kept and any(MENU_NAME.search(str(one)) for one in names)
+
+
+def is_mostly_links(element: Tag) -> bool:
+    """Whether links are half of an element's text, headings apart."""
+    linked = others = 0
+    for string in element.find_all(string=True):
+        length = len("".join(string.split()))
+        around = {parent.name for parent in string.parents} if length else set()
+        if "a" in around:
+            linked += length
+        elif around.isdisjoint(HEADINGS):
+            others += length
+    return linked >= others
 
 
 def page_title(soup: BeautifulSoup, named: str) -> str:

@@ -112,7 +112,7 @@ def inline_text(element: _Element) -> str:
 
 def paragraph_text(element: BaseOxmlElement, document: Document) -> str:
     text = inline_text(element)
-    found = Paragraph(element, document).style  # type: ignore[arg-type]
+    found = Paragraph(element, document).style
     style = (found.name if found is not None else "") or ""
     if style == "Title" or style.startswith("Heading"):
         level = int(style.split()[-1]) if style.split()[-1].isdigit() else 1
