@@ -24,6 +24,7 @@ from trainyard.api.stack import prefect_environment
 from trainyard.settings import Settings
 
 RUN_ID = re.compile(r"UUID: ([0-9a-f-]{36})")
+ANSWER_S = 60.0
 PATIENCE_S = 600.0
 """Everything takes a fifth of this on an idle machine."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -95,24 +96,17 @@ class Installed:
         return found[1]
 
     def schedule(self, deployment: str, **parameters: Any) -> str:
-        """Add a schedule that is due now, and return the deployment's id."""
-        given = httpx.get(f"{self.api}/deployments/name/{deployment}").json()
-        due = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
-        schedule = {"interval": 86_400, "anchor_date": due, "timezone": "UTC"}
+        """Add a schedule that is due now and have the server's scheduler look at it; returns the id of its run."""
+        deployments = f"{self.api}/deployments"
+        given = httpx.get(f"{deployments}/name/{deployment}", timeout=ANSWER_S).json()["id"]
+        due = datetime.now(UTC)
+        schedule = {"interval": 86_400, "anchor_date": due.isoformat(), "timezone": "UTC"}
         rows = [{"active": True, "slug": "soon", "schedule": schedule, "parameters": parameters}]
-        httpx.post(f"{self.api}/deployments/{given['id']}/schedules", json=rows).raise_for_status()
-        return str(given["id"])
-
-    def scheduled(self, deployment_id: str) -> str:
-        """The run that the server's scheduler has made first for a deployment."""
-        body = {"deployments": {"id": {"any_": [deployment_id]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
-
-        def runs() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = httpx.post(f"{self.api}/flow_runs/filter", json=body).json()
-            return found
-
-        until(runs, PATIENCE_S, "the scheduler")
-        (run,) = runs()
+        httpx.post(f"{deployments}/{given}/schedules", json=rows, timeout=ANSWER_S).raise_for_status()
+        window = {"start_time": due.isoformat(), "end_time": (due + timedelta(hours=1)).isoformat(), "min_runs": 1}
+        httpx.post(f"{deployments}/{given}/schedule", json=window, timeout=ANSWER_S).raise_for_status()
+        first = {"deployments": {"id": {"any_": [given]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
+        (run,) = httpx.post(f"{self.api}/flow_runs/filter", json=first, timeout=ANSWER_S).json()
         assert run["auto_scheduled"]
         return str(run["id"])
 
@@ -120,7 +114,7 @@ class Installed:
         """Wait until a run is completed; returns its result, where it was a chain."""
 
         def state() -> dict[str, Any]:
-            found: dict[str, Any] = httpx.get(f"{self.api}/flow_runs/{run_id}", timeout=20).json()["state"]
+            found: dict[str, Any] = httpx.get(f"{self.api}/flow_runs/{run_id}", timeout=ANSWER_S).json()["state"]
             return found
 
         until(lambda: state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")
