@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -95,18 +96,27 @@ class Installed:
         assert found
         return found[1]
 
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """An answer of the server's API; 503 means that it is busy, and to ask again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = httpx.request(method, f"{self.api}/{path}", json=body, timeout=ANSWER_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
+            time.sleep(1)
+
     def schedule(self, deployment: str, **parameters: Any) -> str:
         """Add a schedule that is due now and have the server's scheduler look at it; returns the id of its run."""
-        deployments = f"{self.api}/deployments"
-        given = httpx.get(f"{deployments}/name/{deployment}", timeout=ANSWER_S).json()["id"]
+        given = self.request("GET", f"deployments/name/{deployment}")["id"]
         due = datetime.now(UTC)
         schedule = {"interval": 86_400, "anchor_date": due.isoformat(), "timezone": "UTC"}
         rows = [{"active": True, "slug": "soon", "schedule": schedule, "parameters": parameters}]
-        httpx.post(f"{deployments}/{given}/schedules", json=rows, timeout=ANSWER_S).raise_for_status()
+        self.request("POST", f"deployments/{given}/schedules", rows)
         window = {"start_time": due.isoformat(), "end_time": (due + timedelta(hours=1)).isoformat(), "min_runs": 1}
-        httpx.post(f"{deployments}/{given}/schedule", json=window, timeout=ANSWER_S).raise_for_status()
+        self.request("POST", f"deployments/{given}/schedule", window)
         first = {"deployments": {"id": {"any_": [given]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
-        (run,) = httpx.post(f"{self.api}/flow_runs/filter", json=first, timeout=ANSWER_S).json()
+        (run,) = self.request("POST", "flow_runs/filter", first)
         assert run["auto_scheduled"]
         return str(run["id"])
 
@@ -114,7 +124,7 @@ class Installed:
         """Wait until a run is completed; returns its result, where it was a chain."""
 
         def state() -> dict[str, Any]:
-            found: dict[str, Any] = httpx.get(f"{self.api}/flow_runs/{run_id}", timeout=ANSWER_S).json()["state"]
+            found: dict[str, Any] = self.request("GET", f"flow_runs/{run_id}")["state"]
             return found
 
         until(lambda: state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")

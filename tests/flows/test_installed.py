@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.installed import ANSWER_S, Installed, installed_stack
+from tests.flows.installed import Installed, installed_stack
 from trainyard.api.records import NodeState, RunResult
 from trainyard.data.corpora import Corpora
 from trainyard.night.report import read_report
@@ -167,7 +167,7 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
     assert installed.command("trainyard", "check", str(chain), "--json")
     plan = json.loads(installed.command("trainyard", "plan", "qa-pipeline", "--preset", "quick", "--json"))
     assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
-    deployment = httpx.get(f"{installed.api}/deployments/name/chain/adhoc", timeout=ANSWER_S).json()
+    deployment = installed.request("GET", "deployments/name/chain/adhoc")
     assert deployment["path"] == str(next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped")))
 
 
