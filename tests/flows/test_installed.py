@@ -189,7 +189,7 @@ def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: R
 
 def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs) -> None:
     result = runs.result("rag-tuning")
-    validated = result.node("validator").facts
+    validated = result.node("validator").facts["sft"]
     assert runs.writer.planted >= 4
     assert validated["dropped"]["ungrounded"] == 3 * runs.writer.planted
     assert record_of(result, "trainer")["steps"] > 0
