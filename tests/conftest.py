@@ -14,11 +14,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from tqdm import tqdm
 
 from trainyard import settings as settings_module
 
 REPOSITORY = Path(__file__).parent.parent
+hypothesis_settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("busy")  # how long a draw takes says how busy the machine is
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
 

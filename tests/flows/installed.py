@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from trainyard.api.stack import prefect_environment
 from trainyard.settings import Settings
 
 RUN_ID = re.compile(r"UUID: ([0-9a-f-]{36})")
+ANSWER_S = 60.0
 PATIENCE_S = 600.0
 """Everything takes a fifth of this on an idle machine."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -94,25 +96,27 @@ class Installed:
         assert found
         return found[1]
 
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """An answer of the server's API; 503 means that it is busy, and to ask again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = httpx.request(method, f"{self.api}/{path}", json=body, timeout=ANSWER_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
+            time.sleep(1)
+
     def schedule(self, deployment: str, **parameters: Any) -> str:
-        """Add a schedule that is due now, and return the deployment's id."""
-        given = httpx.get(f"{self.api}/deployments/name/{deployment}").json()
-        due = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
-        schedule = {"interval": 86_400, "anchor_date": due, "timezone": "UTC"}
+        """Add a schedule that is due now and have the server's scheduler look at it; returns the id of its run."""
+        given = self.request("GET", f"deployments/name/{deployment}")["id"]
+        due = datetime.now(UTC)
+        schedule = {"interval": 86_400, "anchor_date": due.isoformat(), "timezone": "UTC"}
         rows = [{"active": True, "slug": "soon", "schedule": schedule, "parameters": parameters}]
-        httpx.post(f"{self.api}/deployments/{given['id']}/schedules", json=rows).raise_for_status()
-        return str(given["id"])
-
-    def scheduled(self, deployment_id: str) -> str:
-        """The run that the server's scheduler has made first for a deployment."""
-        body = {"deployments": {"id": {"any_": [deployment_id]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
-
-        def runs() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = httpx.post(f"{self.api}/flow_runs/filter", json=body).json()
-            return found
-
-        until(runs, PATIENCE_S, "the scheduler")
-        (run,) = runs()
+        self.request("POST", f"deployments/{given}/schedules", rows)
+        window = {"start_time": due.isoformat(), "end_time": (due + timedelta(hours=1)).isoformat(), "min_runs": 1}
+        self.request("POST", f"deployments/{given}/schedule", window)
+        first = {"deployments": {"id": {"any_": [given]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 1}
+        (run,) = self.request("POST", "flow_runs/filter", first)
         assert run["auto_scheduled"]
         return str(run["id"])
 
@@ -120,7 +124,7 @@ class Installed:
         """Wait until a run is completed; returns its result, where it was a chain."""
 
         def state() -> dict[str, Any]:
-            found: dict[str, Any] = httpx.get(f"{self.api}/flow_runs/{run_id}", timeout=20).json()["state"]
+            found: dict[str, Any] = self.request("GET", f"flow_runs/{run_id}")["state"]
             return found
 
         until(lambda: state()["type"] in ENDED, PATIENCE_S, f"the run {run_id}")

@@ -58,7 +58,7 @@ def paint_{n}(board, colour):
     board.colour = colour
     return board
 '''
-TRAINING = {"epochs": 1, "batch_size": 4, "rank": 4, "max_length": 128}
+TRAINING = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 4, "rank": 4, "max_length": 128}
 NO_GATE = {"evaluate": False, "deploy": False}
 
 
@@ -136,7 +136,7 @@ def start_all(installed: Installed) -> dict[str, str]:
         },
     }
     started = {name: installed.start(f"{name}/local", training=TRAINING, **form) for name, form in forms.items()}
-    return {**started, "two-phase": installed.scheduled(night)}
+    return {**started, "two-phase": night}
 
 
 def schedule_night(installed: Installed) -> str:
@@ -167,7 +167,7 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
     assert installed.command("trainyard", "check", str(chain), "--json")
     plan = json.loads(installed.command("trainyard", "plan", "qa-pipeline", "--preset", "quick", "--json"))
     assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
-    deployment = httpx.get(f"{installed.api}/deployments/name/chain/adhoc").json()
+    deployment = installed.request("GET", "deployments/name/chain/adhoc")
     assert deployment["path"] == str(next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped")))
 
 
@@ -189,7 +189,7 @@ def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: R
 
 def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs) -> None:
     result = runs.result("rag-tuning")
-    validated = result.node("validator").facts
+    validated = result.node("validator").facts["sft"]
     assert runs.writer.planted >= 4
     assert validated["dropped"]["ungrounded"] == 3 * runs.writer.planted
     assert record_of(result, "trainer")["steps"] > 0

@@ -78,7 +78,9 @@ pieces = st.sampled_from(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=300, deadline=None
+)
 @given(st.lists(pieces, min_size=1, max_size=8).map("/".join))
 def test_whatever_resolves_is_inside(root: Path, path: str) -> None:
     try:

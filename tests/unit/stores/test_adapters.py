@@ -252,7 +252,9 @@ def test_what_must_not_be_served_is_not_registered(registry: AdapterRegistry, so
     assert registry.list() == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(actions=st.lists(st.sampled_from(["register", "die", "promote", "rollback"]), max_size=12))
 def test_any_sequence_keeps_numbers_rising_and_the_pointer_on_a_complete_version(
     tmp_path_factory: pytest.TempPathFactory, actions: list[str]

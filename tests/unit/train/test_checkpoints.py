@@ -46,7 +46,9 @@ def test_newest_two_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
     assert (found.step, found.quarantined) == (15, ())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.sampled_from(["inner/model", "state", "manifest.json"]), st.sampled_from(["flip", "cut", "delete", "add"]))
 def test_damage_of_any_file_is_found_and_put_aside(tmp_path: Path, name: str, damage: str) -> None:
     commit(tmp_path, 1, writer())
