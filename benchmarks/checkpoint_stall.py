@@ -39,7 +39,7 @@ from trainyard.backends.native.program import Run, save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.loop import done, train
-from trainyard.train.progress import Progress
+from trainyard.train.resume.progress import Progress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.session import Session
 

@@ -37,8 +37,8 @@ from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train
 from trainyard.train.methods import parameter_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.progress import Progress
 from trainyard.train.reporting import Place, reporting
+from trainyard.train.resume.progress import Progress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session import Session
 from trainyard.train.tokens import Encoded

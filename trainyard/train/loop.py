@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainyard.train.batching import Feed
-from trainyard.train.progress import Progress
+from trainyard.train.resume.progress import Progress
 from trainyard.train.session import Session, require_finite
 
 

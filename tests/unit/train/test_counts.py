@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.unit.train.session.engines import config_of, feed_of, session_of
 from trainyard.spec.axes import Precision, Stage
-from trainyard.train.counts import Counted, Origin, account_fields
 from trainyard.train.loop import train
-from trainyard.train.progress import Progress
+from trainyard.train.reporting.counts import Counted, Origin, account_fields
+from trainyard.train.resume.progress import Progress
 from trainyard.train.session import Session
 from trainyard.train.stages.contract import Batch
 from trainyard.train.tokens import IGNORED, Ledger

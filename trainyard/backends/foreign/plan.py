@@ -31,9 +31,9 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes import ADAPTER_METHODS, Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.batching import Cut, Plan
-from trainyard.train.counts import Counted, Origin, account_fields
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
+from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.schedules import SCHEDULES
 from trainyard.train.stages import STAGES, kto, pairs, sft
 from trainyard.train.stages.lengths import Share

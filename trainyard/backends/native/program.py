@@ -56,8 +56,8 @@ from trainyard.train.precision import (
     convert_to_fp8,
     native_bf16,
 )
-from trainyard.train.progress import Progress
 from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
+from trainyard.train.resume.progress import Progress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

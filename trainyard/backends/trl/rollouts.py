@@ -23,7 +23,7 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RolloutSettings
-from trainyard.train.counts import Counted
+from trainyard.train.reporting.counts import Counted
 from trainyard.train.rewards import REWARDS, Completion, named
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Ledger, encode_answers, training_rows

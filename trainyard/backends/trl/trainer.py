@@ -27,8 +27,8 @@ from trainyard.backends.trl.several import PART_FILE, own_states, take_states
 from trainyard.compute.child import Events, faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit
-from trainyard.train.counts import Counted
 from trainyard.train.parallel.team import Team
+from trainyard.train.reporting.counts import Counted
 from trainyard.train.tokens import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26

@@ -95,8 +95,8 @@ def read_message(turn: Any, field: str) -> Message:
         raise BadRow("unknown_role", f"{field}.{role_key} is {spelled!r:.60}, expected one of {', '.join(ROLES)}")
     refuse_media(turn, MEDIA_KEYS & turn.keys(), f"{field}.")
     if role == "call":
-        calls = sharegpt_calls(turn.get(content_key), f"{field}.{content_key}")
-        return Message("assistant", "", calls, more_of(turn, "assistant", "", field))
+        called = sharegpt_calls(turn.get(content_key), f"{field}.{content_key}")
+        return Message("assistant", "", called, more_of(turn, "assistant", "", field))
     calls = openai_calls(turn, field) if role == "assistant" else None
     content, thoughts = content_of(turn, content_key, field, optional=calls is not None)
     if thoughts and role != "assistant":

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.train.batching import Cursor
-from trainyard.train.counts import Counted
+from trainyard.train.reporting.counts import Counted
 
 
 @dataclass
