@@ -57,10 +57,13 @@ def located_fields(config: Any, settings: Settings) -> dict[str, Any]:
             for target in config.targets
         )
         return {} if targets == config.targets else {"targets": targets}
-    field = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}.get(type(config), "")
-    name = getattr(config, field) if field else None
-    place = locate_model(name, settings) if name else name
-    return {} if place == name else {field: place}
+    if isinstance(config, TrainerConfig) and config.base_model:
+        place = locate_model(config.base_model, settings)
+        return {} if place == config.base_model else {"base_model": place}
+    if isinstance(config, ValidatorConfig) and config.tokenizer:
+        place = locate_model(config.tokenizer, settings)
+        return {} if place == config.tokenizer else {"tokenizer": place}
+    return {}
 
 
 def locate_parameters(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

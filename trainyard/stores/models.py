@@ -72,7 +72,7 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a Hub name of the form org/model, nor a folder; a relative path starts "
+            why="It is neither `starter`, nor a folder, nor a Hub name of the form org/model; a relative path starts "
             f"at {settings.working_folder}.",
             do="Name an existing folder with config.json and safetensors weights, or `starter`.",
             code="E-MODEL-NOT-FOUND",
