@@ -28,13 +28,14 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
-from trainyard.stores.models import resolve_model
+from trainyard.stores.models import base_facts, resolve_model
 
 JOB = "training-job"
 JOB_DEPLOYMENT = f"{JOB}/local"
@@ -191,11 +192,21 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         endpoints=frozenset(settings.endpoints),
         path_problem=path_problem,
         backends=backends(settings),
+        base=lambda name: facts_of(name, settings),
         devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
         has_module=lambda name: importlib.util.find_spec(name) is not None,
     )
+
+
+def facts_of(name: str, settings: Settings) -> BaseFacts | None:
+    """What the files of a base model say; None if it is not here, which the trainer's own line tells."""
+    try:
+        folder = resolve_model(name, settings).path
+        return base_facts(folder) if folder else None
+    except TrainyardError:
+        return None
 
 
 def wants_embedded(chain: ResolvedChain) -> bool:
@@ -207,6 +218,11 @@ def backends(settings: Settings) -> dict[BackendName, str | None]:
     """Backend -> why it cannot be used here; None if it can."""
     found = probe_all(settings)
     return {name: None if one.available else f"{one.why} {one.fix}".strip() for name, one in found.items()}
+
+
+def auto_device() -> Device:
+    """What `device: auto` takes on this machine."""
+    return Device.CUDA if has_gpu() else Device.CPU
 
 
 @cache
@@ -223,7 +239,7 @@ def plan(spec: ChainSpec, settings: Settings) -> Plan:
     settings = settings.model_copy(update={"tenant": chain.tenant})
     looks = look_up(chain, settings)
     rows = {node_id: found.rows for node_id, found in looks.items() if found.rows}
-    known = Known(rows=rows, shapes=shapes(chain, settings), device=Device.CUDA if has_gpu() else Device.CPU)
+    known = Known(rows=rows, shapes=shapes(chain, settings), device=auto_device())
     estimates = {one.node: one for one in estimate(chain, known)}
     reasons = run_reasons(chain, run_facts(chain, settings))
     return Plan(
@@ -299,7 +315,7 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
         key=look.key,
         reused=look.output is not None,
         problem=look.problem,
-        advice=tuple(advice(node.config)) if isinstance(node.config, TrainerConfig) else (),
+        advice=tuple(advice(node.config, auto_device())) if isinstance(node.config, TrainerConfig) else (),
         estimate=estimated,
     )
 
