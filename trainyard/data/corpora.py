@@ -25,6 +25,7 @@ from trainyard.data.readers.repositories import Repository, commit_documents
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
+from trainyard.spec.night import BUCKET_PORTS
 from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
 
 MOST_CHARS = 200_000
