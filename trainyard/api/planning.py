@@ -201,7 +201,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
 
 
 def facts_of(name: str, settings: Settings) -> BaseFacts | None:
-    """What the files of a base model say; None if it is not here, which the trainer's own line tells."""
+    """What the files of a base model say; None if it is not here, which the trainer's own line reports."""
     try:
         folder = resolve_model(name, settings).path
         return base_facts(folder) if folder else None

@@ -320,7 +320,7 @@ def base_facts(folder: Path) -> BaseFacts:
 
 
 def tokenizer_size(folder: Path) -> int | None:
-    """One more than the highest id of a folder's tokenizer; None where only loading it would tell.
+    """One more than the highest id of a folder's tokenizer; None where only loading it would show it.
 
     Format: `model.vocab` of tokenizer.json is a mapping of tokens to ids, or a list in the order of the ids (Unigram);
     `added_tokens` lists those that were added later.

@@ -56,7 +56,7 @@ def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(given
     ],
 )
 @pytest.mark.parametrize("backend", ["native", "trl"])
-def test_paged_states_on_a_cpu_are_told(asked: str, here: str | None, count: int, backend: str) -> None:
+def test_paged_states_on_a_cpu_are_reported(asked: str, here: str | None, count: int, backend: str) -> None:
     given = {"device": asked, "backend": backend, "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
     config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
     said = ["Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit."]
