@@ -52,10 +52,9 @@ demo: setup ## Documents in, a served adapter out, through a real Prefect server
 	@$(BIN)/trainyard demo
 
 demo-nightly: setup ## A whole night on the sample streams: graph, corpora, adapters, report
-	@test -d $(TRAINYARD_HOME)/models/starter-small || $(BIN)/trainyard starter build --small >/dev/null
 	@$(BIN)/trainyard corpus engineering --repo . >/dev/null
 	@$(BIN)/trainyard corpus apprenticeship add --file examples/night/corpora/corrections.jsonl >/dev/null
-	@$(BIN)/trainyard nightly run --once --preset nightly-demo
+	@$(BIN)/trainyard nightly run --preset nightly-demo
 
 up: setup ## Start the Prefect server, the worker and the model server
 	@$(BIN)/trainyard up

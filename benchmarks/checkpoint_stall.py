@@ -38,7 +38,8 @@ from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, qu
 from trainyard.backends.native.program import Run, save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes import Port
-from trainyard.train.loop import Progress, done, train
+from trainyard.train.loop import done, train
+from trainyard.train.progress import Progress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.session import Session
 

@@ -42,10 +42,10 @@ from benchmarks.trainers import (
     theirs,
 )
 from trainyard.backends.native.program import Run
-from trainyard.compute.gpus import cpu_bf16
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.head import IGNORED
+from trainyard.train.precision import cpu_bf16
 
 ROWS, FEW_ROWS = 192, 48
 BATCH = 8

@@ -34,9 +34,10 @@ from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
-from trainyard.train.loop import Hook, Progress, train
+from trainyard.train.loop import Hook, train
 from trainyard.train.methods import parameter_groups
 from trainyard.train.optimizers import make_optimizer
+from trainyard.train.progress import Progress
 from trainyard.train.reporting import Place, reporting
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session import Session

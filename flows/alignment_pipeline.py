@@ -27,10 +27,10 @@ async def alignment_pipeline(
     """Supervised fine-tuning, then direct preference optimisation of the same adapter.
 
     Args:
-        sft: Data set of instructions and answers.
-        preference: Data set of chosen and rejected answers.
+        sft: Data set of instructions and answers; a relative path starts at the deployment's folder.
+        preference: Data set of chosen and rejected answers; a relative path starts at the deployment's folder.
         max_rows: Rows read of each data set; empty: all.
-        base_model: Model to train; empty: the default of the settings.
+        base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained on the examples.
         alignment: How it then learns the preferences.
         publish: Under which name it is registered, and where it has to answer.

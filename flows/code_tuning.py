@@ -27,11 +27,11 @@ async def code_tuning(
     """Train on the code or the history of a repository and evaluate the result.
 
     Args:
-        repository: Folder of the code, or a git repository.
+        repository: Folder of the code, or of a git repository; a relative path starts at the deployment's folder.
         learn_from: The code as it is (files), or the history (commits): message and diff of each commit.
         count: Instruction and code pairs wanted.
         model: Model that writes the pairs; empty: they are taken from the code by rule.
-        base_model: Model to train; empty: the default of the settings.
+        base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained.
         publish: Under which name it is registered, and where it has to answer.
         steps: Which further nodes the chain has.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -43,7 +43,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = world_of(config, own, held=True, unfit=unfit_words(config, own))
+            world = world_of(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
             report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:

@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's pages: its name and tags, the plan as a table, one progress bar, one report."""
+"""What a run shows in Prefect's pages: its tags, the plan as a table, one progress bar, one report."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ MAX_REPORT_CHARS = 200_000
 
 
 async def announce(chain: ResolvedChain) -> None:
-    """Name and tag the run, and write its plan, while the first nodes are already at work."""
+    """Tag the run and write its plan, while the first nodes are running already."""
     async with get_client() as client:
         tags = {*flow_run.tags, f"chain:{chain.name}", f"tenant:{chain.tenant}"}
         tags |= {JOB_TAG} if any(node.type == "trainer" for node in chain.nodes) else set()
-        await client.update_flow_run(UUID(flow_run.id), name=run_name(chain), tags=sorted(tags))
-    await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {run_name(chain)}")
-
-
-def run_name(chain: ResolvedChain) -> str:
-    """`<chain>-<first 8 of its digest>`: two runs of one meaning share a name."""
-    return f"{chain.name}-{chain.digest[:8]}"
+        await client.update_flow_run(UUID(flow_run.id), tags=sorted(tags))
+    await acreate_table_artifact(plan_rows(chain), key=f"{chain.name}-plan", description=f"Plan of {flow_run.name}")
 
 
 def plan_rows(chain: ResolvedChain) -> list[dict[str, str]]:

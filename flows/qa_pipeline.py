@@ -27,11 +27,11 @@ async def qa_pipeline(
     """Generate question and answer pairs from documents and train an adapter on them.
 
     Args:
-        documents: File or folder to learn.
+        documents: File or folder to learn; a relative path starts at the deployment's folder.
         count: Question and answer pairs wanted.
         model: Model that writes the pairs; empty: they are taken from the text by rule.
         wordings: Wordings of each question; the last one is kept from training and tests what was learned.
-        base_model: Model to train; empty: the default of the settings.
+        base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained.
         publish: Under which name it is registered, and where it has to answer.
         steps: Which further nodes the chain has.

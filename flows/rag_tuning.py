@@ -27,11 +27,11 @@ async def rag_tuning(
     """Train on a knowledge base; every answer is checked against its document.
 
     Args:
-        documents: File or folder of the knowledge base.
+        documents: File or folder of the knowledge base; a relative path starts at the deployment's folder.
         count: Question and answer pairs wanted.
         model: Model that writes the pairs; empty: they are taken from the text by rule.
         grounding: Least share of an answer's words that have to be found in its document.
-        base_model: Model to train; empty: the default of the settings.
+        base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained.
         publish: Under which name it is registered, and where it has to answer.
         steps: Which further nodes the chain has.

@@ -23,7 +23,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
-from flows.notes import Progress, announce, publish_report, run_name
+from flows.notes import Progress, announce, publish_report
 from nodes import NODES
 from nodes.runner import RunInfo
 from trainyard.api.planning import resolved
@@ -220,7 +220,7 @@ async def conclude(
     failed = [node for node in nodes if not node.state.succeeded]
     result = RunResult(
         run_id=run.run_id,
-        name=run_name(chain),
+        name=str(flow_run.name),
         chain=chain.name,
         digest=chain.digest,
         state="failed" if failed else "completed",
@@ -269,7 +269,7 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")
     lines += [f"{node.id}: {node.message}" for node in failed]
-    lines.append(f"Next: correct the cause, then `trainyard run {run_id} --watch`; finished nodes are reused.")
+    lines.append(f"Next: correct the cause, then `trainyard jobs resume {run_id} --watch`; finished nodes are reused.")
     return "\n".join(lines)
 
 

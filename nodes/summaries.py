@@ -39,9 +39,11 @@ def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str
 def training(output: NodeOutput) -> str:
     facts = output.facts
     port = next((port.value for port in output.outputs), "nothing")
-    trained = (facts.get("tokens") or {}).get("trained", 0)
-    losses = f", loss {facts['first_loss']:.3f} to {facts['final_loss']:.3f}" if facts.get("final_loss") else ""
-    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens{losses}"
+    trained, rows = ((facts.get(name) or {}).get("trained", 0) for name in ("tokens", "rows"))
+    planned = " (as planned)" if facts.get("counted") == "plan" else ""
+    ends = facts.get("loss_at_start"), facts.get("loss_at_end")
+    losses = f", loss {ends[0]:.3f} to {ends[1]:.3f}" if ends[0] is not None and ends[1] is not None else ""
+    return f"{port} after {facts.get('steps', '?')} steps on {trained:,} tokens of {rows:,} rows{planned}{losses}"
 
 
 def evaluation(output: NodeOutput) -> str:

@@ -14,7 +14,7 @@ from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_
 from trainyard.api.records import read_events
 from trainyard.api.runs import gpu_slots
 from trainyard.backends.base import work_folder
-from trainyard.backends.job import TrainingJob, changed_since
+from trainyard.backends.job import TrainingJob, changed_since, locate_mirror
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.gpus import training_threads
@@ -86,7 +86,7 @@ def job_of(context: NodeContext) -> TrainingJob:
     name = str(open_reference(model)) if model else config.base_model or context.settings.default_base_model
     base = resolve_model(name, context.settings)
     return TrainingJob(
-        config=config,
+        config=locate_mirror(config, context.settings.working_folder),
         data={data.kind: str(open_reference(data))},
         data_sha256={data.kind: data.sha256},
         base=base.location,

@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: an own home for each test, and one tiny real model for the session."""
+"""Fixtures of every test: an own home, one tiny real model for the session, and nothing left running."""
 
 from __future__ import annotations
 
@@ -6,15 +6,64 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
+from tqdm import tqdm
 
 from trainyard import settings as settings_module
 
 REPOSITORY = Path(__file__).parent.parent
+tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+
+END_S = 5.0
+"""How long a thread or process may take to end after its test."""
+LASTING: dict[str, str] = {}
+"""Start of the name of a thread that a library keeps for good -> why it cannot be ended."""
+
+
+def others() -> set[threading.Thread | psutil.Process]:
+    """The threads and child processes that are running, without those that libraries keep."""
+    threads = {one for one in threading.enumerate() if not one.name.startswith(tuple(LASTING))}
+    return threads | running_children()
+
+
+def running_children() -> set[psutil.Process]:
+    """The child processes. To look through all processes takes 5 ms, which a test without a child does not pay."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
+    return set(psutil.Process().children())
+
+
+def nothing_left(before: set[threading.Thread | psutil.Process]) -> None:
+    """Fail if a thread or process has come since `before`: what it does next happens in another test."""
+    deadline = time.monotonic() + END_S
+    while left := others() - before:
+        assert time.monotonic() < deadline, f"still running: {sorted(map(str, left))}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_left_by_the_session() -> Iterator[None]:
+    before = others()
+    yield
+    nothing_left(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
+    before = others()
+    yield
+    nothing_left(before)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +91,9 @@ def shared_data() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random two-layer Llama (hidden 64) with a trained byte-level BPE tokenizer of about 600 tokens."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    # A process of its own: importing torch here would cost every torch-free test run four seconds.
-    subprocess.run([sys.executable, "-m", "trainyard.testing.tiny", str(folder)], check=True, capture_output=True)
+    if "torch" in sys.modules:
+        import_module("trainyard.testing.tiny").build_tiny_model(folder)
+    else:  # A process of its own: importing torch here would cost every torch-free test run four seconds.
+        subprocess.run([sys.executable, "-m", "trainyard.testing.tiny", str(folder)], check=True, capture_output=True)
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
     return folder

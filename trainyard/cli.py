@@ -287,7 +287,6 @@ Bucket = Annotated[str | None, typer.Option(help="A bucket of the config; defaul
 @nightly.command("run", help=OPERATIONS["nightly run"].summary)
 def nightly_run(
     *,
-    once: Annotated[bool, typer.Option("--once", help="One night, now; schedules belong to Prefect.")] = True,
     config: NightConfigFile = None,
     preset: NightPreset = None,
     run: Annotated[str | None, typer.Option(help="The night's name; default: its date.")] = None,
@@ -397,11 +396,8 @@ def eject(
 
 
 @starter.command("build", help=OPERATIONS["starter build"].summary)
-def starter_build(
-    small: Annotated[bool, typer.Option("--small", help="A third of the steps, under the name starter-small.")] = False,
-    as_json: Json = False,
-) -> None:
-    perform("starter build", as_json, small=small)
+def starter_build(as_json: Json = False) -> None:
+    perform("starter build", as_json)
 
 
 def parsed(pairs: list[str] | None) -> dict[str, Any]:

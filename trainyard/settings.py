@@ -10,6 +10,7 @@ Example file:
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from functools import cache
@@ -21,15 +22,28 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from trainyard.errors import InvalidInput
 
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder around the package: the checkout, if Trainyard was installed from one in editable mode."""
+
 
 def default_home() -> Path:
-    """`$XDG_DATA_HOME/trainyard`, by default `~/.local/share/trainyard` (XDG base directory specification)."""
+    """`.trainyard` in the checkout, which `make` uses too; without a checkout `$XDG_DATA_HOME/trainyard`.
+
+    The default of the latter is `~/.local/share/trainyard` (XDG base directory specification).
+    """
+    if (CHECKOUT / "Makefile").is_file() and (CHECKOUT / "prefect.yaml").is_file():
+        return CHECKOUT / ".trainyard"
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(base) / "trainyard"
 
 
 def home_from_environment() -> Path:
     return Path(os.environ.get("TRAINYARD_HOME") or default_home()).expanduser().absolute()
+
+
+def settings_file() -> Path:
+    """The operator's file, which need not exist."""
+    return home_from_environment() / "trainyard.toml"
 
 
 class Endpoint(BaseModel):
@@ -77,8 +91,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = TomlConfigSettingsSource(settings_cls, toml_file=home_from_environment() / "trainyard.toml")
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
         return init_settings, env_settings, toml
+
+    def data_roots_line(self, folder: Path) -> str:
+        """The line of `trainyard.toml` with which chains may read a folder, too; JSON lists of texts are TOML."""
+        return f"data_roots = {json.dumps([*map(str, self.data_roots), str(folder)])}"
 
     @property
     def prefect_home(self) -> Path:

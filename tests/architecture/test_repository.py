@@ -7,12 +7,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.architecture.test_budgets import REPOSITORY, name_of, tracked_files
+from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tracked_files
 
 TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".html", ".js", ".css", ".json", ".jinja", ""}
 # Written in pieces, so that this file does not hold what it looks for.
@@ -46,6 +47,18 @@ def test_every_dependency_is_pinned() -> None:
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins()}
     names = [re.split(r"[\s<>=!\[;]", requirement)[0].lower().replace("_", "-") for requirement in wanted]
     assert not sorted(set(names) - pinned)
+
+
+def test_every_dependency_is_used() -> None:
+    """Some are loaded by name, so the name of a package anywhere in the sources counts."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[\s<>=!\[;]", line)[0].lower().replace("_", "-") for line in project["dependencies"]}
+    modules: dict[str, set[str]] = {name: set() for name in wanted}
+    for module, names in packages_distributions().items():
+        for name in {one.lower().replace("_", "-") for one in names} & wanted:
+            modules[name].add(module)
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in sources())))
+    assert not sorted(name for name, given in modules.items() if given and not given & words)
 
 
 def pins() -> list[str]:

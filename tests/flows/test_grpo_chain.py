@@ -65,6 +65,6 @@ def test_grpo_after_sft_becomes_a_version_that_is_live(work: Path) -> None:
     (output,) = trained.outputs.values()
     record = json.loads((output.path / "training.json").read_text())
     assert (record["stage"], [one["stage"] for one in record["lineage"]]) == ("grpo", [None, "sft"])
-    tokens = trained.facts["tokens"]
+    tokens = trained.facts["data"]["tokens"]
     assert tokens["read"] == sum(tokens[part] for part in ("trained", "masked", "truncated", "dropped"))
     assert AdapterRegistry(settings().adapters).show("default/counter").name == "default/counter/v1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,24 @@ def test_a_chain_that_is_no_chain_fails_with_all_reasons(work: Path) -> None:
     assert "Instead:" in state.message
 
 
-def test_a_missing_file_is_one_sentence_in_the_state(work: Path) -> None:
-    state = run(source("nothing"))
+def test_a_missing_file_and_a_missing_model_are_refused_before_any_node_runs(work: Path) -> None:
+    state = run(source("nothing"), {"type": "ai_generator"}, {"type": "trainer", "config": {"base_model": "mine"}})
     assert state.is_failed()
-    assert "E-DATA-MISSING: There is no file or folder 'nothing'." in result_of(state).node("data-source").message
+    assert state.message is not None
+    assert "E-DATA-MISSING data-source.config.path: There is no file or folder 'nothing'." in state.message
+    assert f"It was looked for in {work}" in state.message
+    assert "`prefect deployment run` starts, it starts at the deployment's folder." in state.message
+    assert "E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'mine'." in state.message
+    assert not (settings().runs / str(state.state_details.flow_run_id)).exists()
+
+
+def test_a_relative_model_starts_at_the_working_folder_and_not_at_the_worker_s(work: Path, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, work / "mine")
+    state = run(source("data.jsonl"), {"type": "validator", "config": {"tokenizer": "mine"}})
+    assert state.is_completed(), state.message
+    chain_file = settings().runs / str(state.state_details.flow_run_id) / "chain.json"
+    nodes = {node["id"]: node for node in json.loads(chain_file.read_text())["nodes"]}
+    assert nodes["validator"]["config"]["tokenizer"] == str(work / "mine")
 
 
 def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) -> None:
@@ -179,6 +194,6 @@ def test_a_training_is_counted_to_the_token(work: Path) -> None:
     hyperparameters = {"max_steps": 2, "max_length": 128}
     state = run(source("data.jsonl"), {"type": "trainer", "config": {"hyperparameters": hyperparameters}})
     assert state.is_completed(), state.message
-    tokens = result_of(state).node("trainer").facts["tokens"]
+    tokens = result_of(state).node("trainer").facts["data"]["tokens"]
     parts = ("trained", "masked", "truncated", "dropped")
     assert tokens["read"] == sum(tokens[part] for part in parts)

@@ -333,7 +333,7 @@ def test_a_run_whose_process_is_gone_is_settled_at_the_second_look(deployed: Set
     assert watchdog.look() == []
     assert len(watchdog.look()) == 2
     assert state_of(running).type is StateType.CRASHED
-    assert f"trainyard run {running}" in (state_of(running).message or "")
+    assert f"trainyard jobs resume {running}" in (state_of(running).message or "")
     assert state_of(cancelling).type is StateType.CANCELLED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -11,7 +12,9 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, La
 
 from flows.qa_pipeline import qa_pipeline
 from trainyard.api import runs
-from trainyard.api.records import NodeState, RunState
+from trainyard.api.records import JOB_TAG, NodeState, RunState
+from trainyard.api.runs.watching import tell_state, worker_runs
+from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
 
@@ -85,6 +88,16 @@ def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
     assert started.url.endswith(f"/runs/flow-run/{started.run_id}")
 
 
+def test_a_run_has_its_name_from_its_creation_on(deployed: Settings) -> None:
+    runs_of_one_chain = [runs.start_run("qa-pipeline/test", {}, settings=deployed, called="guide-12ab") for _ in "123"]
+    assert [run.name for run in runs_of_one_chain] == ["guide-12ab", "guide-12ab-2", "guide-12ab-3"]
+    with get_client(sync_client=True) as client:
+        for run in runs_of_one_chain:
+            client.update_flow_run(UUID(run.run_id), tags=[JOB_TAG])
+    assert [runs.find_job(run.name)["id"] for run in runs_of_one_chain] == [run.run_id for run in runs_of_one_chain]
+    assert runs.start_run("qa-pipeline/test", {}, settings=deployed, called="guide-12").name == "guide-12"
+
+
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:
     started = runs.start_run("qa-pipeline/test", {}, settings=deployed)
     with get_client(sync_client=True) as client:
@@ -94,6 +107,25 @@ def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None
     assert result.state is RunState.CANCELED
     assert result.message == "no longer wanted"
     assert told == ["canceled"]
+
+
+def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed: Settings) -> None:
+    run_id = runs.start_run("qa-pipeline/test", {}, settings=deployed).run_id
+    told: list[str] = []
+
+    def look() -> str:
+        with get_client(sync_client=True) as client:
+            alone = not worker_runs(client, deployed)
+            tell_state(client.read_flow_run(UUID(run_id)), "", lambda event: told.append(event["text"]), alone=alone)
+        return told[-1]
+
+    assert look() == "pending: no worker runs that could take it; `trainyard up` starts one"
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(deployed.work_pool, worker_name(deployed))
+    assert "no worker" in look(), "this home's own one beat a moment ago, and its process is gone"
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(deployed.work_pool, "another-machine")
+    assert look() == "pending"
 
 
 @pytest.mark.parametrize(

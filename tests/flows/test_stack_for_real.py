@@ -62,7 +62,7 @@ def test_a_worker_that_is_killed_in_a_training_and_started_again(stack: Stack) -
     again = stack.command("up")
     assert f"the run {run_id} had died with its worker" in again.stderr
     assert stack.state_of(run_id)["type"] == "CRASHED"
-    assert f"trainyard run {run_id} --watch" in stack.state_of(run_id)["message"]
+    assert f"trainyard jobs resume {run_id} --watch" in stack.state_of(run_id)["message"]
     done = stack.command("run", run_id, "--watch")
     assert done.returncode == 0, done.stderr
     assert "was started before and continues from the checkpoint of step" in done.stderr

@@ -103,7 +103,7 @@ def test_the_failure_says_what_why_and_what_to_do_next(place: Path) -> None:
         "1 of 4 nodes failed: b.",
         "Skipped because of that: d.",
         "b: E-TEST: Line 3 is not JSON. Why: A brace is missing. Do: Correct it.",
-        f"Next: correct the cause, then `trainyard run {state.state_details.flow_run_id} --watch`; "
+        f"Next: correct the cause, then `trainyard jobs resume {state.state_details.flow_run_id} --watch`; "
         "finished nodes are reused.",
     ]
 
@@ -149,11 +149,13 @@ def test_changed_bytes_in_the_store_fail_the_node(place: Path) -> None:
     assert "E-ARTIFACT-CORRUPT" in (again.message or "")
 
 
-def test_a_run_is_named_after_its_chain_and_tagged(place: Path) -> None:
+def test_a_run_keeps_its_name_and_is_tagged(place: Path) -> None:
     chain = chain_of({"a": []}, place)
     with tags("mine"):
-        run = read_run(walk_shape(chain))
-    assert run.name == f"shape-{chain.digest[:8]}"
+        state = walk_shape(chain)
+    run = read_run(state)
+    assert run.name == result_of(state).name
+    assert not run.name.startswith("shape-"), "the one that Prefect gave it, as nobody asked for another"
     assert {"mine", "chain:shape", "tenant:default"} <= set(run.tags)
 
 

@@ -36,9 +36,12 @@ INSTALL = "Run `trainyard backends install mlx`"
 
 
 @pytest.fixture
-def context(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(home: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A server that knows `training-job/local`, and a home without any trainer's environment."""
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
     monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
+    monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
     settings.cache_clear()
     server = str(PREFECT_API_URL.value())
     for name, value in stack.prefect_environment(settings(), server).items():
@@ -119,9 +122,16 @@ def test_it_can_be_cancelled_and_not_paused(context: Context) -> None:
     assert state_of(run_id).type is StateType.CANCELLED
 
 
-async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: Context, tmp_path: Path) -> None:
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
+def test_the_server_takes_a_body_in_the_words_of_other_tools_and_gets_ours(context: Context) -> None:
+    words = {"hyperparams": {"epochs": 1}, "device": "wgpu", "method": "sft"}
+    run_id = operations.jobs_create(jobs.CreateInput(parameters={**JOB, **words}), context).run_id
+    with get_client(sync_client=True) as client:
+        given = client.read_flow_run(run_id).parameters["job"]  # type: ignore[arg-type]
+    ours = {"hyperparameters": {"epochs": 1.0}, "device": "auto", "stage": "sft", "method": "lora"}
+    assert given == {**JOB, **ours}
+
+
+async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: Context) -> None:
     with pytest.raises(Pause) as gone:
         await training_job(JobSpec.model_validate(JOB), return_state=True)
     assert gone.value.state is not None

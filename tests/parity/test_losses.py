@@ -166,11 +166,12 @@ def test_orpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_
     assert together.item() == pytest.approx(sum(value.item() for value in theirs) / len(theirs), abs=1e-5)
 
 
-def test_simpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gamma", [0.5, 1.6])
+def test_simpo(gamma: float, models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_path: Path) -> None:
     *_, trainer_class, config_class = load()
-    own = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0}
+    own = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": gamma}
     trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **own)
-    config = TrainerConfig(stage=Stage.DPO, preference={"loss": "simpo", "beta": BETA})
+    config = TrainerConfig(stage=Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma})
     mine, batch = ours(models[0], None, config, random_pairs())
     assert_same(mine, trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0], models[0])
 

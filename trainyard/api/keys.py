@@ -8,10 +8,11 @@ the act of deploying) is named by the run, so that only a retry or a resume of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
@@ -50,36 +51,66 @@ def content_key(node: ResolvedNode, inputs: Mapping[Port, Sequence[Reference]], 
     return node_key(node.type, config, {**digests, **outside(node, settings, run_id)}, versions(node.type))
 
 
+class Dependency(NamedTuple):
+    """Something outside the chain that a result depends on."""
+
+    name: str
+    field: str
+    """Of the node, such as `config.path`; empty where no field names it."""
+    digest: Callable[[], str]
+    """Raises what a missing or refused file or model raises."""
+
+
 def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, str]:
     """What the result depends on beside its config and inputs: name -> digest."""
+    return {one.name: one.digest() for one in dependencies(node, settings, run_id)}
+
+
+def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterator[Dependency]:
+    """What a node reads beside its inputs; `trainyard check` asks the same digests before anything starts."""
     config = node.config
     if isinstance(config, DataSourceConfig):
-        sets = config.sets.values() or (config.single(),)
-        return {f"source/{n}": source_digest(given, settings, run_id) for n, given in enumerate(sets)}
+        sets = [(f"config.sets.{port.value}", given) for port, given in config.sets.items()]
+        for n, (field, given) in enumerate(sets or [("config", config.single())]):
+            place = "repository" if given.repository else "path"
+            yield Dependency(f"source/{n}", f"{field}.{place}", partial(source_digest, given, settings, run_id))
     if isinstance(config, ValidatorConfig):
-        files = {f"evaluation/{n}": path_digest(path, settings) for n, path in enumerate(config.evaluation_sets)}
-        return files | ({"tokenizer": model_digest(config.tokenizer, settings)} if config.tokenizer else {})
+        for n, path in enumerate(config.evaluation_sets):
+            field = f"config.evaluation_sets.{n}"
+            yield Dependency(f"evaluation/{n}", field, partial(path_digest, path, settings))
+        if config.tokenizer:
+            yield Dependency("tokenizer", "config.tokenizer", partial(model_digest, config.tokenizer, settings))
     if isinstance(config, TrainerConfig):
-        own = trainer_identity(config, settings) | ({} if config.reuse else {"run": run_id})
-        return {"base": model_digest(config.base_model or settings.default_base_model, settings), **own}
+        base = config.base_model or settings.default_base_model
+        yield Dependency("base", "config.base_model", partial(model_digest, base, settings))
+        yield from trainer_identity(config, settings)
+        if not config.reuse:
+            yield Dependency("run", "", lambda: run_id)
     if isinstance(config, EvaluatorConfig):
-        paths = [line.path for line in config.benchmarks if line.path]
-        files = {f"task/{n}": path_digest(path, settings) for n, path in enumerate(paths)}
-        return files | ({"live": live_digest(settings)} if config.baseline == "live" else {})
-    return {"run": run_id} if node.type == "deployer" else {}
+        for n, line in enumerate(config.benchmarks):
+            if line.path:
+                yield Dependency(f"task/{n}", f"config.benchmarks.{n}.path", partial(path_digest, line.path, settings))
+        if config.baseline == "live":
+            yield Dependency("live", "", partial(live_digest, settings))
+    if node.type == "deployer":
+        yield Dependency("run", "", lambda: run_id)
 
 
-def trainer_identity(config: TrainerConfig, settings: Settings) -> dict[str, str]:
+def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Dependency]:
     """What a trainer outside this package is: the versions in its environment, or the text of a person's script."""
     if config.backend is BackendName.SCRIPT:
-        return {"script": template_digest(config.launch.script, settings)}
+        yield Dependency("script", "config.launch.script", partial(template_digest, config.launch.script, settings))
+        return
     installed = environments.installed(config.backend, settings) if config.backend in environments.ENVIRONMENTS else {}
-    text = "\n".join(f"{name}=={version}" for name, version in sorted(installed.items()))
-    return {"environment": hashlib.sha256(text.encode()).hexdigest()} if installed else {}
+    if installed:
+        text = "\n".join(f"{name}=={version}" for name, version in sorted(installed.items()))
+        yield Dependency("environment", "", lambda: hashlib.sha256(text.encode()).hexdigest())
 
 
 def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
     """Local files by name, size and time of change; anything on a network or a repository by the run."""
+    if given.repository:
+        resolve_inside(given.repository, data_roots(settings))
     if given.path is None:
         return f"run/{run_id}"
     return path_digest(given.path, settings)

@@ -22,14 +22,14 @@ from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.api.verbs import backends, conversion, demo, doctor, graph, jobs, night, proof, renderers, waiting
 from trainyard.compute.orphans import sweep
-from trainyard.errors import Conflict, InvalidInput, NotFound, Refused
+from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.night.report import NightReport
 from trainyard.serve import embedded
 from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.spec.axes import Method, Stage
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.models import SMALL_STARTER, STARTER, resolve_model
+from trainyard.stores.models import SHIPPED_STARTER, resolve_model
 
 Event = dict[str, Any]
 RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -102,7 +102,7 @@ def check(given: CheckInput, context: Context) -> CheckOutput:
 def check_file(path: Path, settings: Settings) -> FileCheck:
     try:
         chain = planning.resolved(planning.asked(str(path)).spec, settings)
-        if reasons := renderers.template_reasons(chain, settings):
+        if reasons := planning.examine(chain, settings):
             raise Refused(reasons)
     except Refused as refused:
         rows = tuple(ReasonRow(**reason.as_dict(), line=reason.line()) for reason in refused.reasons)
@@ -154,12 +154,19 @@ def run(given: RunInput, context: Context) -> RunResult:
 
 def begun(given: RunInput, settings: Settings) -> RunResult:
     """A new run, checked here first: a refusal is told at once and with all its reasons."""
-    wanted = planning.asked(given.target, given.parameters, given.preset)
+    wanted = planning.located(planning.asked(given.target, given.parameters, given.preset), settings)
     chain = planning.resolved(wanted.spec, settings)
     waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
     runs = load("trainyard.api.runs", settings)
-    started: RunResult = runs.start_run(wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits)
+    started: RunResult = runs.start_run(
+        wanted.deployment,
+        wanted.parameters,
+        settings=settings,
+        tags=tags,
+        waits=waits,
+        called=f"{chain.name}-{chain.digest[:8]}",
+    )
     return started
 
 
@@ -222,7 +229,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
     if (settings.services / "worker.log").is_file():
         runs = load("trainyard.api.runs", settings)
         for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
-            say(f"the run {run_id} had died with its worker; `trainyard run {run_id} --watch` continues it")
+            say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
         for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
@@ -254,15 +261,6 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
     return url
 
 
-def starter_is_built(settings: Settings) -> bool:
-    """Whether there is a starter model, also one of an older corpus: pages that were edited do not make it unfit."""
-    try:
-        resolve_model("starter", settings)
-    except NotFound:
-        return False
-    return True
-
-
 class DownOutput(Model):
     stopped: tuple[str, ...]
 
@@ -286,7 +284,7 @@ def env(_: Nothing, context: Context) -> EnvOutput:
     """The variables that make `prefect` commands talk to this stack."""
     url = stack.api_url(context.settings)
     if url is None:
-        raise Conflict("No Prefect server is running.", do="Run `trainyard up`.", code="E-NO-SERVER")
+        raise stack.no_server(context.settings)
     return EnvOutput(variables=stack.prefect_environment(context.settings, url))
 
 
@@ -296,14 +294,12 @@ def examine(_: Nothing, context: Context) -> doctor.Diagnosis:
 
 
 def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
-    """Documents in, a served adapter out: the qa-pipeline on this project's manual, with a control beside it."""
+    """Documents in, a served adapter out: the qa-pipeline on the sample handbook, with a control for comparison."""
     os.chdir(stack.checkout())
-    if not starter_is_built(context.settings):
-        starter_build(StarterInput(), context)
     stack_is = up(Nothing(), context)
     given = RunInput(target=demo.TEMPLATE, parameters=demo.PARAMETERS, watch=True, tags=("demo",))
     result, seconds = demo.timed(lambda: run(given, context))
-    assert stack_is.embedded_url is not None, "the starter model was built two lines above"
+    assert stack_is.embedded_url is not None, "the starter model comes with the package"
     return demo.summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
 
 
@@ -405,22 +401,17 @@ def adapters_show(given: AdapterName, context: Context) -> Record:
     return Record(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
 
 
-class StarterInput(Model):
-    small: bool = Field(False, description="A third of the steps, under the name starter-small.")
-
-
-def starter_build(given: StarterInput, context: Context) -> Record:
-    """Build the starter model, or find it built."""
-    build = load("trainyard.train.starter").build_starter
-    source = build(
+def starter_build(_: Nothing, context: Context) -> Record:
+    """Train the starter model again, from the recipe and corpus of the shipped weights, and compare the two."""
+    source = load("trainyard.train.starter.build").build_starter(
         context.settings.home,
-        name=SMALL_STARTER if given.small else STARTER,
         report=lambda fraction, text: context.on_progress(
             {"node": "starter", "event": "progress", "fraction": fraction, "text": text}
         ),
     )
     return Record(record={"name": source.name, "path": str(source.path), "sha256": source.sha256,
-                          "parameters": source.parameters})  # fmt: skip
+                          "parameters": source.parameters,
+                          **load("trainyard.train.starter.build").compare(source.path, SHIPPED_STARTER)})  # fmt: skip
 
 
 # renderers
@@ -585,7 +576,7 @@ OPERATIONS: dict[str, Operation] = {
     "corpus status": Operation(night.NightInput, night.CorpusStatus, corpus_status),
     "prove-resume": Operation(ProveInput, proof.Proof, prove_resume),
     "renderers verify": Operation(RenderersInput, renderers.RendererTable, renderers_verify),
-    "starter build": Operation(StarterInput, Record, starter_build),
+    "starter build": Operation(Nothing, Record, starter_build),
 }
 
 

@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.api.keys import content_key, outside
+from trainyard.api.acceptance import (
+    deployment_reasons,
+    in_chain_order,
+    locate_model,
+    locate_models,
+    locate_parameters,
+    missing_inputs,
+    template_reasons,
+)
+from trainyard.api.keys import content_key
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
-from trainyard.compute.gpus import read_gpus
+from trainyard.compute.gpus import devices_here
 from trainyard.data.paths import data_roots, resolve_inside
-from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError
+from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Device, Port, TargetType
+from trainyard.spec.axes import BackendName, Port, TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import Defaults, check, resolve
+from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
@@ -94,7 +103,7 @@ class Plan(BaseModel):
 
     @property
     def exit_code(self) -> int:
-        return Refused.exit_code if self.refusals or any(node.problem for node in self.nodes) else 0
+        return Refused.exit_code if self.refusals else 0
 
 
 # What is asked for
@@ -131,7 +140,8 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
 def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
     if name == JOB:
         spec = accepted({"dataset": {}, **given})
-        return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": given})
+        job = JobSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
+        return Asked(spec=spec, deployment=JOB_DEPLOYMENT, parameters={"job": job})  # the form knows our words only
     spec = accepted({"template": name, "parameters": given})
     return Asked(spec=spec, deployment=f"{name}/local", parameters=given)
 
@@ -167,25 +177,49 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
+def located(wanted: Asked, settings: Settings) -> Asked:
+    """The same with whole paths of its models, in the chain and in what the deployment is given."""
+    spec = locate_models(wanted.spec, settings)
+    if "spec" in wanted.parameters:
+        parameters: dict[str, Any] = {"spec": spec.model_dump(mode="json")}
+    elif "job" in wanted.parameters:
+        parameters = {"job": locate_parameters(wanted.parameters["job"], settings)}
+    else:
+        parameters = locate_parameters(wanted.parameters, settings)
+    return Asked(spec=spec, deployment=wanted.deployment, parameters=parameters)
+
+
 def resolved(spec: ChainSpec, settings: Settings) -> ResolvedChain:
-    """The complete chain. Raises `Refused` with every reason."""
-    return resolve(spec, Defaults(base_model=settings.default_base_model))
+    """The complete chain, its models with their whole paths. Raises `Refused` with every reason."""
+    default = locate_model(settings.default_base_model, settings)
+    return resolve(locate_models(spec, settings), Defaults(base_model=default))
 
 
 # What refuses here and now
+
+
+def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """Every reason why a valid chain cannot run here and now: the one answer of check, plan, run, jobs and the flows.
+
+    Files and models that are not here, rows of the table that need the machine, chat templates, and what the targets
+    that answer now have against the adapter. Node by node, in the chain's order.
+    """
+    own = settings.model_copy(update={"tenant": chain.tenant})
+    found = [*run_reasons(chain, run_facts(chain, own)), *missing_inputs(chain, own)]
+    return in_chain_order(chain, [*found, *template_reasons(chain, own), *deployment_reasons(chain, own)])
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
     """What the machine and the settings say; the embedded server is asked only if a node wants it."""
     roots = data_roots(settings, chain.tenant)
 
-    def path_problem(path: str) -> str | None:
+    def path_problem(path: str) -> Reason | None:
         try:
             resolve_inside(path, roots)
         except Refused as refused:
-            return refused.reasons[0].because.removeprefix(f"{path!r} ").rstrip(".")
+            return refused.reasons[0]
         except TrainyardError:
-            return None  # it lies inside a root and is missing, which the node's own message tells better
+            return None  # it lies inside a root and is missing, which `missing_inputs` tells
         return None
 
     return RunFacts(
@@ -193,10 +227,10 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         path_problem=path_problem,
         backends=backends(settings),
         base=lambda name: facts_of(name, settings),
-        devices=frozenset({Device.CPU, *([Device.CUDA] if has_gpu() else [])}),
+        devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
-        has_module=lambda name: importlib.util.find_spec(name) is not None,
+        has_module=has_module,
     )
 
 
@@ -207,6 +241,13 @@ def facts_of(name: str, settings: Settings) -> BaseFacts | None:
         return base_facts(folder) if folder else None
     except TrainyardError:
         return None
+
+
+def has_module(name: str) -> bool:
+    """Whether a package can be imported here; the packages that its name is below are looked for first."""
+    parts = name.split(".")
+    parents = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return all(importlib.util.find_spec(parent) is not None for parent in parents)
 
 
 def wants_embedded(chain: ResolvedChain) -> bool:
@@ -220,16 +261,6 @@ def backends(settings: Settings) -> dict[BackendName, str | None]:
     return {name: None if one.available else f"{one.why} {one.fix}".strip() for name, one in found.items()}
 
 
-def auto_device() -> Device:
-    """What `device: auto` takes on this machine."""
-    return Device.CUDA if has_gpu() else Device.CPU
-
-
-@cache
-def has_gpu() -> bool:
-    return bool(read_gpus().gpus)
-
-
 # The plan
 
 
@@ -239,15 +270,15 @@ def plan(spec: ChainSpec, settings: Settings) -> Plan:
     settings = settings.model_copy(update={"tenant": chain.tenant})
     looks = look_up(chain, settings)
     rows = {node_id: found.rows for node_id, found in looks.items() if found.rows}
-    known = Known(rows=rows, shapes=shapes(chain, settings), device=auto_device())
+    known = Known(rows=rows, shapes=shapes(chain, settings), device=devices_here()[0])
     estimates = {one.node: one for one in estimate(chain, known)}
-    reasons = run_reasons(chain, run_facts(chain, settings))
+    reasons = examine(chain, settings)
     return Plan(
         chain=chain.name,
         tenant=chain.tenant,
         digest=chain.digest,
         order=chain.order,
-        nodes=tuple(plan_node(chain.node(one), looks[one], estimates[one]) for one in chain.order),
+        nodes=tuple(plan_node(chain.node(one), looks[one], estimates[one], reasons) for one in chain.order),
         backends={name.value: "available" if why is None else why for name, why in backends(settings).items()},
         refusals=tuple({**reason.as_dict(), "line": reason.line()} for reason in reasons),
     )
@@ -258,7 +289,6 @@ class Look(BaseModel):
 
     key: str | None = None
     output: NodeOutput | None = None
-    problem: str = ""
 
     @property
     def rows(self) -> dict[Port, int]:
@@ -272,17 +302,8 @@ def look_up(chain: ResolvedChain, settings: Settings) -> dict[str, Look]:
     for node_id in chain.order:
         node = chain.node(node_id)
         inputs = inputs_of(node, looks)
-        looks[node_id] = look_outside(node, settings) if inputs is None else look_at(node, inputs, settings)
+        looks[node_id] = Look() if inputs is None else look_at(node, inputs, settings)
     return looks
-
-
-def look_outside(node: ResolvedNode, settings: Settings) -> Look:
-    """A node whose inputs are not made yet: whether the files and models that it names are there."""
-    try:
-        outside(node, settings, run_id="")
-    except TrainyardError as error:
-        return Look(problem=str(error))
-    return Look()
 
 
 def inputs_of(node: ResolvedNode, looks: Mapping[str, Look]) -> dict[Port, list[Reference]] | None:
@@ -300,11 +321,11 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
     try:
         key = content_key(node, inputs, settings, run_id="")
         return Look(key=key, output=ArtifactStore(settings.artifacts).find(key))
-    except TrainyardError as error:
-        return Look(problem=str(error))
+    except TrainyardError:
+        return Look()  # what is missing is among the reasons of `examine`
 
 
-def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
+def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason]) -> PlanNode:
     return PlanNode(
         id=node.id,
         type=node.type,
@@ -314,8 +335,8 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate) -> PlanNode:
         config=node.config.model_dump(mode="json"),
         key=look.key,
         reused=look.output is not None,
-        problem=look.problem,
-        advice=tuple(advice(node.config, auto_device())) if isinstance(node.config, TrainerConfig) else (),
+        problem="\n".join(reason.line() for reason in reasons if reason.node == node.id),
+        advice=tuple(advice(node.config, devices_here()[0])) if isinstance(node.config, TrainerConfig) else (),
         estimate=estimated,
     )
 

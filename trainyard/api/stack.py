@@ -23,9 +23,9 @@ import httpx
 import psutil
 import yaml
 
-import trainyard
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
 from trainyard.errors import NotFound, TrainyardError, Unavailable
+from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
 
@@ -33,6 +33,7 @@ Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
+SERVER_MODULE = "trainyard.api.collected"
 STARTS = 3
 """Tries of another port, where another home's server was quicker on the one that was free."""
 HEARTBEAT_S = 30
@@ -40,16 +41,16 @@ HEARTBEAT_S = 30
 
 
 def checkout() -> Path:
-    """The folder that holds `prefect.yaml`, `flows/` and `nodes/`: the editable install's checkout.
+    """The folder that contains `prefect.yaml`, `flows/` and `nodes/`: the checkout, or the copy in an installed wheel.
 
-    Raises `NotFound` (`E-CHECKOUT`) when only the library is installed.
+    Raises `NotFound` (`E-CHECKOUT`) when the installation is incomplete.
     """
-    folder = Path(trainyard.__file__).resolve().parent.parent
+    folder = project_folder()
     if not (folder / "prefect.yaml").is_file():
         raise NotFound(
-            f"There is no prefect.yaml beside the installed library at {folder}.",
-            why="Flows and deployments run from a checkout; the wheel holds only the library.",
-            do="Clone the repository and run `make setup` there.",
+            f"There is no prefect.yaml in {folder}.",
+            why="The package was copied without its flows and deployments.",
+            do="Install the wheel, or clone the repository and run `make setup` there.",
             code="E-CHECKOUT",
         )
     return folder
@@ -134,10 +135,38 @@ def needs_api_url(settings: Settings) -> str:
     """Like `api_url`, but a server that answers is required. Raises `Unavailable` (`E-NO-SERVER`)."""
     url = api_url(settings)
     if url is None:
-        raise Unavailable("No Prefect server is running.", do="Run `trainyard up`.", code="E-NO-SERVER")
+        raise no_server(settings)
     if not healthy(url, timeout_s=10):
         raise unreachable(url)
     return url
+
+
+def no_server(settings: Settings) -> Unavailable:
+    """`E-NO-SERVER`, with the servers of other homes that are running."""
+    others = servers_of_other_homes(settings)
+    instead = "".join(f", or use the other with `export TRAINYARD_HOME={home}`" for home in others)
+    return Unavailable(
+        f"No Prefect server of the home {settings.home} is running.",
+        why=" ".join(f"One of the home {home} answers at {url}." for home, url in others.items()),
+        do=f"Run `trainyard up`{instead}.",
+        code="E-NO-SERVER",
+    )
+
+
+def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
+    """Home -> address of the Prefect servers that `trainyard up` started for other homes of this user."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if SERVER_MODULE not in (process.info["cmdline"] or ()):
+            continue
+        try:
+            home = Path(process.environ().get("TRAINYARD_HOME", ""))
+        except psutil.Error:  # ended meanwhile, or another user's
+            continue
+        record = home / "services" / "server.json"
+        if home != settings.home and record.is_file():
+            found[home] = str(json.loads(record.read_text(encoding="utf-8"))["url"])
+    return found
 
 
 def unreachable(url: str) -> Unavailable:
@@ -159,7 +188,7 @@ def start_server(settings: Settings, say: Say) -> Service:
         port = port_before(settings) or free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-        prefect = [sys.executable, "-m", "trainyard.api.collected", "prefect"]
+        prefect = [sys.executable, "-m", SERVER_MODULE, "prefect"]
         argv = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         service = spawn(settings, "server", argv, service_environment(settings, url), url)
         wait_until_healthy(service)
@@ -321,9 +350,9 @@ def other_pool(settings: Settings) -> list[str]:
 def bootstrap_digest(settings: Settings, url: str) -> str:
     """Changes when the pool, the deployments or the forms of the flows would: then they are written again."""
     root = checkout()
-    files = [root / "prefect.yaml", Path(trainyard.__file__).parent / "api" / "runs" / "server.py"]
-    for folder in ("deployments", "flows", "trainyard/spec"):
-        files += sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml"))
+    files = [root / "prefect.yaml", PACKAGE / "api" / "runs" / "server.py"]
+    for folder in (root / "deployments", root / "flows", PACKAGE / "spec"):
+        files += sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
     hasher = hashlib.sha256(f"{root}|{url}|{settings.work_pool}|{version('prefect')}|{settings.prefect_home}".encode())
     for path in files:
         hasher.update(path.read_bytes())

@@ -165,8 +165,6 @@ def plan_text(result: Any) -> str:
     lines.append(table([plan_row(node) for node in result.nodes], header))
     lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
     lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
-    told = {refusal["node"] for refusal in result.refusals}
-    lines += [f"{node.id}: {node.problem}" for node in result.nodes if node.problem and node.id not in told]
     return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import orjson
 from pydantic import BaseModel, ConfigDict
@@ -55,6 +56,15 @@ class TrainingJob(BaseModel):
         data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
         own = {} if self.config.reuse else {"run": self.run}
         return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
+
+
+def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:
+    """The config whose mirror, where it is a relative folder such as `file:checkpoints`, is below `folder`."""
+    parts = urlsplit(config.engine.mirror or "")
+    if parts.scheme != "file" or parts.netloc or not parts.path or parts.path.startswith("/"):
+        return config
+    place = (folder / unquote(parts.path)).resolve().as_uri()
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"mirror": place})})
 
 
 PLACES = {"threads", "locks", "devices", "run", "node", "data", "base", "adapter"}

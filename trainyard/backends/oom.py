@@ -22,7 +22,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.gpus import MIB, read_gpus
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import Wanted, kernel_kills
 from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
@@ -43,7 +43,6 @@ FEWEST_ROWS = {Stage.KTO: 2}
 """Rows that a micro-batch needs where its loss compares them; elsewhere one."""
 REMEMBERED_FILE = "halved.json"
 """In the work folder of the job as it was asked for: that it did not fit, and how it goes on."""
-VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
 
 
 def train_within_memory(
@@ -93,12 +92,6 @@ def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool
         return killed_by_kernel and "SIGKILL" in error.what
     foreign = error.code in ("E-CRASH", "E-EXIT", "E-PROGRAM", "E-FAILED")
     return foreign and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
-
-
-def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
-    """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
-    lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
-    return sum(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
 
 
 def tail(path: Path) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from trainyard import errors
@@ -36,10 +38,16 @@ KEPT_FACTS = (
     "final_loss",
     "tokens",
     "rows",
+    "counted",
+    "data",
     "device",
     "precision",
     "seconds",
 )
+
+
+SMOOTHED_SHARE = 0.1
+"""Share of the steps at either end whose mean says where a loss began and ended: one batch alone may be an easy one."""
 
 
 class TrainingStopped(TrainyardError):
@@ -119,6 +127,8 @@ def collect(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produce
     port = job.output
     made = work / RESULT_FOLDER / port.value
     training = {**tool_facts(start, work), **json.loads((made / TRAINING_FILE).read_text(encoding="utf-8"))}
+    ends = smoothed_losses(training["losses"])
+    training |= ends
     write_json_durably(made / TRAINING_FILE, training)
     target = folder / port.value
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,12 +137,24 @@ def collect(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produce
         shutil.rmtree(work / name, ignore_errors=True)
     for name in (DECISIONS_FILE, FITTED_FILE):
         (work / name).unlink(missing_ok=True)
-    facts = {name: training[name] for name in KEPT_FACTS}
+    facts = {name: training[name] for name in KEPT_FACTS} | ends
     facts |= {"backend": job.config.backend.value, "tool_version": start.tool_version}
     facts |= {"attempts": start.attempts + 1, "restarted_from": start.listener.begun.get("restarted_from")}
     if job.config.control:
         facts["control"] = job.config.control
     return Produced(outputs={port: ProducedSet(folder=port.value, facts=facts)}, facts=facts)
+
+
+def smoothed_losses(losses: Sequence[Sequence[float]]) -> dict[str, float]:
+    """`loss_at_start` and `loss_at_end`: means of the losses of the first and the last tenth of the steps.
+
+    `losses` are [step, loss, learning rate].
+    """
+    values = [float(point[1]) for point in losses if point[1] is not None]
+    if not values:
+        return {}
+    size = math.ceil(SMOOTHED_SHARE * len(values))
+    return {"loss_at_start": fmean(values[:size]), "loss_at_end": fmean(values[-size:])}
 
 
 @dataclass(frozen=True)

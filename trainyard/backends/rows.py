@@ -82,7 +82,8 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
 
     A line is {"messages", "tools"?} for sft, {"prompt", "chosen", "rejected"} for dpo and reward, {"prompt",
     "completion", "label"} for kto, {"text"} for cpt; messages are {"role", "content", "tool_calls"?} as OpenAI has
-    them. Raises `InvalidInput` (`E-NO-DATA`) if no row is left.
+    them, with `name`, `tool_call_id` and `reasoning_content` where there are such; a `weight` of 0 marks a turn without
+    loss. Raises `InvalidInput` (`E-NO-DATA`) if no row is left.
     """
     counts: Counter[str] = Counter({"read": 0, "written": 0, "held_out": 0})
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,7 @@ def tools_of(tools: str | None) -> dict[str, Any]:
 
 
 def turns(messages: list[Message]) -> list[dict[str, Any]]:
-    return [{"role": one.role, "content": one.content, **calls_of(one.tool_calls)} for one in messages]
+    return [{"role": one.role, "content": one.content, **calls_of(one.tool_calls), **one.extras} for one in messages]
 
 
 def calls_of(tool_calls: str | None) -> dict[str, Any]:

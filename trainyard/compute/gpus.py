@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pynvml
+
+from trainyard.spec.axes import Device
 
 MIB = 1 << 20
 HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULATED_DEVICES"
@@ -71,6 +75,18 @@ def read_gpu(index: int) -> Gpu:
     )
 
 
+def devices_here() -> tuple[Device, ...]:
+    """What this machine computes with, the fastest first. The one answer for check, plan, run and every backend."""
+    has_gpu = os.environ.get(HIDING_VARIABLE) != "" and bool(read_gpus().gpus)
+    return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu)
+
+
+def devices_of(system: str, machine: str, *, has_gpu: bool) -> tuple[Device, ...]:
+    """NVML sees GPUs; every Mac with a processor of Apple's has MPS; a CPU is everywhere."""
+    found = {Device.CUDA: has_gpu, Device.MPS: (system, machine) == ("darwin", "arm64"), Device.CPU: True}
+    return tuple(device for device, present in found.items() if present)
+
+
 def device_numbers() -> tuple[int, ...]:
     """The devices that trainings of this process take turns on, in ascending order: GPUs by NVML's number, or 0.
 
@@ -119,11 +135,3 @@ def cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 def training_threads(asked: int) -> int:
     """Threads of a CPU training child: what was asked for, or one per physical core when that is 0."""
     return asked or physical_cores()
-
-
-def cpu_bf16(path: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The instruction set by which this CPU multiplies bf16 natively (`amx_bf16`, `avx512_bf16`), or None."""
-    if not path.is_file():
-        return None
-    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "").split()
-    return next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)

@@ -39,6 +39,7 @@ from trainyard.compute.tail import Event, EventTail
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
 """What the child has for saving when the caller itself is interrupted."""
+VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
 
 
 class Wanted(StrEnum):
@@ -159,6 +160,7 @@ def supervise(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ERROR_FILE).unlink(missing_ok=True)
     tail = EventTail.at_end(folder / EVENTS_FILE)
+    kills = kernel_kills()
     last: list[Event] = []
 
     def hand_on(event: Event) -> None:
@@ -178,7 +180,13 @@ def supervise(
         for event in tail.read_rest():
             hand_on(event)
     said = str(last[0].get("reason", "")) if last else ""
-    return outcome(process.returncode, stop, said, folder)
+    return outcome(process.returncode, stop, said, folder, killed_for_memory=kernel_kills() > kills)
+
+
+def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
+    """How often the kernel killed a process for memory since it started: its counter, and that of our cgroup."""
+    lines = [line.split() for path in files if path.is_file() for line in path.read_text().splitlines()]
+    return sum(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
 
 
 @contextmanager
@@ -210,7 +218,7 @@ def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path) -> Outcome:
+def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path, *, killed_for_memory: bool = False) -> Outcome:
     """Give the exit code its meaning."""
     seconds = time.monotonic() - stop.started
     if exit_code == 0:
@@ -219,10 +227,10 @@ def outcome(exit_code: int, stop: StopRequest, said: str, folder: Path) -> Outco
         return Outcome(Status.STOPPED, exit_code, stop.reason or said, None, seconds)
     if stop.reason and exit_code in (-signal.SIGTERM, -signal.SIGKILL):
         return Outcome(Status.STOPPED, exit_code, stop.reason, None, seconds, killed=exit_code == -signal.SIGKILL)
-    return Outcome(Status.FAILED, exit_code, said, read_error(folder, exit_code), seconds)
+    return Outcome(Status.FAILED, exit_code, said, read_error(folder, exit_code, killed_for_memory), seconds)
 
 
-def read_error(folder: Path, exit_code: int) -> dict[str, Any]:
+def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[str, Any]:
     """`error.json`, or what can be said without it."""
     path = folder / ERROR_FILE
     if path.is_file():
@@ -232,10 +240,20 @@ def read_error(folder: Path, exit_code: int) -> dict[str, Any]:
         except orjson.JSONDecodeError:
             return plain_error("E-CRASH", f"The program left an unreadable {ERROR_FILE}.", last_log_line(folder))
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        advice = "It may have used up the memory: lower batch_size or max_length." if name == "SIGKILL" else ""
-        return plain_error("E-KILLED", f"The program was ended from outside by {name}.", advice)
+        return killed_error(signal.Signals(-exit_code).name, killed_for_memory)
     return plain_error("E-EXIT", f"The program ended with exit code {exit_code}.", last_log_line(folder))
+
+
+def killed_error(name: str, killed_for_memory: bool) -> dict[str, Any]:
+    """What is known of a death by signal: whether the kernel counted a kill for memory while the program ran."""
+    what, do = f"The program was ended from outside by {name}.", "Resume the run: what was saved is used."
+    why = ""
+    if name == "SIGKILL" and killed_for_memory:
+        why = "The kernel ended a process for want of memory in that time."
+        do = "Lower batch_size or max_length, or close other programs, then start it again."
+    elif name == "SIGKILL":
+        why = "The kernel counted no kill for want of memory in that time."
+    return {**plain_error("E-KILLED", what, why), "do": do}
 
 
 def plain_error(code: str, what: str, why: str) -> dict[str, Any]:

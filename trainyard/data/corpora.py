@@ -35,6 +35,8 @@ LEAST_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
 CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
 """Of source code and small vocabularies; prose has four characters a token."""
+TURN_KEYS = ("role", "content")
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 HELDOUT_FILE = "heldout/heldout.arrow"
 ASK = "Describe this change as its commit message would."
 Value = dict[str, Any]
@@ -257,6 +259,11 @@ def text(value: Mapping[str, Any], key: str) -> str:
 def turns(value: Any, key: str) -> list[Value]:
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
         raise bad(f"`{key}` is no list of messages")
+    unread = sorted(
+        {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
+    )
+    if unread:
+        raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")
     return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
 
 
@@ -266,7 +273,8 @@ def turns(value: Any, key: str) -> list[Value]:
 def tuples_of_commits(repository: Repository, briefs: Mapping[str, str] | None = None) -> Iterator[Value]:
     """Engineering tuples of a repository's commits: diff, message, and the review brief where there is one.
 
-    `briefs` maps a commit's id (or its first twelve digits) to the brief of its review.
+    `briefs` maps a commit's id (or its first twelve digits) to the brief of its review. Commits that give no tuple are
+    counted by reason in `repository.skipped`.
     """
     known = {name[:12]: brief for name, brief in (briefs or {}).items()}
     for document in commit_documents(repository):
@@ -274,7 +282,11 @@ def tuples_of_commits(repository: Repository, briefs: Mapping[str, str] | None =
         message, sign, diff = document.text.partition("\n\ndiff --git ")
         brief = known.get(document.source.rpartition("@")[2])
         value = {"diff": f"diff --git {diff}", "message": message}
-        if sign and message.strip() and len(diff) <= MOST_CHARS:
+        if not sign or not message.strip():
+            repository.skipped["no_text_change"] += 1
+        elif len(value["diff"]) > MOST_CHARS or len(message) > MOST_CHARS:
+            repository.skipped["large_diff"] += 1
+        else:
             yield {**value, "brief": brief} if brief else value
 
 

@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
-from trainyard.settings import Settings
+from trainyard.settings import Settings, settings, settings_file
 
 ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
+
+
+WHERE_RELATIVE = (
+    "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
+    "it starts at the deployment's folder."
+)
 
 
 def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...]:
@@ -37,22 +43,25 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     candidates = [(root / text).resolve() for root in real_roots]
     contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
     if not contained:
-        raise outside(text, roots, field, f"leads to {candidates[0]}, outside of the data roots")
+        raise outside(text, roots, field, f"leads to {candidates[0]}, outside of the data roots", candidates[0])
     existing = next((place for place in contained if place.exists()), None)
     if existing is None:
         raise NotFound(
             f"There is no file or folder {text!r}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",
-            do="Correct the path, or start from the folder that it is relative to.",
+            do=f"Correct the path, or write the whole path. {WHERE_RELATIVE}",
             code="E-DATA-MISSING",
         )
     return existing
 
 
-def outside(text: str, roots: Sequence[Path], field: str, because: str) -> Refused:
-    allowed = ", ".join(map(str, roots))
-    instead = f"A path inside {allowed}, or let the operator add the folder to data_roots."
-    return Refused([Reason("R-PATH-ROOT", None, field, f"{text!r} {because}.", instead)])
+def outside(text: str, roots: Sequence[Path], field: str, because: str, place: Path | None = None) -> Refused:
+    """The refusal of a path; `place` is where it leads, if that is a folder or a file that an operator may allow."""
+    instead = f"Use a path inside {', '.join(map(str, roots))}"
+    folder = place if place is None or place.is_dir() else place.parent
+    if folder is not None and folder != Path(folder.anchor):
+        instead += f", or write the line `{settings().data_roots_line(folder)}` into {settings_file()}"
+    return Refused([Reason("R-PATH-ROOT", None, field, f"The path {text!r} {because}.", f"{instead}.")])
 
 
 def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
@@ -64,7 +73,7 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     """
     real = path.resolve() if path.is_symlink() else path
     if not any(real.is_relative_to(root.resolve()) for root in roots):
-        raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots")
+        raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -14,6 +14,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -24,6 +25,11 @@ from trainyard.spec.axes import Port
 ROWS_FILE = "rows.arrow"
 BATCH_ROWS = 10_000
 
+WEIGHT = "weight"
+TEMPLATE_EXTRAS = ("name", "tool_call_id", "reasoning_content")
+"""Further fields of a turn that chat templates read."""
+EXTRAS = (*TEMPLATE_EXTRAS, WEIGHT)
+"""Keys of `Message.more`. A weight is there only if it is 0: the turn is context, and gets no loss."""
 TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING = "train", "unseen_documents", "unseen_wording"
 
 
@@ -33,6 +39,18 @@ class Message(msgspec.Struct, gc=False, omit_defaults=True):
     role: str
     content: str
     tool_calls: str | None = None
+    more: str | None = None
+    """JSON text of what few turns have: some of `EXTRAS`. One column on disk, because it is nearly always null."""
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What the turn has beside its text and its calls, by name."""
+        return msgspec.json.decode(self.more) if self.more else {}
+
+    @property
+    def learned(self) -> bool:
+        """Whether a turn of the assistant takes part in the loss."""
+        return self.more is None or self.extras.get(WEIGHT, 1) != 0
 
 
 class DocumentRow(msgspec.Struct, gc=False):
@@ -45,7 +63,7 @@ class DocumentRow(msgspec.Struct, gc=False):
 
 
 class SftRow(msgspec.Struct, gc=False):
-    """`messages` ends with the assistant turn that is learned; earlier assistant turns are context and learned too."""
+    """`messages` ends with a turn of the assistant. Every turn of the assistant is learned, unless its weight is 0."""
 
     messages: list[Message]
     doc_id: str = ""
@@ -92,7 +110,7 @@ def chosen_side(row: PreferenceRow) -> SftRow:
 
 Row = DocumentRow | SftRow | PreferenceRow | LabelledRow | TextRow
 
-MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "tool_calls", "more")])
 MESSAGES = pa.list_(MESSAGE)
 _ORIGIN = [("doc_id", pa.string()), ("source", pa.string()), ("split", pa.string())]
 SCHEMAS: dict[Port, pa.Schema] = {
@@ -136,6 +154,7 @@ def messages_column(conversations: list[list[Message]]) -> pa.ListArray:
         pa.array([turn.role for turn in turns], pa.string()),
         pa.array([turn.content for turn in turns], pa.string()),
         pa.array([turn.tool_calls for turn in turns], pa.string()),
+        pa.array([turn.more for turn in turns], pa.string()),
     ]
     flat = pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=MESSAGES)

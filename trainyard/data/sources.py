@@ -92,7 +92,7 @@ class Reading:
             wanted = AS_NAMED[self.named]
         if given.repository:
             place = resolve_inside(given.repository, roots, field="config.repository")
-            return open_repository_set(place, roots, self.limits)
+            return open_repository_set(place, given, roots, self.limits)
         if given.url:
             fetched = self.fetch(given.url, scratch, report)
             return open_files(fetched.path, given, wanted, roots=(scratch,), limits=self.limits, name=fetched.name)

@@ -168,12 +168,20 @@ def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     accuracy of preference sets, loss and token accuracy of the others, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
-        return tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
+        listed = tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
+        return (*listed, *quote_lines(job))
     lines: list[BenchmarkSpec] = []
     for held in job.heldout:
         names = ("pairwise_reward_accuracy",) if held.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
         lines += [by_default(name, job.config.tolerance, held.name) for name in names]
-    return (*lines, by_default("forgetting", job.config.tolerance))
+    return (*lines, *quote_lines(job), by_default("forgetting", job.config.tolerance))
+
+
+def quote_lines(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
+    """How often the right answer is quoted, on the deciding set; its margin is everything, so it decides nothing."""
+    if not (job.config.quotes and job.heldout):
+        return ()
+    return (BenchmarkSpec(name="quotes", set=job.heldout[0].name, max_rows=job.config.quotes, margin=1.0),)
 
 
 def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = None) -> BenchmarkSpec:

@@ -121,9 +121,11 @@ def training_summary(job: EvaluationJob) -> dict[str, Any]:
         "backend",
         "base_model",
         "tokens",
+        "rows",
+        "counted",
         "steps",
-        "first_loss",
-        "final_loss",
+        "loss_at_start",
+        "loss_at_end",
         "losses",
         "seconds",
     )
@@ -210,13 +212,14 @@ def cell(text: str) -> str:
 
 def training_table(training: Mapping[str, Mapping[str, Any]]) -> str:
     """The token ledger and the losses, one column per trained adapter."""
-    keys = ["stage", "method", "backend", "steps", "first_loss", "final_loss", "seconds"]
+    keys = ["stage", "method", "backend", "steps", "loss_at_start", "loss_at_end", "seconds"]
     ledger = list(dict.fromkeys(name for facts in training.values() for name in facts.get("tokens", {})))
     rows = [[key, *(number(facts.get(key)) for facts in training.values())] for key in keys]
     rows += [
         [f"tokens {name}", *(number(facts.get("tokens", {}).get(name)) for facts in training.values())]
         for name in ledger
     ]
+    rows.append(["rows trained", *(number((facts.get("rows") or {}).get("trained")) for facts in training.values())])
     return table(["", *training], rows)
 
 

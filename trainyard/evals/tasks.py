@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from trainyard.data.rows import (
+    TEMPLATE_EXTRAS,
     UNSEEN_WORDING,
     DocumentRow,
     LabelledRow,
@@ -109,14 +110,23 @@ def case_of_row(row: Row, *, by_question: bool) -> Iterator[Case]:
     pair = getattr(row, "pair", "")
     cluster = (pair or row.source) if by_question else (row.doc_id or pair or row.source)
     match row:
-        case SftRow(messages=[*prompt, last]) if last.role == "assistant":
-            yield conversation(row, cluster, prompt, last)
+        case SftRow(messages=messages):
+            for *prompt, last in up_to_answer(messages):
+                yield conversation(row, cluster, prompt, last)
         case PreferenceRow(chosen=[*middle, last], rejected=[*_, worse]):
             yield conversation(row, cluster, [*row.prompt, *middle], last, rejected=turn(worse))
         case LabelledRow(completion=[*middle, last], label=True):
             yield conversation(row, cluster, [*row.prompt, *middle], last)
         case DocumentRow() | TextRow():
             yield Case(id=row.source, cluster=cluster, text=row.text)
+
+
+def up_to_answer(messages: list[Message]) -> list[list[Message]]:
+    """The conversation up to its last answer that is to be learned, if it ends with an answer."""
+    if not messages or messages[-1].role != "assistant":
+        return []
+    places = [place for place, one in enumerate(messages, 1) if one.role == "assistant" and one.learned]
+    return [messages[: places[-1]]] if places else []
 
 
 def conversation(
@@ -142,6 +152,7 @@ def turn(message: Message) -> Turn:
     plain: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         plain["tool_calls"] = msgspec.json.decode(message.tool_calls)
+    plain |= {name: value for name, value in message.extras.items() if name in TEMPLATE_EXTRAS}
     return plain
 
 

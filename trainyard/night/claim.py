@@ -167,7 +167,8 @@ def passed(facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def told(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:
-    losses = {name: facts.get(name) for name in ("first_loss", "final_loss")}
+    ends = {"first_loss": "loss_at_start", "final_loss": "loss_at_end"}  # means, where a trainer gave them
+    losses = {name: facts.get(mean, facts.get(name)) for name, mean in ends.items()}
     return TrainingReport(marker=marker.name, outcome=outcome, **losses, **more)
 
 

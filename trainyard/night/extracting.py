@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import orjson
@@ -212,6 +212,37 @@ class Writer:
         )
 
 
+PROGRESS_S = 15.0
+"""Least time between two lines about the progress of a night."""
+
+
+class Pace:
+    """How far the reading of documents is, and how long it will take."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.done = now, 0
+        self.begun = self.said = now()
+
+    def line(self, left: int) -> str:
+        """Count a document; a line of text when the last one is long enough ago, else nothing."""
+        self.done += 1
+        at = self.now()
+        if at - self.said < PROGRESS_S or at == self.begun:
+            return ""
+        self.said = at
+        rate = self.done / (at - self.begun)
+        time_left = f"about {duration(left / rate)} left" if left else "all asked"
+        return f"documents: {self.done:,} of {self.done + left:,} read, {rate * 60:,.1f} a minute, {time_left}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3 h 20 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 @dataclass
 class Reading:
     """One phase's reading: the queue, the plan, and whether the server still answers."""
@@ -224,6 +255,10 @@ class Reading:
     flying: int = 0
     failures: int = 0
     last_failure: Unavailable | None = None
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.world.clock.monotonic)
 
     @property
     def hopeless(self) -> bool:
@@ -248,7 +283,7 @@ class Reading:
 
     async def together(self, complete: Complete, slots: int) -> None:
         """So many at a time. When one fails for good, nothing of the others is written any more."""
-        limit = self.planner.deadline + self.config.window.drain_s - self.world.clock.monotonic()
+        limit = self.planner.deadline + self.world.drain_s(self.config.window) - self.world.clock.monotonic()
         tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
         try:
             async with asyncio.timeout(max(0.0, limit)):
@@ -269,6 +304,8 @@ class Reading:
                 continue
             self.world.at("night.document.read")
             await self.ask(complete, content)
+            if line := self.pace.line(len(self.waiting) + self.flying):
+                self.world.say(line)
 
     async def ask(self, complete: Complete, content: Content) -> None:
         """One document: extraction, quarantine, or back into the queue's end for another night."""

@@ -194,7 +194,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[Document]) -> Pha
     """Read documents until nothing waits or the budget ends. What was read counts even if the server then failed."""
     world, serving, window = night.world, night.config.serving, night.config.window
     begun = world.clock.monotonic()
-    reserve = window.drain_s + window.free_s
+    reserve = world.drain_s(window) + window.free_s
     # What is in flight at the end, and stopping the server, are inside the window too.
     deadline = min(night.until(window.phase1_s), night.ends - reserve)
     with world.stores.graph() as graph:
@@ -231,7 +231,7 @@ def release(night: Night, report: Phase1Report) -> Phase1Report:
     begun = world.clock.monotonic()
     failure, free = report.failure, False
     try:
-        world.server.drain(window.drain_s)
+        world.server.drain(world.drain_s(window))
         world.at("night.server.drained")
     except (TrainyardError, OSError) as error:
         failure = failure or failure_of(error)
@@ -312,7 +312,7 @@ def threshold(night: Night, bucket: BucketSpec) -> BucketReport:
                 update={"marker": waiting[0].marker.name, "note": "it waits since an earlier night"}
             )
         if new < bucket.threshold:
-            return report.model_copy(update={"note": f"{bucket.threshold - new} more are needed"})
+            return report.model_copy(update={"note": f"{bucket.threshold - new} more needed"})
         return report.model_copy(update={"marker": leave_marker(night, bucket, reading)})
     except (TrainyardError, OSError) as error:
         return report.model_copy(update={"failure": failure_of(error)})

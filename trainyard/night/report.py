@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.stores.files import Files, write_whole
 
 REPORT_FILE = "report.json"
-RETRY = "trainyard nightly run --once"
+RETRY = "trainyard nightly run"
 
 
 class Part(BaseModel):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 
-import trainyard
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import device_lock
@@ -15,6 +14,7 @@ from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.points import nothing
 from trainyard.night.training import HouseTrainer, fits, tenant_root
 from trainyard.night.world import Stores, World
+from trainyard.project import project_folder
 from trainyard.serve.extraction import SCHEMA, Complete
 from trainyard.serve.inference_server import InferenceServer, read_profile
 from trainyard.serve.inference_server.profiles import ServerProfile
@@ -29,7 +29,7 @@ from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, t
 from trainyard.stores.markers.records import boot_id
 from trainyard.stores.objects import ObjectStore, open_store
 
-PROFILES = Path(trainyard.__file__).parent.parent / "deployments" / "profiles"
+PROFILES = project_folder() / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"
 
 
@@ -38,7 +38,7 @@ class HouseServer:
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
         self.server = InferenceServer(profile, folder, settings, index=device_numbers()[0])
-        self.config = config
+        self.config, self.drain_s = config, profile.drain_s
 
     def start(self) -> None:
         self.server.start()
@@ -101,7 +101,7 @@ def world_of(
             objects=objects,
         ),
         server=HouseServer(profile_of(config, settings), settings.services / "night-server", config, settings),
-        trainer=HouseTrainer(config, settings, unfit),
+        trainer=HouseTrainer(config, settings, unfit=unfit),
         owner=this_owner(),
         boot_id=boot_id(),
         base_model=config.phase2.training.base_model or settings.default_base_model,

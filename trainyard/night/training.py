@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import orjson
 
 from trainyard.backends.base import probe, run_training
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, locate_mirror
+from trainyard.backends.oom import train_within_memory
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import Wanted, ignore
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.world import Order, Trained, Verdict
@@ -24,7 +26,7 @@ from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
-from trainyard.stores.artifacts import Reference, describe_files, write_json_durably
+from trainyard.stores.artifacts import Produced, Reference, describe_files, write_json_durably
 from trainyard.stores.models import resolve_model
 
 DONE_FILE = "trained.json"
@@ -39,11 +41,17 @@ def fits() -> str:
 class HouseTrainer:
     """`world.Trainer` with the product's own backends, evaluations and deployments.
 
-    `unfit` says what of the config this machine cannot carry out; empty for nothing.
+    `run` trains one job; `unfit` says what of the config this machine cannot carry out, empty for nothing.
     """
 
-    def __init__(self, config: NightConfig, settings: Settings, unfit: Callable[[], str] = fits) -> None:
-        self.config, self.settings, self.unfit = config, settings, unfit
+    def __init__(
+        self,
+        config: NightConfig,
+        settings: Settings,
+        run: Callable[..., Produced] = run_training,
+        unfit: Callable[[], str] = fits,
+    ) -> None:
+        self.config, self.settings, self.unfit, self.run = config, settings, unfit, run
         self.registry = AdapterRegistry(settings.adapters)
 
     def missing(self) -> str:
@@ -56,11 +64,26 @@ class HouseTrainer:
         if not done.is_file():
             order.work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(order.work / "adapter", ignore_errors=True)
-            produced = run_training(
-                self.job(order), order.work, wanted=still(order), settings=self.settings, budget_s=order.budget_s
+            produced = train_within_memory(
+                self.job(order),
+                order.work,
+                wanted=still(order),
+                on_event=ignore,
+                settings=self.settings,
+                train=self.in_time(order.budget_s),
             )
             write_json_durably(done, produced.facts)
         return Trained(order.work / "adapter", orjson.loads(done.read_bytes()))
+
+    def in_time(self, budget_s: float) -> Callable[..., Produced]:
+        """`run` with what is left of the order's budget, or of the config's where that is shorter."""
+        own = self.config.phase2.training.budget_s
+        ends = time.monotonic() + min(budget_s, own or budget_s)
+
+        def train(job: TrainingJob, folder: Path, **given: Any) -> Produced:
+            return self.run(job, folder, budget_s=max(1.0, ends - time.monotonic()), **given)
+
+        return train
 
     def job(self, order: Order) -> TrainingJob:
         """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
@@ -72,7 +95,7 @@ class HouseTrainer:
         trainer = resolve_trainer(night_trainer(self.config, marker.method), self.settings.default_base_model)
         base = resolve_model(marker.base_model, self.settings)
         return TrainingJob(
-            config=trainer,
+            config=locate_mirror(trainer, self.settings.working_folder),
             data={port: str(rows)},
             data_sha256={port: hashlib.sha256(f"{marker.corpus_sha256}:{share}:{length}".encode()).hexdigest()},
             base=base.location,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from trainyard.data.corpora import Corpora, CorpusTuple
 from trainyard.night.points import nothing
 from trainyard.serve.extraction import Complete
+from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.clock import Clock
 from trainyard.stores.documents import DocumentLedger
@@ -28,6 +29,9 @@ Facts = dict[str, Any]
 
 class ModelServer(Protocol):
     """The server that reads documents in phase 1. Times are seconds; each call raises what went wrong."""
+
+    drain_s: float
+    """What its profile gives requests in flight to end."""
 
     def start(self) -> None:
         """Boot the machine if there is a command for it, and start the server."""
@@ -153,3 +157,7 @@ class World:
     say: Callable[[str], None] = nothing
     loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
     """Runs phase 1's client to its end."""
+
+    def drain_s(self, window: Window) -> float:
+        """What requests in flight have to end: as the window or the server's profile says, whichever is shorter."""
+        return min(float(window.drain_s), self.server.drain_s)

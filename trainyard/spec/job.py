@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import Field, model_validator
+
 from trainyard.spec.axes import DataFormat
 from trainyard.spec.chain import ChainSpec
+from trainyard.spec.migrate import job_words
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, TrainerNode, Url
 from trainyard.spec.training import Strict, TrainerConfig, TrainingSettings
 
@@ -14,15 +19,20 @@ class DatasetSpec(Strict):
     path: Path
     format: DataFormat = DataFormat.AUTO
     data_worker: Url | None = None
-    tenant_id: Name | None = None
+    max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")
 
 
 class JobSpec(TrainingSettings):
-    """The body of a training job. `method: dpo` and `hyperparams:` are read too (`spec/migrate.py`)."""
+    """The body of a training job. Spellings of other tools, such as `hyperparams:`, are read too."""
 
     name: Name = "training-job"
     tenant: Name = "default"
     dataset: DatasetSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_our_words(cls, given: Any) -> Any:
+        return job_words(given)
 
 
 def chain_of_job(job: JobSpec) -> ChainSpec:

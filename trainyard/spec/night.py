@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Stage
@@ -84,10 +85,14 @@ class Window(Strict):
         "01:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time at which a night begins."
     )
     window_s: Seconds = Field(14_400, description="The whole night; wins over every other budget.")
-    boot_s: Seconds = Field(5_400, description="Until the model server has to be ready; not part of phase 1.")
+    boot_s: Seconds = Field(
+        5_400, description="Until the model server has to be ready, if its profile's `ready_s` is not shorter."
+    )
     phase1_s: Seconds = 7_200
     phase2_s: Seconds = 7_200
-    drain_s: Seconds = Field(120, description="What requests in flight have after the last one was admitted.")
+    drain_s: Seconds = Field(
+        120, description="What requests in flight have after the last admission, if the profile's is not shorter."
+    )
     free_s: Seconds = Field(120, description="Until the device has to be free after the server was stopped.")
 
     @field_validator("zone")
@@ -122,6 +127,14 @@ class Serving(Strict):
     max_document_bytes: int = Field(1_000_000, ge=1_000, le=100_000_000, description="Longer ones are quarantined.")
 
 
+SETTLED_BY_THE_NIGHT: dict[str, tuple[Any, str]] = {
+    "stage": (Stage.SFT, "the stage is the bucket's `method`"),
+    "adapter": ("continue", "each adapter is trained from the base"),
+    "reuse": (True, "a marker is trained once"),
+}
+"""Settings of a trainer that a night decides itself: the default, and what it does instead."""
+
+
 class Phase2(Strict):
     """How adapters are made of full buckets."""
 
@@ -133,13 +146,23 @@ class Phase2(Strict):
             hyperparameters=Hyperparameters(epochs=2, max_length=512, gradient_checkpointing=True),
             lora=LoraSettings(profile="nightly"),
         ),
-        description="The stage is the bucket's method.",
+        description="The stage is the bucket's method. `budget_s` bounds one training, within the budget of phase 2.",
     )
     gate: Literal["better", "none"] = Field("better", description="none: deploy without an evaluation.")
     holdout: float = Field(0.2, ge=0, lt=0.5, description="Share of a bucket that the gate looks at.")
     attempts: int = Field(3, ge=1, le=20, description="Failures after which a marker is given up.")
     lease_s: Seconds = Field(120, description="A claim without a sign of life for this long may be taken over.")
     poll_s: Seconds = 30
+
+    @field_validator("training")
+    @classmethod
+    def has_no_setting_of_the_night(cls, training: TrainerConfig) -> TrainerConfig:
+        given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if getattr(training, name) != usual}
+        if given:
+            names = " and ".join(f"`{name}`" for name in given)
+            told = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT-SETTING"}
+            raise PydanticCustomError("night_setting", "In a night {why}", told)
+        return training
 
 
 class NightConfig(Strict):

@@ -21,10 +21,9 @@ class SourceSet(Strict):
     url: Url | None = Field(None, description="http(s) address of a file.")
     repository: Path | None = Field(None, description="Git repository: each commit gives message and diff.")
     data_worker: Url | None = Field(None, description="Address of a data worker; always refused in this release.")
-    tenant_id: Name | None = Field(None, description="Tenant at the data worker.")
     format: DataFormat = DataFormat.AUTO
-    include: tuple[str, ...] = Field((), description="Globs of the files of a folder; empty takes every known type.")
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
+    exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
     max_rows: int | None = Field(None, ge=1, le=10**12)
 
     @model_validator(mode="after")
@@ -45,7 +44,6 @@ class DataSourceConfig(Strict):
     url: Url | None = None
     repository: Path | None = None
     data_worker: Url | None = None
-    tenant_id: Name | None = None
     format: DataFormat = DataFormat.AUTO
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -76,7 +74,7 @@ class DataSourceConfig(Strict):
 
     def single(self) -> SourceSet:
         """The one set described by the config's own fields."""
-        names = ("path", "url", "repository", "data_worker", "tenant_id", "format", "include", "exclude", "max_rows")
+        names = ("path", "url", "repository", "data_worker", "format", "include", "exclude", "max_rows")
         return SourceSet(**{name: getattr(self, name) for name in names})
 
 
@@ -163,6 +161,9 @@ class EvaluatorConfig(Strict):
     )
     confidence: float = Field(0.95, gt=0.5, lt=1)
     resamples: int = Field(2000, ge=100, le=100_000)
+    quotes: int = Field(
+        0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`, beside the others; informative."
+    )
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
     seed: int = Field(42, ge=0, le=2**31 - 1)
 

@@ -23,6 +23,8 @@ class Package(NamedTuple):
 TORCH, TRANSFORMERS = Package(("torch",), "torch"), Package(("transformers",), "transformers")
 BITSANDBYTES = Package(("bitsandbytes",), "bitsandbytes>=0.50")
 TORCHAO = Package(("torchao",), "torchao==0.18.0")
+GCS = Package(("google.cloud.storage",), "trainyard[gcs]")
+"""The client of `gs://` addresses."""
 GPTQMODEL = Package(("gptqmodel", "optimum"), "gptqmodel==7.6.0' 'optimum==2.3.0")
 
 OPTIMIZER_PACKAGES: dict[Optimizer, Package] = {

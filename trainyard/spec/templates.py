@@ -97,6 +97,9 @@ class PublishForm(Form):
     tolerance: float | None = Field(
         None, ge=0, le=1, title="Tolerance", description="Share by which metrics beside the primary may be worse."
     )
+    quotes: int = Field(
+        0, ge=0, le=1000, title="Questions", description="Held-out questions that all models answer, to count quotes."
+    )
 
 
 Validate = Annotated[
@@ -224,7 +227,7 @@ class RagTuning(Form):
 class CodeTuning(Form):
     """Instructions and code from a repository, an adapter that learned them, and its evaluation."""
 
-    repository: Path = Field(".", title="Repository", description="Folder of the code, or a git repository.")
+    repository: Path = Field(".", title="Repository", description="Folder of the code, or of a git repository.")
     learn_from: Literal["files", "commits"] = Field(
         "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
     )
@@ -321,7 +324,7 @@ def finished(name: str, nodes: list[Any], publish: PublishForm, steps: AnySteps,
         nodes.append(control_node(nodes[-1], nodes[-2].id))
     if evaluate:
         needs = (last, "control") if steps.control else None
-        judging = EvaluatorConfig(tolerance=publish.tolerance)
+        judging = EvaluatorConfig(tolerance=publish.tolerance, quotes=publish.quotes)
         nodes.append(EvaluatorNode(type="evaluator", id="evaluator", needs=needs, config=judging))
         last = "evaluator"
     if steps.deploy:

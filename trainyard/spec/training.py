@@ -19,7 +19,7 @@ from trainyard.spec.axes import (
     Stage,
     Strategy,
 )
-from trainyard.spec.migrate import trainer_words
+from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
 
 class Strict(BaseModel):
@@ -96,6 +96,9 @@ class PreferenceSettings(Strict):
     loss: PreferenceLoss = PreferenceLoss.SIGMOID
     beta: float = Field(0.1, gt=0, le=100)
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    simpo_gamma: float = Field(
+        0.5, ge=0, le=100, description="Margin between the mean log-probabilities of the two answers (simpo)."
+    )
     desirable_weight: float = Field(1.0, gt=0, le=100)
     undesirable_weight: float = Field(1.0, gt=0, le=100)
 
@@ -175,7 +178,13 @@ class RolloutSettings(Strict):
     max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
     temperature: float = Field(1.0, gt=0, le=100)
     beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
-    epsilon: float = Field(0.2, gt=0, lt=1, description="Bound on the change of a token's probability in one step.")
+    num_iterations: int = Field(
+        1, ge=1, le=100, description="Optimizer steps that learn from the same completions before new ones are drawn."
+    )
+    epsilon: float = Field(
+        0.2, gt=0, lt=1,
+        description="Change of a token's probability above which it is clipped; needs num_iterations above 1.",
+    )  # fmt: skip
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
 
@@ -204,7 +213,9 @@ class EngineSettings(Strict):
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000)
     mirror: str | None = Field(
-        None, max_length=2048, description="Object store that checkpoints are copied to, such as file:///backup."
+        None,
+        max_length=2048,
+        description="Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
@@ -248,6 +259,22 @@ class TrainingSettings(Strict):
     @classmethod
     def in_our_words(cls, given: Any) -> Any:
         return trainer_words(given)
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def read_device(cls, given: Any) -> Any:
+        """Refuse the number of a GPU above 0: which one is taken shows when one is free."""
+        word = device_word(given)
+        number = named_gpu(word) if isinstance(word, str) else None
+        if number is not None:
+            told = {
+                "word": word,
+                "instead": f"Use device cuda; a worker started with CUDA_VISIBLE_DEVICES={number} uses only that GPU.",
+            }
+            raise PydanticCustomError(
+                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", told
+            )
+        return word
 
 
 class TrainerConfig(TrainingSettings):

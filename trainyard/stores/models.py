@@ -1,6 +1,6 @@
 """Which folder a model's name means, and whether it may be loaded. Nothing here imports torch or runs a model's code.
 
-A name is `starter` (the model that this machine built), a folder, or a Hub name such as `org/model`. A folder is
+A name is `starter` (the model that comes with Trainyard), a folder, or a Hub name such as `org/model`. A folder is
 loaded only if its weights are safetensors whose header holds together, and if nothing in it asks for code of its own:
 there is no switch that allows pickled weights or remote code, neither here nor in a chain. Every loader in the
 product passes `trust_remote_code=False` and `use_safetensors=True` besides.
@@ -26,9 +26,9 @@ from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.stores.artifacts import file_sha256, write_json_durably
 
-STARTER, SMALL_STARTER = "starter", "starter-small"
-STARTERS = {STARTER: "trainyard starter build", SMALL_STARTER: "trainyard starter build --small"}
-"""Models that this machine makes itself, by what makes them."""
+STARTER = "starter"
+SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"
+"""The starter's weights in the package; their card is the README.md next to them."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -61,20 +61,21 @@ class ModelSource:
 def resolve_model(name: str, settings: Settings) -> ModelSource:
     """The model that a name means, checked.
 
-    Raises `NotFound` (`E-MODEL-STARTER`, `E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-PICKLE`,
+    Raises `NotFound` (`E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-PICKLE`,
     `E-MODEL-REMOTE-CODE`, `E-MODEL-CONFIG`, `E-MODEL-WEIGHTS`, `E-MODEL-TOKENIZER`) or `Corrupt`
     (`E-MODEL-SAFETENSORS`).
     """
     digests = settings.models / ".digests.json"
-    if name in STARTERS:
-        return resolve_folder(name, current_starter(settings.models, name), digests=digests)
-    folder = Path(name).expanduser()
-    if name.strip() and "\0" not in name and folder.is_dir():
-        return resolve_folder(name, folder.resolve(), digests=digests)
+    if name == STARTER:
+        return resolve_folder(name, starter_folder(settings.models), digests=digests)
+    folder = model_folder(name, settings)
+    if folder is not None:
+        return resolve_folder(name, folder, digests=digests)
     if not HUB_NAME.fullmatch(name) or ".." in name:
         raise NotFound(
             f"There is no model {name!r}.",
-            why="It is neither `starter`, nor a folder on this machine, nor a Hub name of the form org/model.",
+            why="It is neither `starter`, nor a Hub name of the form org/model, nor a folder; a relative path starts "
+            f"at {settings.working_folder}.",
             do="Name an existing folder with config.json and safetensors weights, or `starter`.",
             code="E-MODEL-NOT-FOUND",
         )
@@ -84,13 +85,19 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
     return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
 
 
-def current_starter(models: Path, name: str = STARTER) -> Path:
-    """The folder that the name of a starter means. Raises `NotFound` (`E-MODEL-STARTER`) before the first build."""
-    pointer = models / name / "current"
-    folder = models / name / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
-    if folder is None or not folder.is_dir():
-        raise NotFound(f"There is no {name} model yet.", do=f"Call `{STARTERS[name]}`.", code="E-MODEL-STARTER")
-    return folder
+def starter_folder(models: Path) -> Path:
+    """The folder that `starter` means: this home's own build (`trainyard starter build`), else the shipped weights."""
+    pointer = models / STARTER / "current"
+    built = models / STARTER / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
+    return built if built is not None and built.is_dir() else SHIPPED_STARTER
+
+
+def model_folder(name: str, settings: Settings) -> Path | None:
+    """The real path of the folder that a name means; a relative one starts at the working folder, as data paths do."""
+    if name == STARTER or not name.strip() or "\0" in name:
+        return None
+    folder = settings.working_folder / Path(name).expanduser()
+    return folder.resolve() if folder.is_dir() else None
 
 
 def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> ModelSource:

@@ -54,6 +54,8 @@ DOCUMENTS = {
 class QuickServer:
     """Answers at once; `kind name` lines become entities."""
 
+    drain_s = 300.0
+
     def start(self) -> None: ...
 
     def wait_ready(self, timeout_s: float) -> None: ...

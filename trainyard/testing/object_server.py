@@ -34,13 +34,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from trainyard.testing.buckets import Answered, Buckets
+from trainyard.testing.loopback import LoopbackServer, serving
 
 GRANULE = 256 << 10
 STATUSES = frozenset({"401", "403", "404", "408", "412", "429", "500", "502", "503", "504"})
@@ -95,24 +97,22 @@ class ObjectServer(Buckets):
         self._script: deque[str] = deque()
         for fault in self.rates:
             check_fault(fault)
-        self._server = _Listener(("127.0.0.1", port), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._server = _Listener(_handler(self), port)
+        self._serving = ExitStack()
 
     def __enter__(self) -> ObjectServer:
-        self._thread.start()
+        self._serving.enter_context(serving(self._server))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._serving.close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self._server.url
 
     def script(self, *faults: str) -> None:
         """What the next requests meet, one each, in this order."""
@@ -140,10 +140,7 @@ class ObjectServer(Buckets):
         return "ok"
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
+class _Listener(LoopbackServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is part of the play."""
         if not isinstance(sys.exc_info()[1], OSError):

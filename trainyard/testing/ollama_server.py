@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from trainyard.testing.loopback import LoopbackServer, serving
 
 Answer = tuple[int, Any]
 SAID = "It is a chain of nodes."
@@ -136,13 +137,6 @@ def ollama_server() -> Iterator[OllamaDouble]:
 
         do_GET = do_POST = do_DELETE = do_HEAD = reply
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    double.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving(LoopbackServer(Handler)) as server:
+        double.url = server.url
         yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

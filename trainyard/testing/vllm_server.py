@@ -14,13 +14,14 @@ models that answer nothing, `broken` maps a path to (status, body), sent as JSON
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from trainyard.testing.loopback import LoopbackServer, serving
 
 Answer = tuple[int, Any]
 
@@ -171,13 +172,6 @@ def handler(double: VllmDouble) -> type[BaseHTTPRequestHandler]:
 def vllm_server(base: str = "base", root: str | None = None, **fields: Any) -> Iterator[VllmDouble]:
     """A double on a free loopback port; `fields` are those of `VllmDouble`."""
     double = VllmDouble(base, root or base, **fields)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(double))
-    double.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(LoopbackServer(handler(double))) as server:
+        double.url = server.url
         yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainyard.train.batching import Cursor, Feed
+from trainyard.train.batching import Feed
+from trainyard.train.progress import Progress
 from trainyard.train.session import Session, require_finite
 
 
@@ -38,24 +39,6 @@ class Hook(Protocol):
     def on_step(self, record: StepRecord) -> None: ...
 
 
-@dataclass
-class Progress:
-    """Where a run stands; part of its checkpoints."""
-
-    cursor: Cursor = field(default_factory=Cursor)
-    losses: list[list[float]] = field(default_factory=list)
-    """[step, loss, learning rate] of every step."""
-    partial: dict[str, float] = field(default_factory=dict)
-    """Sums over the micro-batches of a step that is not complete."""
-
-    def as_values(self) -> dict[str, Any]:
-        return {"cursor": asdict(self.cursor), "losses": list(self.losses), "partial": dict(self.partial)}
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Progress:
-        return cls(Cursor(**values["cursor"]), [list(point) for point in values["losses"]], dict(values["partial"]))
-
-
 def train(
     session: Session,
     feed: Feed,
@@ -73,7 +56,7 @@ def train(
     """
     while done(session) < total_steps:
         started = time.perf_counter()
-        batches = feed.step(progress.cursor)
+        batches, rows = feed.step(progress.cursor), feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))
         for batch in batches[progress.cursor.micro :]:
             if stop():
@@ -85,6 +68,7 @@ def train(
                 progress.partial[name] = progress.partial.get(name, 0.0) + float(value)
             progress.cursor = feed.plan.after(progress.cursor)
         record = finish_step(session, progress, batches, units, started)
+        progress.counted.add_step(batches, rows, skipped=record.skipped)
         for hook in hooks:
             hook.on_step(record)
         if done(session) % save_steps == 0 and done(session) < total_steps:

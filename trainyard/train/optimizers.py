@@ -23,6 +23,7 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Optimizer
 from trainyard.spec.packages import OPTIMIZER_PACKAGES, Package
 from trainyard.spec.training import TrainerConfig
+from trainyard.train.muon import Muon
 
 Group = dict[str, Any]
 """`params`, `lr`, `weight_decay`, and `names`: the name of each parameter."""
@@ -274,7 +275,7 @@ def muon(groups: list[Group]) -> Any:
     matrices, others = split_blocks(groups)
     parts: dict[str, Any] = {}
     if matrices:
-        parts["muon"] = torch.optim.Muon(matrices, momentum=MUON_MOMENTUM, adjust_lr_fn="match_rms_adamw")
+        parts["muon"] = Muon(matrices, momentum=MUON_MOMENTUM)
     if others:
         parts["adamw"] = torch.optim.AdamW(others, fused=True)
     return Assembly(parts)
@@ -388,6 +389,12 @@ def build(name: Optimizer, row: OptimizerRow, groups: list[Group]) -> Any:
             do=f"pip install --force-reinstall '{row.install}'",
             code="E-OPTIMIZER-MISSING",
         ) from error
+
+
+def optimizer_facts(optimizer: Any) -> dict[str, str]:
+    """What an optimizer chose for this device, for the record of a training: Muon's dtype."""
+    chosen = next((group["newton_schulz"] for group in optimizer.param_groups if "newton_schulz" in group), None)
+    return {"newton_schulz": chosen} if chosen else {}
 
 
 def on_train(optimizer: Any) -> None:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
 
+CPU_BF16 = ("amx_bf16", "avx512_bf16")
+"""Instruction sets that multiply bf16; without one, a CPU does it in a scalar loop."""
+BELOW_BF16 = frozenset(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"))
+"""Values of oneDNN's `ONEDNN_MAX_CPU_ISA` that switch bf16 instructions off."""
 MEASURED_GAIN = 1.1
 """bf16 has to be this much faster on the CPU: below it, the rounding buys nothing."""
 
@@ -25,6 +31,30 @@ class PrecisionChoice:
 
     precision: Precision
     why: str
+
+
+def native_bf16(device: str) -> str | None:
+    """What multiplies bf16 natively on this machine's `cpu`, `cuda` or `mps`: a name, or None for nothing.
+
+    Emulation does not count: torch reports it as support on GPUs before Ampere.
+    """
+    if device == "cpu":
+        return cpu_bf16()
+    if device == "cuda" and not load("torch").cuda.is_bf16_supported(including_emulation=False):
+        return None
+    return device
+
+
+def cpu_bf16(path: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] = os.environ) -> str | None:
+    """The instruction set by which this CPU multiplies bf16 (`amx_bf16`, `avx512_bf16`), or None.
+
+    `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` lower what the libraries use, and so what counts as native.
+    """
+    lowered = environment.get("ONEDNN_MAX_CPU_ISA", "").upper() in BELOW_BF16
+    if lowered or environment.get("ATEN_CPU_CAPABILITY", "").lower() in ("default", "avx2") or not path.is_file():
+        return None
+    flags = next((line for line in path.read_text().splitlines() if line.startswith("flags")), "").split()
+    return next((name for name in CPU_BF16 if name in flags), None)
 
 
 def choose_precision(

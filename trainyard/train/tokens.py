@@ -37,7 +37,8 @@ class Ledger:
     truncated: int = 0
     dropped: int = 0
     rows: Counter[str] = field(default_factory=Counter)
-    """read, trained, truncated (of the trained ones), held_out, and dropped_… by reason."""
+    """read, trained, truncated (of the trained ones), held_out, dropped_… by reason, and hidden_… by the field that the
+    chat template leaves out."""
 
     @property
     def balanced(self) -> bool:
@@ -49,7 +50,12 @@ class Ledger:
     def line(self) -> str:
         """The ledger as a person reads it."""
         names = ("trained", "masked", "truncated", "dropped")
-        return f"tokens: read {self.read:,} = " + " + ".join(f"{name} {getattr(self, name):,}" for name in names)
+        balance = f"tokens: read {self.read:,} = " + " + ".join(f"{name} {getattr(self, name):,}" for name in names)
+        hidden = {
+            name.removeprefix("hidden_"): count for name, count in self.rows.items() if name.startswith("hidden_")
+        }
+        notes = [f"; the chat template does not show the {name} of {count:,} rows" for name, count in hidden.items()]
+        return balance + "".join(notes)
 
 
 def encode_sft(
@@ -88,10 +94,24 @@ def render_or_count(
     """The pieces of a row; a row that the template refuses (wrong order of roles, say) is counted instead."""
     try:
         with template_limits():
-            return renderer.pieces(messages, tools)
+            pieces = renderer.pieces(messages, tools)
     except TemplateError:
         ledger.rows["dropped_template"] += 1
         return None
+    count_hidden(messages, pieces, ledger)
+    return pieces
+
+
+def count_hidden(messages: Sequence[Message], pieces: Sequence[Piece | str], ledger: Ledger) -> None:
+    """Count a row whose reasoning or names the template leaves out: they are in the data and reach no token."""
+    given = [message.extras for message in messages if message.more]
+    if not given:
+        return
+    shown = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+    for name in ("reasoning_content", "name"):
+        texts = [str(extras.get(name, "")).strip() for extras in given]
+        if any(text not in shown for text in texts):
+            ledger.rows[f"hidden_{name}"] += 1
 
 
 def encode_pieces(renderer: Renderer, pieces: list[Piece]) -> tuple[list[int], list[int]]:
@@ -163,6 +183,7 @@ def encode_answers(
     except TemplateError:
         ledger.rows["dropped_template"] += 1
         return None
+    count_hidden([*prompt, *(message for answer in answers for message in answer)], [asked, *said], ledger)
     return renderer.ids(asked), [renderer.learned_ids(text) for text in said]
 
 

@@ -22,7 +22,8 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
     }  # fmt: skip
     return demo.DemoResult(
         documents=3, pairs=10, kept=6, heldout=3, dropped={"too_long": 1}, sets=(demo.set_result(row),),
-        adapter="default/manual/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.", expected="That.",
+        quotes=demo.Quotes(questions=20, base=0, control=2, tuned=17),
+        adapter="default/handbook/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.", expected="That.",
         ui_url="http://127.0.0.1:1", run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
     )  # fmt: skip
 
@@ -31,9 +32,10 @@ def test_better_than_base_and_control_is_ok() -> None:
     good = result()
     assert good.exit_code == 0
     lines = demo.text(good).splitlines()
-    assert lines[-1] == "demo: ok adapter=default/manual/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
+    assert lines[-1] == "demo: ok adapter=default/handbook/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
     assert lines[1] == "rows       10 read = 6 kept + 3 held out + dropped (1 too_long)"
     assert "base       No idea." in lines
+    assert "right sentence quoted 20       0        2      17   questions in unseen wording" in lines
 
 
 @pytest.mark.parametrize("fields", [{"base": UNSURE}, {"control": UNSURE}])
@@ -54,4 +56,4 @@ def test_a_run_that_failed_is_told_in_its_own_words() -> None:
 def test_its_parameters_are_what_the_form_accepts() -> None:
     model = TEMPLATES[demo.TEMPLATE].model.model_validate(demo.PARAMETERS)
     assert model.build().name == demo.TEMPLATE
-    assert Path(demo.PARAMETERS["documents"]).name == "docs"
+    assert Path(demo.PARAMETERS["documents"]).is_dir()

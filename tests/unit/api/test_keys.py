@@ -101,8 +101,8 @@ def test_a_trainer_without_reuse_is_made_by_each_run(here: Settings) -> None:
 
 
 def test_a_missing_base_model_is_told_before_any_work(here: Settings) -> None:
-    with pytest.raises(NotFound, match=r"E-MODEL-STARTER.*trainyard starter build"):
-        keys.content_key(node(TrainerConfig(), "trainer"), data(), here, "r")
+    with pytest.raises(NotFound, match=r"E-MODEL-NOT-FOUND: There is no model 'nowhere'"):
+        keys.content_key(node(TrainerConfig(base_model="nowhere"), "trainer"), data(), here, "r")
 
 
 def test_a_validator_depends_on_its_tokenizer_and_its_evaluation_sets(here: Settings) -> None:

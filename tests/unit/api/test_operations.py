@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 
 from trainyard.api import operations
 from trainyard.api.operations import OPERATIONS, Context
-from trainyard.errors import Conflict, InvalidInput, Refused, Unavailable
-from trainyard.settings import Settings, settings
+from trainyard.errors import InvalidInput, Refused, Unavailable
+from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 
 JOBS = {f"jobs {verb}" for verb in ("create", "list", "show", "logs", "metrics", "pause", "resume", "cancel")}
@@ -70,13 +71,14 @@ def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context
         operations.run(operations.RunInput(target=str(tmp_path / "bad.yaml")), context)
 
 
-def test_a_run_without_a_server_says_how_to_get_one(context: Context) -> None:
+def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
+    context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         operations.run(operations.RunInput(target="qa-pipeline"), context)
 
 
 def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:
-    with pytest.raises(Conflict, match=r"E-NO-SERVER: No Prefect server is running\. Do: Run `trainyard up`"):
+    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
         operations.env(operations.Nothing(), context)
 
 
@@ -113,7 +115,8 @@ def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> No
     assert found["fastapi"].ok
     assert not found["prefect server"].ok
     assert found["prefect server"].do == "Run `trainyard up`."
-    assert "starter build" in found["base model"].do
+    assert found["base model"].ok
+    assert "starter" in found["base model"].detail
     assert found["backend native"].ok
     assert found["backend trl"].ok
     assert found["backend unsloth"].note

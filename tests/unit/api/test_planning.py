@@ -128,6 +128,7 @@ def test_a_plan_lists_what_this_machine_refuses(here: Settings) -> None:
 
 
 def test_a_chain_whose_backend_is_not_here_is_refused_and_a_job_waits(here: Settings) -> None:
+    (here.working_folder / "docs" / "a.jsonl").write_text("{}")
     asked = planning.asked("training-job", {"dataset": {"path": "docs/a.jsonl"}, "backend": "unsloth"})
     chain = planning.resolved(asked.spec, here)
     with pytest.raises(Refused, match="R-BACKEND-MISSING"):

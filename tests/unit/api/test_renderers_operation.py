@@ -9,16 +9,17 @@ import pytest
 from trainyard.api import operations, terminal
 from trainyard.api.operations import CheckInput, Context, FileCheck, RenderersInput
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.settings import settings
+from trainyard.settings import load_settings
 
 GOOD = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{{ 'assistant:' if add_generation_prompt }}"
 HOSTILE = "{{ ''.__class__.__mro__ }}"
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def context(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.chdir(tmp_path)
-    return Context(settings(), say=lambda _text: None)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    return Context(load_settings(default_base_model=str(tiny_model)), say=lambda _text: None)
 
 
 def verified(context: Context, *names: str) -> str:
@@ -74,7 +75,7 @@ def test_a_template_that_can_be_used_passes_the_check(tmp_path: Path, context: C
         ("qwen33", "E-RENDERER-NAME", "There is no renderer 'qwen33'."),
         ("gone.jinja", "E-DATA-MISSING", "There is no file or folder 'gone.jinja'."),
         ("hostile.jinja", "E-CHAT-TEMPLATE", "The chat template is refused"),
-        ("/etc/out.jinja", "R-PATH-ROOT", "'/etc/out.jinja' leads to "),
+        ("/etc/out.jinja", "R-PATH-ROOT", "The path '/etc/out.jinja' leads to "),
         ("empty.jinja", "E-RENDERER-TEMPLATE", "empty.jinja cannot be used as a chat template."),
     ],
 )

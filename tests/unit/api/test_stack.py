@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from trainyard.api import stack
 from trainyard.api.services import Service, free_port, record_path
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.settings import Settings, settings
+from trainyard.testing.loopback import LoopbackServer, serving
 
 
 class Health(BaseHTTPRequestHandler):
@@ -31,10 +32,8 @@ class Health(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     """A server that answers the health question of Prefect's API."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/api"
-        running.shutdown()
+    with serving(LoopbackServer(Health)) as running:
+        yield f"{running.url}/api"
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +91,25 @@ def test_an_export_of_an_earlier_port_is_no_foreign_server(monkeypatch: pytest.M
 
 
 def test_no_server_says_how_to_get_one() -> None:
-    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server is running\. Do: Run `trainyard up`"):
+    with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
         stack.needs_api_url(settings())
+
+
+def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
+    """A process that looks as `up` starts it, in an environment that names another home."""
+    other = tmp_path / "other"
+    (other / "services").mkdir(parents=True)
+    (other / "services" / "server.json").write_text('{"url": "http://127.0.0.1:4321/api"}')
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", stack.SERVER_MODULE]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "TRAINYARD_HOME": str(other)})
+    try:
+        assert stack.servers_of_other_homes(settings())[other] == "http://127.0.0.1:4321/api"
+        error = stack.no_server(settings())
+        assert f"One of the home {other} answers at http://127.0.0.1:4321/api." in error.why
+        assert f"export TRAINYARD_HOME={other}" in error.do
+    finally:
+        child.communicate()
+    assert other not in stack.servers_of_other_homes(settings())
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

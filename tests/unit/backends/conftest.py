@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.small_jobs import Jobs, Ran, train_as_child, write_data
+from tests.small_jobs import Jobs, Ran, train_here, write_data
 
 
 @pytest.fixture(scope="session")
@@ -16,5 +16,5 @@ def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 @pytest.fixture(scope="session")
 def sft_run(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """One SFT LoRA run in a supervised child, shared by the tests that only look at it."""
-    return train_as_child(jobs(hyperparameters={"save_steps": 5}), tmp_path_factory.mktemp("sft"))
+    """One SFT LoRA run, shared by the tests that only look at it."""
+    return train_here(jobs(hyperparameters={"save_steps": 5}), tmp_path_factory.mktemp("sft"))

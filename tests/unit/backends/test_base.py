@@ -146,6 +146,7 @@ def test_refused_job_starts_no_child(jobs: Jobs, tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_data_without_a_token_to_learn_fails_the_run(jobs: Jobs, tmp_path: Path) -> None:
     """Through the supervised child, as a chain meets it."""
     write_rows(tmp_path / "data" / "rows.arrow", Port.SFT, [conversation("a very long question " * 20, "lost")])

@@ -468,7 +468,9 @@ def test_result_of_a_tool_is_completed_and_sealed(plan: Path, tmp_path: Path) ->
     record = json.loads((result / "adapter" / "training.json").read_text())
     assert record["tool"] == {"name": "toy", "version": "7", "log_head": "the tool says hello"}
     assert (record["first_loss"], record["final_loss"], record["backend"]) == (2.0, 1.0, "unsloth")
-    assert (record["steps"], record["epochs"], record["rows"]["trained"]) == (14, 2.0, 28)
+    assert (record["steps"], record["epochs"], record["data"]["rows"]["trained"]) == (14, 2.0, 28)
+    assert record["tokens"] == {name: 2 * record["data"]["tokens"][name] for name in ("trained", "masked")}
+    assert (record["rows"], record["counted"]) == ({"trained": 56}, "plan")
     assert (result / "adapter" / "tokenizer" / "tokenizer.json").is_file()
     assert (result / "manifest.json").is_file()
     assert not (tmp_path / "made").exists()

@@ -101,7 +101,7 @@ def test_tool_trains_an_adapter_that_peft_loads(tool: str, jobs: Jobs, tmp_path:
     assert record["tool"]["log_head"].strip()
     assert sum(losses(ran)[7:]) < sum(losses(ran)[:7]) - 1
     assert [step for step, _, _ in record["losses"]] == list(range(1, 15))
-    tokens = record["tokens"]
+    tokens = record["data"]["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert (record["lora"]["rank"], record["lora"]["alpha"]) == (32, 64.0)
     assert [event["step"] for event in ran.of("progress")] == list(range(1, 15))

@@ -66,7 +66,8 @@ def test_mlx_trains_an_adapter_that_peft_loads(method: str, jobs: Jobs, tmp_path
     assert "train_loss" in record["tool"]["log_head"]
     assert losses(ran)[-1] < losses(ran)[0] - 0.3
     assert [step for step, _, _ in record["losses"]] == list(range(1, 15))
-    assert record["tokens"]["trained"] == 371
+    assert record["data"]["tokens"]["trained"] == 371
+    assert (record["tokens"]["trained"], record["counted"]) == (2 * 371, "plan")
     config = json.loads((ran.folder / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["use_dora"]) == (str(tiny_model), method == "dora")
     assert adapter_loss(tiny_model, ran.folder) != adapter_loss(tiny_model, None)
@@ -188,7 +189,7 @@ def test_llamacpp_trains_whole_weights_and_leaves_both_formats(jobs: Jobs, tmp_p
     assert f"version: {record['tool_version']}\n" in said.stdout + said.stderr
     assert record["tool"]["version"] == record["tool_version"]
     assert record["final_loss"] < record["first_loss"] - 0.15
-    tokens = record["tokens"]
+    tokens = record["data"]["tokens"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert sorted(path.name for path in (ran.folder / "gguf").iterdir()) == ["model-f32.gguf", "model-q8_0.gguf"]
     assert (

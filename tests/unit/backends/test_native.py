@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.small_jobs import Jobs, Ran, broken_model, train_as_child, train_here
 from trainyard.backends.base import BACKENDS, load, probe
+from trainyard.backends.job import locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Port
@@ -35,6 +36,19 @@ def native_run(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return train_as_child(job, tmp_path_factory.mktemp("native"))
 
 
+def test_a_relative_mirror_is_below_the_working_folder(jobs: Jobs, tmp_path: Path) -> None:
+    """What `checkpoint_dir: checkpoints/` of a posted body becomes."""
+    job = jobs(**NATIVE, hyperparameters={"max_steps": 4, "save_steps": 2}, engine={"mirror": "file:check%20points/"})
+    job = job.model_copy(update={"config": locate_mirror(job.config, tmp_path)})
+    train_here(job, tmp_path / "run")
+    (copied,) = (tmp_path / "check points").iterdir()
+    assert copied.name == job.digest
+    assert any(path.suffix == ".safetensors" for path in copied.rglob("*"))
+    for address in ("file:///backup", "file://localhost/backup", "gs://bucket/one", None):
+        kept = job.config.model_copy(update={"engine": job.config.engine.model_copy(update={"mirror": address})})
+        assert locate_mirror(kept, tmp_path) == kept
+
+
 def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:
     assert BackendName.NATIVE in BACKENDS
     assert probe(BackendName.NATIVE).available
@@ -49,9 +63,11 @@ def test_ppo_is_refused_with_what_to_use(jobs: Jobs) -> None:
 
 def test_ledger_balances_and_the_record_says_what_was_done(native_run: Ran, tiny_model: Path) -> None:
     record = native_run.record
-    tokens, rows = record["tokens"], record["rows"]
+    tokens, rows = record["data"]["tokens"], record["data"]["rows"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert rows == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
+    assert record["tokens"] == {"trained": 2 * tokens["trained"], "masked": 2 * tokens["masked"]}  # two epochs
+    assert (record["rows"], record["counted"]) == ({"trained": 56}, "batches")
     assert (record["stage"], record["method"], record["backend"]) == ("sft", "lora", "native")
     assert (record["threads"], record["device"], record["precision"]) == (1, "cpu", "fp32")
     assert record["steps"] == len(record["losses"]) == 14
@@ -131,7 +147,7 @@ def test_checkpoint_of_another_config_is_refused(jobs: Jobs, tmp_path: Path) -> 
 
 def test_rows_that_are_too_long_are_cut_dropped_or_refused(jobs: Jobs, tmp_path: Path) -> None:
     dropped = train_here(jobs(**NATIVE, engine={"too_long": "drop"}), tmp_path / "drop")
-    assert dropped.record["tokens"]["truncated"] == 0
+    assert dropped.record["data"]["tokens"]["truncated"] == 0
     with pytest.raises(InvalidInput, match="E-ROW-TOO-LONG"):
         train_here(jobs(**NATIVE, engine={"too_long": "refuse"}), tmp_path / "refuse")
 

@@ -32,6 +32,7 @@ def test_there_are_seventy_cells() -> None:
     assert {cell.loss for cell in found if cell.stage is Stage.DPO} == set(PreferenceLoss)
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
     verdicts = proved(tmp_path / "proof", ["sft", "kto"], ["lora", "freeze"])
     assert [(one["stage"], one["method"], one["mode"]) for one in verdicts] == [

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, train_as_child, train_here
 from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
@@ -44,7 +45,7 @@ def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
     return jobs(**kinds[kind])
 
 
-@pytest.mark.parametrize("kind", ["lora", "full", "dpo", "kto", "reward"])
+@pytest.mark.parametrize("kind", by_default(["lora", "dpo"], ["lora", "full", "dpo", "kto", "reward"]))
 def test_stopped_run_ends_bit_by_bit_like_an_uninterrupted_one(
     kind: str, jobs: Jobs, sft_run: Ran, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_restart_without_a_checkpoint_says_that_it_starts_from_zero(jobs: Jobs, 
     assert ran.of("begin")[-1]["restarted_from"] == "zero"
 
 
+@pytest.mark.slow
 def test_pause_of_a_supervised_run_keeps_a_checkpoint_and_the_same_job_continues(jobs: Jobs, tmp_path: Path) -> None:
     """By SIGTERM, through `run_training`, as a chain meets it."""
     job = jobs(hyperparameters={"max_steps": 150})

@@ -79,7 +79,7 @@ def test_scripts_are_off_unless_the_operator_allows_them(jobs: Jobs, tmp_path: P
 def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_path: Path) -> None:
     ran = run(jobs(backend="script", hyperparameters={"max_steps": 6}), tmp_path)
     assert ran.record["final_loss"] < ran.record["first_loss"]
-    tokens = ran.record["tokens"]
+    tokens = ran.record["data"]["tokens"]
     assert tokens["read"] == sum(tokens[name] for name in ("trained", "masked", "truncated", "dropped"))
     assert tokens["trained"] > 0
     assert (ran.record["script"], ran.record["steps"], len(ran.record["losses"])) == ("built-in", 6, 6)
@@ -128,7 +128,7 @@ def test_a_script_without_its_template_starts_nothing(allowed: Path, jobs: Jobs,
 def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., TrainingJob], tmp_path: Path) -> None:
     ran = run(own("tell('progress', step=1, loss=2.5, learning_rate=0.1); tell('done'); leave()"), tmp_path)
     assert ran.record["losses"] == [[1, 2.5, 0.1]]
-    assert (ran.record["precision"], ran.record["tokens"]["read"]) == ("unknown", 0)
+    assert (ran.record["precision"], ran.record["counted"]) == ("unknown", "nothing")
     assert "print" not in ran.record["log_head"]
     assert len(ran.of("done")) == 1  # the conductor's; a script cannot say it for itself
 

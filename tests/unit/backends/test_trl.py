@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
 from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
 from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
+from trainyard.compute.child import Stopped
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, Refused, TrainyardError
 from trainyard.spec.axes import Optimizer, Port, Schedule
@@ -44,10 +45,12 @@ def hand_loss(model: Any, examples: list[dict[str, list[int]]]) -> float:
 
 
 def test_ledger_of_a_run_balances_with_its_cut_and_dropped_rows(sft_run: Ran) -> None:
-    tokens, rows = sft_run.record["tokens"], sft_run.record["rows"]
+    tokens, rows = sft_run.record["data"]["tokens"], sft_run.record["data"]["rows"]
     assert tokens["read"] == tokens["trained"] + tokens["masked"] + tokens["truncated"] + tokens["dropped"]
     assert min(tokens.values()) > 0
     assert rows == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
+    assert sft_run.record["tokens"] == {name: 2 * tokens[name] for name in ("trained", "masked")}  # two epochs
+    assert (sft_run.record["rows"], sft_run.record["counted"]) == ({"trained": 56}, "batches")
     (event,) = sft_run.of("ledger")
     assert {name: event[name] for name in tokens} == tokens
 
@@ -155,9 +158,21 @@ def test_full_training_leaves_a_model_that_loads_by_itself(jobs: Jobs, tmp_path:
     load_model(ran.folder)
 
 
+def test_account_of_a_short_run_that_was_stopped_is_that_of_its_batches(jobs: Jobs, tmp_path: Path) -> None:
+    """Five steps of two rows, of 28: both engines count alike, in one go and in two."""
+    hyper = {"max_steps": 5, "batch_size": 2}
+    whole = train_here(jobs(hyperparameters=hyper), tmp_path / "whole").record
+    with pytest.raises(Stopped):
+        train_here(jobs(hyperparameters=hyper), tmp_path / "parts", stop_after=2)
+    parts = train_here(jobs(hyperparameters=hyper), tmp_path / "parts").record
+    assert whole["rows"] == {"trained": 10}
+    assert 0 < whole["tokens"]["trained"] < whole["data"]["tokens"]["trained"] / 2
+    assert {name: parts[name] for name in ("tokens", "rows")} == {name: whole[name] for name in ("tokens", "rows")}
+
+
 def test_chosen_side_of_a_preference_set_trains_sft(jobs: Jobs, tmp_path: Path) -> None:
     ran = train_here(jobs(Port.PREFERENCE, stage="sft", hyperparameters={"max_steps": 2}), tmp_path)
-    assert ran.record["rows"]["trained"] == 12
+    assert ran.record["data"]["rows"]["trained"] == 12
 
 
 def test_control_trains_on_exchanged_answers(jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.compute.gpus import cgroup_cores, cpu_bf16, device_numbers, physical_cores, read_gpus, training_threads
+from trainyard.compute.gpus import (
+    cgroup_cores,
+    device_numbers,
+    devices_here,
+    devices_of,
+    physical_cores,
+    read_gpus,
+    training_threads,
+)
 from trainyard.compute.lease import device_lock, device_locks, first_lock, holder
 from trainyard.errors import Conflict
 
@@ -137,11 +145,20 @@ def test_quota_of_a_container_bounds_the_threads(tmp_path: Path, text: str, core
 
 
 @pytest.mark.parametrize(
-    ("flags", "found"),
-    [("fpu sse avx512_bf16 amx_bf16", "amx_bf16"), ("fpu avx512_bf16", "avx512_bf16"), ("fpu avx2", None)],
+    ("system", "machine", "has_gpu", "expected"),
+    [
+        ("linux", "x86_64", False, ["cpu"]),
+        ("linux", "x86_64", True, ["cuda", "cpu"]),
+        ("darwin", "arm64", False, ["mps", "cpu"]),
+        ("darwin", "x86_64", False, ["cpu"]),
+        ("linux", "aarch64", False, ["cpu"]),
+    ],
 )
-def test_bf16_instructions_are_found(tmp_path: Path, flags: str, found: str | None) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(f"processor : 0\nflags : {flags}\n")
-    assert cpu_bf16(path) == found
-    assert cpu_bf16(tmp_path / "absent") is None
+def test_the_devices_of_a_machine_fastest_first(system: str, machine: str, has_gpu: bool, expected: list[str]) -> None:
+    assert [device.value for device in devices_of(system, machine, has_gpu=has_gpu)] == expected
+
+
+def test_hidden_gpus_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "cuda" not in devices_here()
+    assert "cpu" in devices_here()

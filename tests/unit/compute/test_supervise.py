@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
+from trainyard.compute.supervise import Outcome, Status, Wanted, read_error, supervise
 from trainyard.compute.tail import EventTail
 
 CONTRACT = """
@@ -162,6 +162,24 @@ def test_death_by_signal_is_told(tmp_path: Path) -> None:
     assert result.error is not None
     assert result.error["code"] == "E-KILLED"
     assert "SIGKILL" in result.error["what"]
+    assert result.error["why"] == "The kernel counted no kill for want of memory in that time."
+    assert result.error["do"] == "Resume the run: what was saved is used."
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "counted", "why"),
+    [
+        (-signal.SIGKILL, True, "The kernel ended a process for want of memory in that time."),
+        (-signal.SIGKILL, False, "The kernel counted no kill for want of memory in that time."),
+        (-signal.SIGSEGV, True, ""),
+    ],
+)
+def test_memory_is_named_only_when_the_kernel_counted_it(
+    exit_code: int, counted: bool, why: str, tmp_path: Path
+) -> None:
+    error = read_error(tmp_path, exit_code, counted)
+    assert (error["code"], error["why"]) == ("E-KILLED", why)
+    assert ("batch_size" in error["do"]) == (counted and exit_code == -signal.SIGKILL)
 
 
 def test_program_outside_the_contract_gives_its_last_log_line(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gzip
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from trainyard.data.readers.addresses import CheckedNetwork, check_url, fetch, i
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes import Port
+from trainyard.testing.loopback import LoopbackServer, serving
 
 ROW = b'{"instruction": "Why?", "output": "Because."}\n'
 
@@ -63,13 +63,8 @@ class Pages(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(LoopbackServer(Pages)) as server:
+        yield server.url
 
 
 def resolver(*addresses: str) -> Any:

@@ -41,6 +41,11 @@ def test_invalid_lines_are_counted_and_a_torn_one_swallows_nothing(tmp_path: Pat
         ({"message": "m"}, "sft", "`diff` is missing"),
         ({"messages": [{"role": "user", "content": "x"}]}, "sft", "not the assistant's"),
         ({"diff": "x" * 200_001, "message": "m"}, "sft", "200,001 characters"),
+        (
+            {"messages": [{"role": "user", "content": "x", "weight": 0, "name": None}]},
+            "sft",
+            "has turns with weight, and",
+        ),
         ([], "sft", "no JSON object"),
     ],
 )

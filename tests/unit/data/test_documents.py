@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zipfile
 from pathlib import Path
 
 import docx
 import pytest
+from docx.oxml import parse_xml
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
@@ -158,6 +160,16 @@ def test_globs_choose_the_files_of_a_folder(tmp_path: Path) -> None:
     assert [row.source for row in read_folder(folder, max_rows=1).rows] == ["a/c.py"]
 
 
+@pytest.mark.parametrize("globs", [{"exclude": ["*"]}, {"include": ["*.txt"]}, {"exclude": ["b.*"]}])
+def test_a_single_file_that_the_globs_leave_out_is_not_read(globs: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    settings = settings_for(folder)
+    with pytest.raises(InvalidInput, match="left out by the globs of include and exclude"):
+        read_all(tmp_path / "out", settings, path=str(folder / "b.md"), **globs)
+    (result,) = read_all(tmp_path / "kept", settings, path=str(folder / "b.md"), include=["*.md"]).values()
+    assert [row.source for row in result.rows] == ["b.md"]
+
+
 def test_broken_documents_of_a_folder_go_to_quarantine(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     (folder / "bad.md").write_bytes(b"caf\xe9")
@@ -245,3 +257,165 @@ def test_gzipped_documents_and_the_size_cap(tmp_path: Path) -> None:
     assert result.rows[0].text == "# Rails\n"
     with pytest.raises(InvalidInput, match=r"too_large \(the document is over 1,000 bytes\)"):
         read_text(tmp_path, b"x" * 1001, "a.md", limits=Limits(document=1000))
+
+
+CYRILLIC = "Насос поднимает воду из цистерны и останавливается, когда воды больше нет. Очистите фильтр раз в месяц."
+JAPANESE = "ルーターを床から一メートル以上離し、部屋の中央に置いてください。設定画面を開きます。"
+CHINESE = "更换滤芯之前请先关闭进水阀，并打开水龙头放掉余压。指示灯用颜色表示滤芯的剩余寿命。"
+POLISH = "Pompa podnosi wodę ze zbiornika i zatrzymuje się, gdy woda się skończy. Filtr należy czyścić co miesiąc."
+CZECH = "Čerpadlo zvedá vodu z nádrže a zastaví se, když voda dojde. Filtr se čistí každý měsíc žlutým kartáčem."
+FRENCH = "Le vélo aide le cycliste jusqu’à 25 km/h tant qu’il pédale, même à Noël."
+
+
+def page(text: str, *, declared: str = "") -> str:
+    meta = f'<meta http-equiv="Content-Type" content="text/html; charset={declared}">' if declared else ""
+    return f"<html><head>{meta}<title>T</title></head><body><h1>T</h1><p>{text}</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "declared"),
+    [
+        (CYRILLIC, "cp1251", "windows-1251"),
+        (CYRILLIC, "cp1251", ""),
+        (CYRILLIC, "koi8-r", "utf-8"),
+        (CYRILLIC, "utf-8", "iso-8859-1"),
+        (CYRILLIC, "utf-16-le", ""),
+        (JAPANESE, "cp932", "Shift_JIS"),
+        (JAPANESE, "euc_jp", ""),
+        (JAPANESE, "iso2022_jp", ""),
+        (CHINESE, "gb18030", "gb2312"),
+        (CHINESE, "gb18030", "no-such-charset"),
+        (FRENCH, "cp1252", "iso-8859-1"),
+        (FRENCH, "cp1252", "utf-8"),
+        (FRENCH, "cp1252", "hex"),
+        (POLISH, "cp1250", ""),
+        (CZECH, "cp1250", "iso-8859-99"),
+    ],
+)
+def test_the_charset_of_a_page_is_declared_or_detected(text: str, written: str, declared: str) -> None:
+    document = documents.read_document(page(text, declared=declared).encode(written), "a.html")
+    assert document.text == f"# T\n\n{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.html", page("The text was \ufffd\ufffd decoded wrongly before."), "replacement_characters"),
+        ("a.md", "# Caf\ufffd", "replacement_characters"),
+        ("a.py", "LOST = '\ufffd'", None),
+        ("a.html", page("An entity &#xfffd; is one, too."), "replacement_characters"),
+    ],
+)
+def test_a_text_with_lost_characters_is_a_bad_document(name: str, text: str, reason: str | None) -> None:
+    if reason is None:
+        assert documents.read_document(text.encode(), name).text == text
+        return
+    with pytest.raises(BadRow, match=r"\d of \d+ characters are lost \(U\+FFFD\); save the file again as UTF-8") as bad:
+        documents.read_document(text.encode(), name)
+    assert bad.value.reason == reason
+
+
+def test_pages_whose_characters_are_lost_are_counted(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "lost.html").write_text(page("Caf\ufffd"))
+    result = read_folder(folder)
+    assert result.report["dropped"] == {"replacement_characters": 1}
+    assert [entry["source"] for entry in result.quarantine] == ["lost.html:1"]
+
+
+MENU = '<div class="menu"><h2>Contents</h2><ul><li><a href="a.html">Rails</a></li></ul></div>'
+
+
+@pytest.mark.parametrize(
+    ("body", "title"),
+    [
+        (f"{MENU}<h1>Rails<a class=headerlink href='#'>¶</a></h1>", "Rails"),
+        (f"{MENU}<h2>Gauge</h2><p>Wide.</p>", "Rails - Handbook"),
+        ("<h2>Contents</h2><p>One</p><h1>Wide rails</h1>", "Wide rails"),
+        ("<header><h1>Handbook</h1></header><main><h1>Wide rails</h1></main>", "Wide rails"),
+        ("<header><h1>Handbook</h1></header><p>Wide.</p>", "Rails - Handbook"),
+        ("<div><h1>Contents</h1><p>One</p></div><h1>Rails</h1>", "Rails"),
+        ('<div role="navigation"><h1>Rails</h1></div><h1>Iron</h1>', "Iron"),
+    ],
+)
+def test_the_title_is_the_pages_and_not_its_menus(body: str, title: str) -> None:
+    html = f"<html><head><title>Rails - Handbook</title></head><body>{body}<p>Text.</p></body></html>"
+    assert documents.read_document(html.encode(), "a.html").title == title
+
+
+def test_a_menu_is_left_out_and_a_body_with_a_sidebar_is_not() -> None:
+    html = f"<body class='with-sidebar'><h1>Rails</h1>{MENU}<p>Iron bars that lie on ties.</p></body>"
+    html += "<div class='sidebar'><p>A note that is no link.</p></div>"
+    assert documents.read_document(html.encode(), "a.html").text == (
+        "# Rails\n\nIron bars that lie on ties.\n\nA note that is no link.\n"
+    )
+
+
+def test_a_table_without_a_head_is_a_table_and_raised_numbers_stay_raised() -> None:
+    html = "<p>A square<sup>1</sup> of 10 m<sup>2</sup>.</p><table><tr><td>Gauge</td><td>1435</td></tr></table>"
+    assert documents.read_document(html.encode(), "a.html").text == (
+        "A square¹ of 10 m².\n\n|  |  |\n| --- | --- |\n| Gauge | 1435 |\n"
+    )
+
+
+WORDS = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+BOX = f"""<w:r xmlns:w="{WORDS}" xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"
+ xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape" xmlns:v="urn:schemas-microsoft-com:vml">
+<mc:AlternateContent><mc:Choice Requires="wps"><w:drawing><wps:txbx><w:txbxContent><w:p><w:r><w:t>In a box.</w:t></w:r>
+</w:p></w:txbxContent></wps:txbx></w:drawing></mc:Choice><mc:Fallback><w:pict><v:textbox><w:txbxContent><w:p><w:r>
+<w:t>In a box.</w:t></w:r></w:p></w:txbxContent></v:textbox></w:pict></mc:Fallback></mc:AlternateContent></w:r>"""
+CONTROL = (
+    f"""<w:sdt xmlns:w="{WORDS}"><w:sdtContent><w:p><w:r><w:t>In a control.</w:t></w:r></w:p></w:sdtContent></w:sdt>"""
+)
+INLINE = f"""<w:sdt xmlns:w="{WORDS}"><w:sdtContent><w:r><w:t xml:space="preserve"> And inside.</w:t></w:r>
+</w:sdtContent></w:sdt>"""
+HINT = f"""<w:sdt xmlns:w="{WORDS}"><w:sdtPr><w:showingPlcHdr/></w:sdtPr><w:sdtContent><w:p><w:r><w:t>Click here.</w:t>
+</w:r></w:p></w:sdtContent></w:sdt>"""
+CHANGES = f"""<w:p xmlns:w="{WORDS}"><w:ins><w:r><w:t>Kept.</w:t></w:r></w:ins><w:del><w:r><w:delText>Gone.</w:delText>
+</w:r></w:del><w:r><w:tab/><w:t>End</w:t><w:br/><w:t>of line.</w:t></w:r></w:p>"""
+
+
+def word_with_boxes() -> bytes:
+    document = docx.Document()
+    document.add_heading("Rails", 1)
+    paragraph = document.add_paragraph("Outside.")
+    paragraph._p.append(parse_xml(BOX))
+    paragraph._p.append(parse_xml(INLINE))
+    for part in (CONTROL, HINT, CHANGES):
+        document.element.body.insert(len(document.element.body) - 1, parse_xml(part))
+    table = document.add_table(2, 3)
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "Wide"
+    table.cell(0, 2).merge(table.cell(1, 2)).text = "Tall"
+    table.cell(1, 0)._tc.append(parse_xml(CONTROL))
+    stream = io.BytesIO()
+    document.save(stream)
+    return stream.getvalue()
+
+
+def test_text_boxes_and_content_controls_of_a_docx_are_read_once() -> None:
+    assert documents.read_document(word_with_boxes(), "a.docx").text == (
+        "# Rails\n\nOutside. And inside.\n\nIn a box.\n\nIn a control.\n\nKept.\tEnd\nof line.\n\n"
+        "| Wide | Wide | Tall |\n| --- | --- | --- |\n| In a control. |  | Tall |\n"
+    )
+
+
+def strict(data: bytes) -> bytes:
+    """The same file in the Strict form of the standard."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as given, zipfile.ZipFile(stream, "w") as made:
+        for name in given.namelist():
+            part = re.sub(
+                rb"http://schemas\.openxmlformats\.org/(officeDocument|wordprocessingml|drawingml)/2006/",
+                rb"http://purl.oclc.org/ooxml/\1/",
+                given.read(name),
+            )
+            made.writestr(name, part)
+    return stream.getvalue()
+
+
+def test_a_docx_in_the_strict_form_is_read_like_any_other() -> None:
+    for data in (word(), word_with_boxes()):
+        with pytest.raises(KeyError, match="no relationship"):
+            docx.Document(io.BytesIO(strict(data)))
+        given, same = (documents.read_document(one, "a.docx") for one in (data, strict(data)))
+        assert (same.title, same.text) == (given.title, given.text)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from trainyard.data.extractive import Pair, extract, pairs
 from trainyard.data.extractive.code import commit_parts, parse_python
-from trainyard.data.extractive.facts import Fact, sentences, short_answer
+from trainyard.data.extractive.facts import Fact
 from trainyard.data.extractive.outline import outline
-from trainyard.data.extractive.questions import INSTRUCTIONS, WORDINGS, questions
+from trainyard.data.extractive.questions import questions
+from trainyard.data.extractive.sentences import sentences, short_answer
+from trainyard.data.extractive.wordings import INSTRUCTIONS, WORDINGS
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes import GenerationTemplate
 
@@ -86,15 +88,13 @@ trainyard check chain.yaml
 def test_markdown_gives_headings_questions_items_and_tables() -> None:
     found = facts(MANUAL)
     assert found == {
-        "The validator": (
-            "The validator keeps the good rows and counts every other one with its reason. It runs before training."
-        ),
+        "The validator": "The validator keeps the good rows and counts every other one with its reason.",
         "What does a gate decide?": "A gate decides whether an adapter is deployed.",
         "Notes (What does a gate decide?)": "Nothing is switched unless every target has answered its canary prompt.",
         "quarantine": "quarantine: the file of rejected rows with line numbers.",
-        "max_tokens": "`max_tokens`: longest row that is kept, in tokens.",
+        "max_tokens": "`max_tokens` — longest row that is kept, in tokens.",
         "Rows": "Rows: what the validator reads from the node above it.",
-        "role": "`role`: what the adapter is for; default: assistant.",
+        "role": "`role`: what the adapter is for.",
         "slot": "slot: the right to use the training device.",
         "Nodes": "A chain has six kinds of nodes, and each does one thing.",
     }
@@ -117,8 +117,8 @@ def test_a_definition_inside_a_paragraph_is_found() -> None:
 
     ## Kinds
 
-    Nodes are linked. A reference is the address, digest, kind and size of a finished result. This is not a definition
-    of a thing at all. The latter is a thing that nobody could name.
+    Nodes are linked to each other. A reference is the address, digest, kind and size of a finished result. This is not
+    a definition of a thing at all. The latter is a thing that nobody could name.
     """
     assert facts(text)["reference"] == "A reference is the address, digest, kind and size of a finished result."
     assert {topic for _, topic, _ in rules(text)} == {"Kinds", "reference"}
@@ -151,13 +151,34 @@ def test_a_question_with_two_answers_is_left_out() -> None:
         ("!!! ??? ... --- +++ === ***", None),
         ("word " * 61 + "end.", None),
         ("A whole sentence without a full stop", "A whole sentence without a full stop."),
-        ("Short one here. Seven words are in this one.", "Short one here. Seven words are in this one."),
+        ("Short one here. Seven words are in this one.", None),
         (
-            "This sentence has more than eight words in it. A" + " b" * 40 + ".",
-            "This sentence has more than eight words in it.",
+            "One sentence of some words stands here. Another one is not taken.",
+            "One sentence of some words stands here.",
         ),
-        ("One sentence of some words stands here. Follow these steps:", "One sentence of some words stands here."),
-        ("Use e.g. a saw, i.e. a tool. Then stop at once.", "Use e.g. a saw, i.e. a tool. Then stop at once."),
+        ("Use e.g. a saw, i.e. a tool. Then stop at once.", "Use e.g. a saw, i.e. a tool."),
+        ("An item of a list ends like this one;", "An item of a list ends like this one."),
+        ("The button is called `start the pump`", "The button is called `start the pump`."),
+        ("The page says so (and it is right.)", "The page says so (and it is right.)"),
+        ("It depends on what the sentence before says.", None),
+        ("The following table lists all of the codes.", None),
+        ("The text was cut off somewhere in the...", None),
+        ("The word was cut by a line and stays bro- ken in the answer.", None),
+        (
+            "Short- and long-term storage are both possible here.",
+            "Short- and long-term storage are both possible here.",
+        ),
+        ("The anchor `{#name}` is never part of an answer.", None),
+        ("The character \ufffd was lost when the page was read.", None),
+        ("更换滤芯之前请先关闭进水阀。然后打开龙头。", "更换滤芯之前请先关闭进水阀。"),
+        ("指示灯用颜色表示滤芯的剩余寿命", "指示灯用颜色表示滤芯的剩余寿命。"),
+        ("请按照以下步骤操作：", None),
+        (
+            "说明书写道：“请先关闭进水阀。然后打开龙头。”这样做最安全。",
+            "说明书写道：“请先关闭进水阀。然后打开龙头。”这样做最安全。",
+        ),
+        ("設定は次のとおりです。", None),
+        ("内ぶたは左右のつまみを押すと外れます！", "内ぶたは左右のつまみを押すと外れます！"),
     ],
 )
 def test_answers_are_short_whole_sentences(text: str, answer: str | None) -> None:
@@ -362,20 +383,54 @@ def test_fenced_code_answers_the_paragraph_before_it() -> None:
     assert facts("# Run\n\n    make demo\n", template=CODE) == {"Run": "```\nmake demo\n```"}
 
 
-@pytest.mark.parametrize("rule", WORDINGS)
-def test_wordings_differ_and_the_last_is_reserved(rule: str) -> None:
-    forms = WORDINGS[rule]
+@pytest.mark.parametrize(("language", "rule"), [(name, rule) for name, table in WORDINGS.items() for rule in table])
+def test_wordings_differ_and_the_last_is_reserved(language: str, rule: str) -> None:
+    forms = WORDINGS[language][rule]
     assert len(forms) == 8
-    if rule in ("diff", "body", "snippet"):
+    if rule in ("diff", "body", "snippet", "named", "bare"):
         return
     for count in range(2, 9):
         for turn in range(7):
-            asked = questions(rule, "TOPIC", "TITLE", count=count, turn=turn)
+            asked = questions(rule, "TOPIC", "TITLE", count=count, turn=turn, language=language)
             assert len(set(asked)) == count
             assert asked[-1] == forms[-1].format(topic="TOPIC", title="TITLE")
             assert asked[-1] not in asked[:-1]
-    assert questions(rule, "T", "D", count=1, turn=0)[0] == forms[0].format(topic="T", title="D")
-    assert rule in INSTRUCTIONS
+    first = questions(rule, "T", "D", count=1, turn=0, language=language)
+    assert first == [forms[0].format(topic="T", title="D")]
+    assert rule in INSTRUCTIONS[language] or rule == "cell"
+
+
+@pytest.mark.parametrize(
+    ("question", "clause"),
+    [
+        ("How long does the Otter pump run in a power cut?", "how long the Otter pump runs in a power cut"),
+        ("How is an old Otter pump cleaned?", "how an old Otter pump is cleaned"),
+        ("How exact is the Otter pump?", "how exact the Otter pump is"),
+        ("Does the Otter pump carry sand?", "whether the Otter pump carries sand"),
+        ("Which fuse does the Otter pump have?", "which fuse the Otter pump has"),
+        ("How do I start the Otter pump?", "how to start the Otter pump"),
+        ("When should I replace the Otter pump?", "when I should replace the Otter pump"),
+        ("In which month may the Otter pump rest?", "in which month the Otter pump may rest"),
+        ("What belongs into the Otter pump?", "what belongs into the Otter pump"),
+        ("How long is one turn of the Otter pump?", "how long one turn of the Otter pump is"),
+    ],
+)
+def test_a_question_that_names_its_page_is_asked_directly_and_as_a_clause(question: str, clause: str) -> None:
+    asked = questions("question", question, "Otter pump", count=8, turn=0)
+    assert asked[:2] == [question, f"Can you tell me {clause}?"]
+    assert asked[-1] == f"I am trying to find out {clause}. Can you help?"
+    assert len(set(asked)) == 8
+
+
+@pytest.mark.parametrize("question", ["Can tap water replace the Otter pump?", "Why did the Otter pump stop?"])
+def test_a_question_whose_subject_is_uncertain_is_never_turned_round(question: str) -> None:
+    assert all(question in asked for asked in questions("question", question, "Otter pump", count=8, turn=0))
+
+
+def test_a_definition_of_what_the_title_names_is_asked_for_directly() -> None:
+    [pair] = pairs(document("# Otter pump\n\nThe Otter pump is the pump that empties the cellar.\n"), QA, wordings=8)
+    assert "What is the Otter pump?" in pair.wordings
+    assert pair.answer == "The Otter pump is the pump that empties the cellar."
 
 
 def test_pairs_are_stable_and_their_questions_unique() -> None:
@@ -418,4 +473,4 @@ def test_the_projects_own_manual_gives_many_good_pairs() -> None:
         found += extract(document(page.read_text(), source=page.name, title=page.stem), QA)
     lengths = [len(fact.answer.split()) for fact in found]
     assert len(found) >= 10 * len(pages) / 2
-    assert sum(8 <= length <= 40 for length in lengths) >= 0.85 * len(lengths)
+    assert sum(6 <= length <= 40 for length in lengths) >= 0.9 * len(lengths)

@@ -189,6 +189,36 @@ def test_text_and_documents_rows() -> None:
         ),
         ({"messages": [CHAT[0], {"role": "assistant", "tool_calls": "x"}]}, "bad_tool_call", "expected a list"),
         ({"messages": [CHAT[0], {"role": "assistant", "tool_calls": [{}]}]}, "bad_tool_call", "without function.name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "data": "x"}]}, CHAT[1]]},
+            "wrong_type", r"messages\[0\].content\[0\] has no text; its keys are data, type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, CHAT[1]]},
+            "not_text", "holds reasoning, and the turn is not the assistant's",
+        ),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0.5}]}, "bad_weight", r"messages\[1\].weight is 0.5"),
+        ({"messages": [CHAT[0], {**CHAT[1], "train": "no"}]}, "bad_weight", "train is 'no'"),
+        ({"messages": [{**CHAT[0], "weight": 1}, CHAT[1]]}, "bad_weight", "asks to learn a turn of user"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0, "train": True}]}, "bad_weight", "weight, train differ"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0}]}, "no_target", "each of the assistant's has weight 0"),
+        (
+            {"prompt": "Why?", "chosen": [{**CHAT[1], "weight": 0}], "rejected": "No."},
+            "no_target", "each of the assistant's has weight 0",
+        ),
+        (
+            {"messages": [CHAT[0], {**CHAT[1], "weight": 0}, CHAT[0], {**CHAT[1], "weight": 0}], "label": True},
+            "no_target", "weight 0",
+        ),
+        (
+            {"messages": [*CHAT, CHAT[0], {**CHAT[1], "weight": 0}], "label": True},
+            "bad_weight", "completion has a turn with weight 0",
+        ),
+        (
+            {"messages": [CHAT[0], {**CHAT[1], "reasoning_content": "One.", "thinking": "Two."}]},
+            "two_reasonings", "two different texts",
+        ),
+        ({"messages": [{**CHAT[0], "name": 3}, CHAT[1]]}, "wrong_type", r"messages\[0\].name is a number"),
         ({"messages": CHAT, "tools": "{"}, "bad_tools", "tools is not JSON"),
         ({"messages": CHAT, "tools": "{}"}, "bad_tools", "tools is not a list of objects"),
         (
@@ -225,6 +255,79 @@ def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> N
     found, said = reason_of(record)
     assert found == reason
     assert re.search(detail, said)
+
+
+@pytest.mark.parametrize("key", ["images", "image", "audios", "videos"])
+@pytest.mark.parametrize(
+    "record", [{"messages": CHAT}, {"conversations": SHAREGPT}, {"instruction": "x", "output": "y"}]
+)
+def test_rows_with_pictures_sounds_or_films_are_not_text(record: dict[str, Any], key: str) -> None:
+    assert reason_of({**record, key: ["a.png"]}) == ("not_text", f"the row has {key}; only text is read")
+    assert normalised({**record, key: []}) == normalised(record)
+    inside = [{**CHAT[0], key: ["a.png"]}, CHAT[1]]
+    assert reason_of({"messages": inside}) == ("not_text", f"the row has messages[0].{key}; only text is read")
+
+
+@pytest.mark.parametrize(
+    ("turn", "more"),
+    [
+        ({"weight": 0}, {"weight": 0}),
+        ({"train": False}, {"weight": 0}),
+        ({"weight": 1, "training": True}, {}),
+        ({"weight": None, "name": None, "reasoning_content": ""}, {}),
+        ({"reasoning_content": "It rained."}, {"reasoning_content": "It rained."}),
+        ({"thinking": "It rained.", "reasoning": "It rained."}, {"reasoning_content": "It rained."}),
+        ({"name": "Ada"}, {"name": "Ada"}),
+        ({"tool_call_id": "call1"}, {"tool_call_id": "call1"}),
+        (
+            {"content": [{"type": "thinking", "thinking": "It "}, {"type": "text", "value": "Because."}]},
+            {"reasoning_content": "It "},
+        ),
+        (
+            {"content": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "It rained."}]},
+                         {"type": "output_text", "text": "Because."}]},
+            {"reasoning_content": "It rained."},
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_turn_has_beside_its_text_is_kept(turn: dict[str, Any], more: dict[str, Any]) -> None:
+    record = {"messages": [CHAT[0], {**CHAT[1], **turn}, *CHAT]}
+    row = normalised(record)
+    assert (row.messages[1].content, row.messages[1].extras) == ("Because.", more)
+    assert row.messages[1].learned is (more.get("weight") != 0)
+    sharegpt = [SHAREGPT[0], {**SHAREGPT[1], **{k: v for k, v in turn.items() if k != "content"}}, *SHAREGPT]
+    if "content" not in turn:
+        assert normalised({"conversations": sharegpt}) == row
+
+
+def test_keys_inside_turns_that_nothing_reads_are_counted() -> None:
+    given = [{**CHAT[0], "id": "7", "thinking": "x", "empty": None}, {**CHAT[1], "score": 0.5}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache": 1}]}, {**CHAT[1], "value": "no"}]
+    records = {
+        "messages": (
+            {"messages": given, "source": "web"},
+            {"source", "messages[].id", "messages[].thinking", "messages[].score"},
+        ),
+        "parts": ({"messages": parts}, {"messages[].content[].cache", "messages[].value"}),
+        "pairs": (
+            {
+                "input": {"messages": given[:1]},
+                "preferred_output": given[1:],
+                "non_preferred_output": [{**CHAT[1], "content": "No."}],
+            },
+            {"input.messages[].id", "input.messages[].thinking", "preferred_output[].score"},
+        ),
+        "one turn": (
+            {"prompt": "Why?", "chosen": {**CHAT[1], "id": 1}, "rejected": "No."},
+            {"chosen.id"},
+        ),
+        "none": ({"messages": CHAT, "tools": [{"name": "clock", "role": "x", "other": 1}]}, set()),
+    }
+    for name, (record, ignored) in records.items():
+        normalise = Normaliser(detect([record], DataFormat.AUTO, "a test"))
+        kinds = [normalise(record)[1] for _ in range(2)]
+        assert kinds[0] is kinds[1], name
+        assert kinds[0].ignored == ignored, name
 
 
 def test_rows_of_another_kind_do_not_slip_in() -> None:

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import ipc
 from tokenizers import Tokenizer
 from validating import PORTS, block, by_words, labelled, preference, qa, run, sieve
 
+from trainyard.data.quality.blocks import read_blocks
 from trainyard.data.quality.lengths import count_tokens, length, load_token_counter, longest_fit, whole_words
-from trainyard.data.rows import Message, Row, SftRow, TextRow
+from trainyard.data.rows import SCHEMAS, Message, Row, SftRow, TextRow, read_rows
 from trainyard.errors import InvalidInput, NotFound
+from trainyard.spec.axes import Port
 
 TEN = "one two three four five six seven eight nine ten"
 
@@ -172,3 +176,34 @@ def test_a_broken_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidInput, match=r"E-TOKENIZER: .*tokenizer.json is not a tokenizer"):
         load_token_counter(tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate"])
+def test_what_turns_have_beside_their_text_goes_through_a_validator(tmp_path: Path, policy: str) -> None:
+    silent = Message("assistant", "one", more='{"weight":0}')
+    thoughtful = Message("assistant", TEN, more='{"reasoning_content":"since"}')
+    asked = Message("user", "x", more='{"name":"Ada"}')
+    row = SftRow([asked, silent, Message("user", "y"), thoughtful])
+    out = run([row, qa("a", "b")], tmp_path, max_tokens=20 if policy == "drop" else 8, too_long=policy)
+    kept = out.kept[0]
+    assert [turn.more for turn in kept.messages] == [turn.more for turn in row.messages]
+    assert kept.messages[-1].content == (TEN if policy == "drop" else "one two three four five")
+
+
+def test_reasoning_counts_as_tokens(tiny_model: Path) -> None:
+    count = load_token_counter(tiny_model)
+    plain, thoughtful = Message("assistant", "Yes."), Message("assistant", "Yes.", more='{"reasoning_content":"since"}')
+    assert count([[thoughtful]]) > count([[plain]])
+
+
+def test_rows_of_an_earlier_release_are_read(tmp_path: Path) -> None:
+    """Their turns have no field for what few turns have."""
+    old = pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", "tool_calls")]))
+    fields = [(field.name, old if field.name == "messages" else field.type) for field in SCHEMAS[Port.SFT]]
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+    given = [{"messages": turns, "doc_id": "d", "source": "s", "split": "train", "pair": ""}]
+    with ipc.new_file(tmp_path / "rows.arrow", pa.schema(fields)) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist(given, schema=pa.schema(fields)))
+    (found,) = read_blocks(tmp_path / "rows.arrow", Port.SFT)
+    assert found.batch.schema.equals(SCHEMAS[Port.SFT])
+    assert list(read_rows(tmp_path / "rows.arrow", Port.SFT)) == [qa("Why?", "Because.", doc_id="d", source="s")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
+import io
 import json
 import re
 import subprocess
@@ -12,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from tests.unit.data.reading import Result, json_lines, read_all, read_text, settings_for
 from trainyard.data.formats import Normaliser, detect
@@ -112,6 +116,48 @@ def test_unknown_keys_are_ignored_and_counted(tmp_path: Path) -> None:
     result = read_text(tmp_path, rows)
     assert len(result.rows) == 6
     assert result.report["ignored_keys"] == {"id": 5, "other": 1, "tag": 5}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_keys_inside_turns_are_kept_counted_or_refused_in_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    """A plain first row makes the fast decoder, which must not swallow what later rows have."""
+    ask, say = CHAT["messages"]
+    records = [
+        {"messages": [ask, say]},
+        {"messages": [ask, {**say, "weight": 0}, ask, {**say, "reasoning_content": "It rained.", "score": 2}]},
+        {"messages": [ask, say], "images": ["a.png"]},
+        {"messages": [ask, {**say, "train": False}]},
+    ]
+    result = read_text(tmp_path, in_file(records, name, tmp_path), name)
+    assert [[turn.extras for turn in row.messages] for row in result.rows] == [
+        [{}, {}], [{}, {"weight": 0}, {}, {"reasoning_content": "It rained."}]
+    ]  # fmt: skip
+    assert result.report["ignored_keys"] == {"messages[].score": 1} | ({"images": 2} if name.endswith("csv") else {})
+    assert result.reasons == ["not_text", "no_target"]
+    assert result.report["dropped"] == {"no_target": 1, "not_text": 1}
+
+
+def in_file(records: list[dict[str, Any]], name: str, folder: Path) -> bytes:
+    if name.endswith(".jsonl"):
+        return json_lines(*records).encode()
+    if name.endswith(".json"):
+        return json.dumps(records).encode()
+    if name.endswith(".parquet"):
+        whole = [{"images": None, **record} for record in records]
+        parquet.write_table(pa.Table.from_pylist(whole), folder / "made.parquet")
+        return (folder / "made.parquet").read_bytes()
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["messages", "images"])
+    writer.writerows([json.dumps(one["messages"]), ";".join(one.get("images", []))] for one in records)
+    return out.getvalue().encode()
+
+
+def test_a_file_whose_first_row_has_empty_images_is_read(tmp_path: Path) -> None:
+    rows = [{**CHAT, "images": []}, {**CHAT, "images": ["a.png"]}, {**CHAT, "images": None}]
+    result = read_text(tmp_path, json_lines(*rows))
+    assert (len(result.rows), result.reasons) == (2, ["not_text"])
+    assert result.report["ignored_keys"] == {"images": 2}
 
 
 def test_many_unknown_keys_do_not_fill_the_report(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.reading import Result, read_all, settings_for
+from trainyard.api.verbs.night import EngineeringInput, added_text, engineering
 from trainyard.data.readers.repositories import MAX_DIFF_BYTES, Repository, batch, commit_documents, patches
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, Refused
@@ -67,6 +68,37 @@ def test_commits_and_files_become_documents(project: Path) -> None:
     ]  # fmt: skip
     assert result.facts["commits"] == 2
     assert len({row.doc_id for row in result.rows}) == 4
+
+
+def test_globs_choose_the_files_of_a_repository_and_of_its_commits(project: Path) -> None:
+    commit(project, "Start", src__a_py="x = 1\n", docs__a_md="# One\n", LICENSE="Free.\n")
+    commit(project, "Both", src__a_py="x = 2\n", docs__a_md="# Two\n")
+    commit(project, "Code", src__a_py="x = 3\n", vendor_js="x\n" * MAX_DIFF_BYTES)
+    result = read(project, include=["*.py", "LICENSE"], exclude=["vendor*"])
+    commits = {row.title: row.text for row in result.rows if row.kind == "commit"}
+    assert list(commits) == ["Code", "Both", "Start"]
+    assert "docs/a.md" not in "".join(commits.values())
+    assert "+x = 2\n" in commits["Both"]
+    files = [row.source for row in result.rows if row.kind != "commit"]
+    assert files == ["project/LICENSE", "project/src/a.py"]
+    pages = read(project, exclude=["*.py", "*.js"])
+    assert [row.title for row in pages.rows] == ["Both", "Start", "Two"]
+    assert pages.report["skipped"] == {"(no extension)": 1, "no_wanted_file": 1}
+    with pytest.raises(InvalidInput, match="The globs leave no file"):
+        read(project, exclude=["*"])
+
+
+@pytest.mark.parametrize("name", ['a "quoted".py', "café.py", "tab\there.py", "a b/a b.py"])
+def test_globs_know_every_name_that_git_writes(name: str, project: Path) -> None:
+    for text in ("x = 1\n", "x = 2\n"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+        (project / "other.md").write_text(text)
+        git(project, "add", "-A")
+        git(project, "commit", "-q", "-m", text.strip())
+    texts = [row.text for row in read(project, include=[name.rpartition("/")[2]]).rows]
+    assert len(texts) == 3
+    assert not any("other.md" in text for text in texts)
 
 
 def test_what_is_left_out_is_counted(project: Path) -> None:
@@ -170,3 +202,25 @@ def test_missing_objects_are_none(project: Path) -> None:
     repository = Repository(project)
     assert list(batch(repository, ["0" * 40])) == [None]
     assert [document.title for document in commit_documents(repository)] == ["Start"]
+
+
+def test_every_commit_is_a_tuple_or_counted_by_reason(project: Path) -> None:
+    for number in range(3):
+        commit(project, f"Change {number}", a_py=f"number = {number}\n")
+    commit(project, "Nothing", **{})
+    commit(project, "A picture", picture_png=b"\x89PNG\0\1\2")
+    commit(project, "Data", data_txt="x" * 250_000 + "\n")
+    git(project, "checkout", "-q", "-b", "side", "HEAD~1")
+    commit(project, "Aside", b_py="aside = 1\n")
+    git(project, "checkout", "-q", "main")
+    git(project, "merge", "-q", "--no-ff", "-m", "Merge side", "side")
+    settings = settings_for(project.parent, home=project.parent / "home")
+    given = EngineeringInput(repo=project)
+    added = engineering(given, settings)
+    assert (added.added, added.there, added.commits) == (4, 0, 8)
+    assert added.skipped == {"large_diff": 1, "merge": 1, "no_text_change": 2}
+    again = engineering(given, settings)
+    assert (again.added, again.there, again.skipped) == (0, 4, added.skipped)
+    text = added_text(added)
+    assert "engineering: 4 added, 0 there already" in text
+    assert "4 of 8 commits skipped: 1 large diff, 1 merge, 2 no text change" in text

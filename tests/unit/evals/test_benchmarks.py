@@ -42,6 +42,12 @@ def test_exact_match_ignores_case_articles_and_punctuation() -> None:
     assert benchmark("exact_match").score(model, [talk("a", "chain"), talk("b", "chain"), talk("c", "x")]) == [1, 0, 0]
 
 
+def test_quotes_are_found_inside_an_answer_and_not_inside_a_word() -> None:
+    model = ToyModel(replies={"a": "Well: the relay clicks, twice!", "b": "relays click twice", "c": ""})
+    cases = [talk("a", "Relay clicks twice."), talk("b", "relay"), talk("c", "x")]
+    assert benchmark("quotes").score(model, cases) == [1, 0, 0]
+
+
 def test_word_f1_by_hand() -> None:
     # said 3 words, gold 2, shared 2: precision 2/3, recall 1 -> 0.8
     assert word_f1("trained adapter file", "adapter file") == pytest.approx(0.8)

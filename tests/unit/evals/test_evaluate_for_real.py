@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.evals.train_small import train_small
 from trainyard.compute.supervise import Wanted
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
@@ -39,8 +41,9 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for index in range(8)
     ]
     write_rows(folder / "pairs.arrow", Port.PREFERENCE, pairs)
-    script = Path(__file__).with_name("train_small.py")
-    subprocess.run([sys.executable, str(script), str(tiny_model), str(folder)], check=True, capture_output=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        train_small(tiny_model, folder)
     return folder
 
 
@@ -108,6 +111,7 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     assert scored["candidate"] == pytest.approx(expected["candidate"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_that_are_nan_fail_the_evaluation(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainyardError, match=r"E-EVAL-NON-FINITE: The candidate gives nan on heldout_loss/unseen_wor"):
         evaluate(job(trained, tiny_model, "broken"), tmp_path)

@@ -1,16 +1,13 @@
-"""Makes the models that the evaluation tests compare; run in a process of its own, so that the tests need no torch.
+"""Makes the models that the evaluation tests compare: `train_small(base, folder)`.
 
-    python train_small.py BASE_MODEL FOLDER
-
-leaves `candidate` (an adapter trained on the answers), `control` (an adapter that changes nothing), `broken` (weights
-that are NaN) and `expected.json`: the loss per row of base and candidate by transformers' own loss.
+It leaves `candidate` (an adapter trained on the answers), `control` (an adapter that changes nothing), `broken`
+(weights that are NaN) and `expected.json`: the loss per row of base and candidate by transformers' own loss.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ def losses(model: Any, examples: list[dict[str, list[int]]]) -> list[float]:
     return found
 
 
-def main(base: Path, folder: Path) -> None:
+def train_small(base: Path, folder: Path) -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [row for row in read_rows(folder / "rows.arrow", Port.SFT) if isinstance(row, SftRow)]
@@ -70,7 +67,3 @@ def main(base: Path, folder: Path) -> None:
     for name in ("candidate", "control", "broken"):
         own = {**training, "control": "shuffled_answers" if name == "control" else None}
         (folder / name / "training.json").write_text(json.dumps(own))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

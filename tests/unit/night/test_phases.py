@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +16,13 @@ from typing import Any
 import pytest
 
 from trainyard.errors import Conflict, Unavailable
+from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
 from trainyard.night.world import Order, Trained, Verdict, World
+from trainyard.serve.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import MarkerState, Owner
@@ -68,6 +72,31 @@ def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: World)
     for text in (markdown(report), page(report)):
         assert "acme/engineering/v1" in text
         assert "three.md" in text
+
+
+def test_a_long_night_says_how_far_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extracting, "PROGRESS_S", 0.0)
+    told: list[str] = []
+    night(replace(world, say=told.append))
+    lines = [line for line in told if line.startswith("documents: ")]
+    assert len(lines) == 3
+    assert re.fullmatch(r"documents: 3 of 3 read, [\d,.]+ a minute, all asked", lines[-1])
+    assert re.search(r"documents: \d of 3 read, [\d,.]+ a minute, about \d+ (s|min|h \d+ min) left", lines[0])
+
+
+def test_the_pace_of_a_night_is_told_from_time_to_time() -> None:
+    times = iter([0.0, *(10.0 * n for n in range(1, 721))])
+    pace = extracting.Pace(lambda: next(times))
+    lines = [line for left in range(719, -1, -1) if (line := pace.line(left))]
+    assert lines[0] == "documents: 2 of 720 read, 6.0 a minute, about 2 h 0 min left"
+    assert lines[-1] == "documents: 720 of 720 read, 6.0 a minute, all asked"
+    assert len(lines) == 360
+    assert [extracting.duration(seconds) for seconds in (45, 89, 600, 12_000)] == [
+        "45 s",
+        "89 s",
+        "10 min",
+        "3 h 20 min",
+    ]
 
 
 def test_a_date_is_done_once_and_the_next_one_finds_nothing_new(world: World) -> None:
@@ -248,6 +277,42 @@ def test_a_failed_phase_1_does_not_forbid_phase_2(world: World) -> None:
     assert report.phase1.left == 3
     assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
     assert "Next: correct the cause" in markdown(report)
+
+
+@pytest.mark.parametrize(("profile_s", "window_s", "expected"), [(300.0, 60, 60.0), (7.0, 60, 7.0)])
+def test_requests_in_flight_have_the_shorter_of_two_times(
+    profile_s: float, window_s: int, expected: float, world: World
+) -> None:
+    class Drained(QuickServer):
+        drain_s = profile_s
+
+        def drain(self, timeout_s: float) -> None:
+            given.append(timeout_s)
+
+    given: list[float] = []
+    assert night(replace(world, server=Drained()), window={"drain_s": window_s}).state == "completed"
+    assert given == [expected]
+
+
+class Slow(QuickServer):
+    """Answers after longer than its profile lets requests in flight run."""
+
+    drain_s = 0.2
+
+    async def complete(self, messages: Messages, schema: dict[str, Any] | None, max_tokens: int) -> str:
+        await asyncio.sleep(30)
+        return await super().complete(messages, schema, max_tokens)
+
+
+def test_documents_in_flight_are_left_when_the_profile_s_time_is_over(world: World) -> None:
+    """Phase 1 has a second: what was admitted in it has 0.2 s more, not the two minutes of the window."""
+    said: list[str] = []
+    slow = replace(world, server=Slow(), say=said.append)
+    began = time.monotonic()
+    report = night(slow, window={"phase1_s": 1}, serving={"seconds_per_document": 0.01})
+    assert time.monotonic() - began < 20
+    assert (report.phase1.done, report.phase1.left) == (0, 3)
+    assert set(said) == {"documents in flight did not end in time; they wait for the next night"}
 
 
 class Refusing(FolderStore):

@@ -18,7 +18,6 @@ FOUND_SOON = (
     "two-nights-at-once",
     "trains-on-live-corpus",
     "device-not-measured",
-    "claims-without-precondition",
 )
 
 

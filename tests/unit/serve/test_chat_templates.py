@@ -17,7 +17,7 @@ from trainyard.serve.chat_templates import (
     check_folder,
     render,
 )
-from trainyard.train.starter import CHAT_TEMPLATE
+from trainyard.train.starter.recipe import CHAT_TEMPLATE
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -35,6 +35,7 @@ def write_ready_file(settings: Settings, found: Instance) -> None:
     (settings.services / READY_FILE).write_text(json.dumps(dataclasses.asdict(found)))
 
 
+@pytest.mark.slow  # tests/flows/test_installed.py starts and ends one
 def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)

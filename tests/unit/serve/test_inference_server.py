@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -131,6 +132,27 @@ def test_a_server_that_hangs_is_ended_in_time(tmp_path: Path, settings: Settings
         with pytest.raises(Unavailable, match="was not ready within 1 s"):
             server.wait_ready(1)
     assert server.prove_free(1).device == "cuda:0"
+
+
+def test_the_profile_s_own_time_to_be_ready_counts_from_the_start(tmp_path: Path, settings: Settings) -> None:
+    profile = vllm_profile(vllm_program(tmp_path / "bin", "hang"), stop_s=0.5, ready_s=1)
+    with InferenceServer(profile, tmp_path / "run", settings, read=gpu()) as server:
+        server.start()
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="was not ready within"):
+            server.wait_ready(60)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(("profile_s", "asked_s"), [(0.2, 60.0), (60.0, 0.2), (0.2, None)])
+def test_requests_under_way_have_the_shorter_time(
+    profile_s: float, asked_s: float | None, tmp_path: Path, settings: Settings
+) -> None:
+    server = InferenceServer(ServerProfile(drain_s=profile_s), tmp_path, settings)
+    server.in_flight = 1
+    drained = server.drain(asked_s)
+    assert drained.left == 1
+    assert 0.2 <= drained.seconds < 5
 
 
 def test_the_operators_commands_run_without_a_shell(tmp_path: Path, settings: Settings) -> None:

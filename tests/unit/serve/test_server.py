@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,29 +18,36 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from trainyard.data.generation import generate
+from trainyard.data.rows import DocumentRow, SftRow, read_rows, write_rows
+from trainyard.serve.client import completer
+from trainyard.serve.server import main
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.models import chat_template_sha256, model_sha256
 
 pytestmark = pytest.mark.xdist_group("model-server")
 
 TOKEN = "a-token-for-tests"
 ASK = {"messages": [{"role": "user", "content": "What is a chain?"}]}
-MAKE_ADAPTERS = """
-import sys
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-import torch
-base, target = sys.argv[1:]
-for number, name in enumerate(("one", "two")):
-    torch.manual_seed(number)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    shape = {"r": 4, "lora_alpha": 256, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    get_peft_model(model, LoraConfig(**shape, init_lora_weights=False)).save_pretrained(f"{target}/{name}")
-other = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                                     num_attention_heads=2))
-get_peft_model(other, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(
-    f"{target}/narrow")
-"""
+
+
+def make_adapters(base: Path, folder: Path) -> None:
+    """Two adapters of the base, `one` and `two`, and one of a narrower model, `narrow`."""
+    for number, name in enumerate(("one", "two")):
+        torch.manual_seed(number)
+        model = AutoModelForCausalLM.from_pretrained(base)
+        shape: dict[str, Any] = {"r": 4, "lora_alpha": 256, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+        adapted: Any = get_peft_model(model, LoraConfig(**shape, init_lora_weights=False))
+        adapted.save_pretrained(folder / name)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    other = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+    narrow: Any = get_peft_model(other, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    narrow.save_pretrained(folder / "narrow")
 
 
 @dataclass
@@ -73,9 +81,9 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """One server for the module, behind a token, with two adapters in its adapter root."""
     home = tmp_path_factory.mktemp("served")
     adapters = home / "adapters"
-    subprocess.run(
-        [sys.executable, "-c", MAKE_ADAPTERS, str(tiny_model), str(adapters)], check=True, capture_output=True
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        make_adapters(tiny_model, adapters)
     model = home / "tiny"
     shutil.copytree(tiny_model, model)
     # The name that is given is the name that is served, so the model is given relative to its folder.
@@ -384,9 +392,29 @@ def test_metrics_count_what_was_done(server: Server) -> None:
     assert 'trainyard_server_requests_total{path="/v1/chat/completions",status="200"}' in text
 
 
-def test_off_loopback_it_starts_only_with_a_token(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "trainyard.serve.server", "--model", str(tiny_model), "--host", "0.0.0.0"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert refused.returncode == 5
-    assert "E-SERVER-TOKEN: The server does not listen on 0.0.0.0 without a token." in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_off_loopback_it_starts_only_with_a_token(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(tiny_model), "--host", "0.0.0.0"]) == 5
+    assert "E-SERVER-TOKEN: The server does not listen on 0.0.0.0 without a token." in capsys.readouterr().err
+
+
+def test_the_generator_keeps_or_rejects_every_row_with_a_reason(server: Server, tmp_path: Path) -> None:
+    """A random model, held to the schema, gives rows that are well formed."""
+    document = DocumentRow("d0", "docs/chain.md", "markdown", "Chain", "A chain is a list of nodes.")
+    write_rows(tmp_path / "documents" / "rows.arrow", Port.DOCUMENTS, [document])
+    config = AiGeneratorConfig(
+        model="tiny", engine="openai", count=4, wordings=2, max_tokens=400, temperature=1, retries=0, concurrency=2
+    )
+    complete = completer(config, f"{server.client.base_url}v1", "tiny", TOKEN)
+    produced = generate(
+        config, tmp_path / "documents", tmp_path / "out", complete=complete, report=lambda fraction, text: None
+    )
+    facts = produced.facts
+    assert facts["asked"] == 4 == facts["kept"] + sum(facts["rejected"].values())
+    assert facts["kept"] > 0
+    assert facts["usage"]["completion_tokens"] > 0
+    rows = list(read_rows(tmp_path / "out/sft/rows.arrow", Port.SFT))
+    for row in rows:
+        assert isinstance(row, SftRow)
+        assert all(message.content.strip() for message in row.messages)
+    accounting = json.loads((tmp_path / "out/sft/accounting.json").read_text())
+    assert accounting["kept"] == len(rows)

@@ -46,6 +46,11 @@ def test_a_distance_needs_a_second_model_of_whole_weights_only() -> None:
     assert weights[2] == weights[3]
 
 
+def test_each_iteration_is_another_step_over_the_same_rows() -> None:
+    once, thrice = (grpo({"batch_size": 8}, num_iterations=n) for n in (1, 3))
+    assert rows_seen(thrice, 100) == 3 * rows_seen(once, 100)
+
+
 @pytest.mark.parametrize(
     ("hyper", "prompts", "rows", "steps"),
     [

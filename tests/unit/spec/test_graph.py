@@ -141,6 +141,7 @@ def line_of(count: int) -> list[dict[str, Any]]:
     return [source("docs"), *body[1:], node("validator"), node("trainer"), node("evaluator")]
 
 
+@pytest.mark.slow
 def test_ten_thousand_nodes_take_two_seconds_at_most() -> None:
     text = json.dumps(chain(*line_of(10_000)))
     assert len(resolve(load_chain(text)).order) == 10_000
@@ -148,6 +149,7 @@ def test_ten_thousand_nodes_take_two_seconds_at_most() -> None:
     assert cpu_seconds(lambda: resolve(load_chain(text)), within=bound) < bound
 
 
+@pytest.mark.slow
 def test_a_ladder_of_diamonds_takes_no_longer() -> None:
     nodes = [source(format="alpaca"), node("validator", "a0", ["data-source"])]
     for index in range(1, 1_000):
@@ -161,6 +163,7 @@ def test_a_ladder_of_diamonds_takes_no_longer() -> None:
     assert cpu_seconds(lambda: resolve(chain(*nodes)), within=bound) < bound
 
 
+@pytest.mark.slow
 def test_a_circle_of_ten_thousand_nodes() -> None:
     nodes = [node("validator", f"v{index}", [f"v{(index + 1) % 10_000}"]) for index in range(10_000)]
     assert codes(*nodes) == ["E-SPEC-CYCLE"]

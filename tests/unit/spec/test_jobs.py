@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, source
-from trainyard.spec.axes import BackendName, DataFormat, Method, Port, Stage
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, reasons, source
+from trainyard.data.paths import data_roots
+from trainyard.errors import Reason
+from trainyard.settings import load_settings
+from trainyard.spec.axes import BackendName, DataFormat, Method, Port, PreferenceLoss, Schedule, Stage
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.load import load_chain, load_value
 from trainyard.spec.migrate import trainer_words
+from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 
 BODIES = sorted(path for path in (RESOURCES / "bodies").glob("*.json") if path.stem != "job-data-worker")
@@ -64,13 +68,86 @@ def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
     assert reason.because.startswith("The data worker http://dataworker1:8892 cannot be read: this release has no")
 
 
-def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
-    facts = RunFacts(
-        endpoints=frozenset(), path_problem=lambda path: "leads out of the data roots", backends={BackendName.TRL: None}
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [("cuda:0", "cuda"), ("Cuda(0)", "cuda"), ("wgpu", "auto"), ("Metal", "mps"), ("MPS", "mps"), ("cpu", "cpu")],
+)
+def test_devices_in_the_words_of_other_tools_are_read(given: str, device: str) -> None:
+    found = JobSpec.model_validate({"dataset": {"path": "rows.jsonl"}, "device": given})
+    assert found.device.value == device
+    assert resolve(chain_of_job(found)).node("trainer").config.device.value == device
+
+
+def test_a_gpu_is_not_picked_by_its_number() -> None:
+    (reason,) = check(chain(source(), node("trainer", device="cuda:1")))
+    assert reason.line() == (
+        "E-SPEC-VALUE trainer.config.device: The device cuda:1 names a GPU, and a training takes the first one that is "
+        "free. Instead: Use device cuda; a worker started with CUDA_VISIBLE_DEVICES=1 uses only that GPU."
     )
+
+
+def leads_out(path: str) -> Reason:
+    return Reason("R-PATH-ROOT", None, "", f"The path {path!r} leads out.", "Add its folder.")
+
+
+def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
+    facts = RunFacts(endpoints=frozenset(), path_problem=leads_out, backends={BackendName.TRL: None})
     assert [reason.code for reason in run_reasons(job("chain-three-nodes"), facts)] == [
         "R-PATH-ROOT", "R-ENGINE-UNRESOLVED", "R-BACKEND-MISSING",
     ]  # fmt: skip
+
+
+def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own_words() -> None:
+    found = job("local-lora-job")
+    trainer = found.node("trainer").config
+    assert (trainer.method, trainer.lora.rank, trainer.lora.target_modules) == (
+        "lora",
+        16,
+        ("q_proj", "k_proj", "v_proj"),
+    )
+    assert trainer.hyperparameters.schedule is Schedule.COSINE
+    assert trainer.engine.mirror == "file:checkpoints/"
+    asked: list[str] = []
+    assert run_reasons(found, RunFacts(path_problem=asked.append)) == []
+    assert asked == ["/data/train.jsonl", "checkpoints/"]
+    aligned = job("local-dpo-job").node("trainer").config
+    assert (aligned.stage, aligned.method, aligned.preference.loss) == (Stage.DPO, Method.LORA, PreferenceLoss.SIGMOID)
+
+
+@pytest.mark.parametrize(
+    ("given", "schedule"),
+    [("OneCycle", "one_cycle"), ("one_cycle", "one_cycle"), ("Linear", "linear"), ("Constant", "constant")],
+)
+def test_a_scheduler_in_the_words_of_an_enumeration(given: str, schedule: str) -> None:
+    assert trainer_words({"hyperparams": {"lr_scheduler": given}}) == {"hyperparameters": {"schedule": schedule}}
+    assert (
+        TrainerConfig.model_validate({"hyperparameters": {"lr_scheduler": given}}).hyperparameters.schedule == schedule
+    )
+
+
+@pytest.mark.parametrize(("given", "loss"), [("Dpo", "sigmoid"), ("ORPO", "orpo")])
+def test_an_alignment_is_a_stage_and_a_loss(given: str, loss: str) -> None:
+    body = {"dataset": {"path": "a.jsonl"}, "adapter": "QLoRA", "alignment": given, "preference": {"beta": 0.3}}
+    found = JobSpec.model_validate(body)
+    assert (found.stage, found.method) == (Stage.DPO, Method.QLORA)
+    assert (found.preference.loss, found.preference.beta) == (loss, 0.3)
+
+
+def test_the_tenant_of_a_data_set_is_the_tenant_of_its_job() -> None:
+    """Whose folder, `tenants/guests`, then is one of those that the data may be in."""
+    body = {"dataset": {"path": "a.jsonl", "tenant_id": "guests", "max_rows": 5}}
+    found = chain_of_job(JobSpec.model_validate(body))
+    assert found.tenant == "guests"
+    assert found.nodes[0].config == DataSourceConfig(path="a.jsonl", max_rows=5)
+    assert JobSpec.model_validate({**body, "tenant": "guests"}).tenant == "guests"
+    assert load_settings().home / "tenants" / "guests" in data_roots(load_settings(), found.tenant)
+    with pytest.raises(ValidationError, match="tenant_id"):
+        JobSpec.model_validate({**body, "tenant": "others"})
+
+
+def test_a_data_source_has_no_tenant_of_its_own() -> None:
+    (reason,) = reasons(source(tenant_id="guests"))
+    assert (reason.code, reason.instead) == ("E-SPEC-KEY", "Write `tenant` at the top of the chain or job.")
 
 
 def test_a_job_is_its_data_and_its_trainer() -> None:
@@ -112,6 +189,15 @@ def test_a_job_has_the_settings_of_its_engine() -> None:
         ({"dataset": {"path": "a"}, "name": "Not A Name"}, "name"),
         ({"dataset": {"path": "a", "format": "csv"}}, "format"),
         ({"dataset": {"path": "a"}, "method": "dpo", "stage": "sft"}, "method"),
+        ({"dataset": {"path": "a"}, "alignment": "dpo", "stage": "sft"}, "alignment"),
+        ({"dataset": {"path": "a"}, "adapter": "lora", "method": "dora"}, "adapter"),
+        ({"dataset": {"path": "a"}, "adapter": "stack"}, "adapter"),
+        (
+            {"dataset": {"path": "a"}, "hyperparameters": {"schedule": "linear", "lr_scheduler": "cosine"}},
+            "lr_scheduler",
+        ),
+        ({"dataset": {"path": "a"}, "checkpoint_dir": "a", "engine": {"mirror": "file:b"}}, "checkpoint_dir"),
+        ({"dataset": {"path": "a", "max_rows": 0}}, "max_rows"),
         ([], "dictionary"),
     ],
 )

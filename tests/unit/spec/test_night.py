@@ -9,9 +9,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from trainyard.errors import InvalidInput, Refused
-from trainyard.spec.night import Window, checked_name, night_trainer, read_night
+from trainyard.spec.night import NightConfig, Window, checked_name, night_trainer, read_night
 from trainyard.spec.training import PreferenceSettings
 
 REPOSITORY = Path(__file__).parents[3]
@@ -33,6 +34,15 @@ def test_defaults_are_the_documented_profile() -> None:
     [
         ({"buckets": [{"name": "big", "method": "cpt"}]}, "R-NIGHT-CPT buckets.0.method"),
         ({"phase2": {"training": {"stage": "cpt"}}}, "R-NIGHT-CPT phase2.training.stage"),
+        (
+            {"phase2": {"training": {"stage": "dpo"}}},
+            "R-NIGHT-SETTING phase2.training: In a night the stage is the bucket's `method`. Instead: Remove `stage`.",
+        ),
+        ({"phase2": {"training": {"method": "dpo"}}}, "R-NIGHT-SETTING phase2.training: .* Remove `stage`"),
+        (
+            {"phase2": {"training": {"adapter": "stack", "reuse": False}}},
+            "Remove `adapter` and `reuse`",
+        ),
         ({"buckets": [{"name": "a", "method": "sft", "threshold": 0}]}, "at least 1"),
         ({"streams": [{"name": "a", "globs": ["../x/*.md"]}]}, "leads out of the folder"),
         ({"tenant": "../x"}, "E-SPEC-VALUE tenant"),
@@ -79,6 +89,14 @@ def test_preference_settings_are_those_of_the_dpo_buckets() -> None:
     only_sft = [{"name": "engineering", "method": "sft"}]
     with pytest.raises(Refused, match=r"R-PREFERENCE-UNUSED phase2\.training\.preference"):
         read_night({"buckets": only_sft, "phase2": {"training": training}})
+
+
+def test_a_form_refuses_what_the_night_decides_itself() -> None:
+    """Prefect's form makes the config without `read_night`; one that was stored whole is read again."""
+    with pytest.raises(ValidationError, match="the stage is the bucket's `method`"):
+        NightConfig.model_validate({"phase2": {"training": {"stage": "kto"}}})
+    config = read_night({"phase2": {"training": {"budget_s": 60, "launch": {"on_oom": "fail"}}}})
+    assert NightConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "A", "", "a" * 64, "a.b"])

@@ -26,8 +26,10 @@ DROP = object()
 Edit = tuple[str, Any]
 
 
-def outside(path: str) -> str | None:
-    return "leads out of the data roots" if path.startswith(("..", "/")) else None
+def outside(path: str) -> Reason | None:
+    because = f"The path {path!r} leads out of the data roots."
+    instead = f'Use a path inside /work, or write the line `data_roots = ["{Path(path).parent}"]` into trainyard.toml.'
+    return Reason("R-PATH-ROOT", None, "", because, instead) if path.startswith(("..", "/")) else None
 
 
 FACTS = RunFacts(
@@ -273,6 +275,13 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-engine-cuda", "any", [("1.config.device", DROP)]),
     ("r-engine-cuda", "auto", [("1.config.engine", {"attention": "auto", "head": "auto", "fp8": "auto"})]),
     ("r-engine-cuda", "others", [("1.config.engine", {"attention": "eager", "head": "chunked", "fp8": "off"})]),
+    ("r-base-made", "lora", [("2.config", {"method": "lora"})]),
+    ("r-base-made", "registry", [("5.config.targets", [{"type": "registry"}])]),
+    ("r-base-made", "llama_server", [("5.config.targets", [{"type": "llama_server"}])]),
+    ("r-repository-url", "folder", [("0.config.repository", "code")]),
+    ("r-repository-url", "colon", [("0.config.repository", "a:b")]),
+    ("r-mirror-store", "file", [("1.config.engine.mirror", "file:///backup")]),
+    ("r-mirror-store", "gs", [("1.config.engine.mirror", "gs://bucket/checkpoints")]),
     ("r-fp8-msamp", "auto", [("1.config.engine.fp8", "auto")]),
     ("r-fp8-msamp", "torchao", [("1.config.engine.fp8", "torchao")]),
     ("r-fp8-qlora", "lora", [("1.config.method", "lora")]),

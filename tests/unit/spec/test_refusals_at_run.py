@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.spec.chains import chain, node, reasons, source
 from tests.unit.spec.test_refusals import at_run, run_codes
+from trainyard.errors import Reason
 from trainyard.spec.axes import Device
 from trainyard.spec.compat import RunFacts
 
@@ -32,9 +33,8 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
 
 
 def test_what_is_not_a_local_path_is_not_asked_about() -> None:
-    everything = RunFacts(path_problem=lambda path: "is asked about")
+    everything = RunFacts(path_problem=lambda path: Reason("R-PATH-ROOT", None, "", f"{path} is asked about.", "No."))
     assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
-    assert run_codes(node("data_source", repository="https://host.example/a.git"), facts=everything) == []
     assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
 
 
@@ -117,6 +117,12 @@ def test_a_missing_backend_says_why_and_what_is_here() -> None:
         ("auto", {Device.CPU}, []),
         ("cpu", {Device.CPU}, []),
         ("mps", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("mps", {Device.MPS, Device.CPU}, []),
+        ("metal", {Device.MPS, Device.CPU}, []),
+        ("wgpu", {Device.MPS, Device.CPU}, []),
+        ("wgpu", {Device.CPU}, []),
+        ("cuda:0", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda:0", {Device.CPU, Device.CUDA}, []),
         ("cuda", {Device.CPU, Device.CUDA}, []),
     ],
 )
@@ -128,6 +134,8 @@ def test_a_device_has_to_be_here(device: str, here: set[Device], expected: list[
     ("device", "precision", "here", "expected"),
     [
         ("auto", "fp16", {Device.CPU}, ["R-FP16-CPU"]),
+        ("auto", "fp16", {Device.MPS, Device.CPU}, []),
+        ("mps", "fp16", {Device.MPS, Device.CPU}, []),
         ("auto", "bf16", {Device.CPU}, []),
         ("auto", "fp16", {Device.CPU, Device.CUDA}, []),
         ("cuda", "fp16", {Device.CPU}, ["R-DEVICE-MISSING"]),

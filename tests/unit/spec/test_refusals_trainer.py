@@ -28,6 +28,8 @@ def test_trl_carries_out_four_stages(stage: str) -> None:
 
 EXACT = {"rewards": [{"type": "exact_match"}]}
 """Rollouts with one reward."""
+DRAWING: dict[str, Any] = {"backend": "trl", "stage": "grpo", "hyperparameters": {"batch_size": 8}}
+"""A trainer whose steps are whole groups of the usual size."""
 
 
 def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
@@ -37,6 +39,11 @@ def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
     assert trl(stage="grpo", rollouts=EXACT) == ["R-GRPO-BATCH"]
     lora = {"target_modules": ["q_proj", "lm_head"]}
     assert trl(stage="grpo", lora=lora, rollouts={**EXACT, "num_generations": 4}) == ["R-TRL-HEAD"]
+
+
+def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
+    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.1, "num_iterations": 2})) == []
+    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.2})) == []
 
 
 @pytest.mark.parametrize("backend", ["native", "unsloth", "axolotl", "deepspeed", "mlx", "llamacpp"])
@@ -270,6 +277,9 @@ def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> 
         ({"stage": "kto", "preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
         ({"stage": "dpo", "preference": {"desirable_weight": 2}}, "preference.desirable_weight"),
         ({"stage": "dpo", "preference": {"undesirable_weight": 2}}, "preference.undesirable_weight"),
+        ({"stage": "dpo", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
+        ({"stage": "kto", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
+        ({**DRAWING, "rollouts": {**EXACT, "epsilon": 0.1}}, "rollouts.epsilon"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting: str) -> None:
@@ -298,6 +308,7 @@ def test_too_long_says_nothing_to_running_text() -> None:
         {"method": "lora_plus", "lora": {"lora_plus_ratio": 8, "rank": 8}},
         {"stage": "kto", "preference": {"desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
         {"stage": "dpo", "preference": {"loss": "sigmoid", "label_smoothing": 0.1}},
+        {"stage": "dpo", "preference": {"loss": "simpo", "simpo_gamma": 1.6}},
         {"stage": "sft", "engine": {"head": "liger", "fp8": "torchao", "attention": "fa3"}},
         {"method": "freeze", "lora": {}, "hyperparameters": {"optimizer": "galore"}},
     ],

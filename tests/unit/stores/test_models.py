@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.models import (
+    SHIPPED_STARTER,
     chat_template,
     chat_template_sha256,
     check_adapter_folder,
@@ -62,14 +63,12 @@ def test_a_real_model_is_resolved_with_digest_and_parameters(tiny_model: Path, c
     assert source.sha256 == model_sha256(tiny_model)
 
 
-def test_the_starter_is_missing_until_it_is_built(configured: Settings, tiny_model: Path) -> None:
-    with pytest.raises(NotFound, match=r"E-MODEL-STARTER: .*Do: Call `trainyard starter build`\."):
-        resolve_model("starter", configured)
+def test_the_starter_is_the_shipped_one_until_it_is_built_here(configured: Settings, tiny_model: Path) -> None:
+    assert resolve_model("starter", configured).path == SHIPPED_STARTER
     root = configured.models / "starter"
     root.mkdir(parents=True)
     (root / "current").write_text("abc\n")
-    with pytest.raises(NotFound, match="E-MODEL-STARTER"):
-        resolve_model("starter", configured)
+    assert resolve_model("starter", configured).path == SHIPPED_STARTER
     shutil.copytree(tiny_model, root / "abc")
     assert resolve_model("starter", configured).path == root / "abc"
 

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.data.extractive.questions import WORDINGS as GENERATED
 from trainyard.train.starter.corpus import (
+    ASKS,
+    CLOSINGS,
+    OPENINGS,
     PHRASES_PER_PASSAGE,
     WORDINGS,
+    PackageSource,
     Passage,
+    corpus_sha256,
     corpus_sources,
     phrase_questions,
-    project_docs,
     read_corpus,
 )
 
@@ -34,58 +39,44 @@ class Box:
     def open(self):
         """Show what is inside of it."""
 '''
-TOPICS = 'topics = {"with": "The with statement\\n******\\n\\nThe with statement wraps the execution of a block."}\n'
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def package(tmp_path: Path) -> PackageSource:
     files = {
+        "__init__.py": '"""A package of things."""\n',
         "small.py": MODULE,
-        "pkg/__init__.py": '"""A package of things."""\n',
-        "copy_of_small/small.py": "",
-        "pydoc_data/topics.py": TOPICS,
-        "test/test_small.py": '"""Tests are not read."""\n',
-        "site-packages/other.py": '"""Neither are other packages."""\n',
+        "copy/small.py": MODULE,
+        "tests/test_small.py": '"""Tests are not read."""\n',
+        "_vendor/other.py": '"""Neither are other packages."""\n',
         "broken.py": "def f(:\n",
     }
     for name, text in files.items():
-        path = tmp_path / "lib" / name
+        path = tmp_path / "things" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return tmp_path / "lib"
+    return PackageSource("things", "1.0", tmp_path / "things")
 
 
-def passages(library: Path, docs: Path | None = None) -> list[Passage]:
-    return list(read_corpus(corpus_sources(docs, stdlib=library)))
-
-
-def test_sources_are_listed_with_digests_in_a_fixed_order(library: Path) -> None:
-    names = [source.name for source in corpus_sources(None, stdlib=library)]
-    expected = ["broken.py", "copy_of_small/small.py", "pkg/__init__.py", "pydoc_data/topics.py", "small.py"]
-    assert names == [f"stdlib/{name}" for name in expected]
-    before = {source.name: source.sha256 for source in corpus_sources(None, stdlib=library)}
-    (library / "small.py").write_text('"""Changed text here."""')
-    after = {source.name: source.sha256 for source in corpus_sources(None, stdlib=library)}
-    assert {name for name in before if before[name] != after[name]} == {"stdlib/small.py"}
-
-
-def test_docstrings_become_text_and_questions(library: Path) -> None:
-    found = passages(library)
+def test_docstrings_become_text_and_questions(package: PackageSource) -> None:
+    found = list(read_corpus([package]))
     texts = [passage.text for passage in found if passage.question is None]
-    assert any(text.startswith("function small.join(first, *rest, sep='/')\nJoin the parts") for text in texts)
+    assert "module things\nA package of things." in texts
+    assert any(text.startswith("function things.small.join\nJoin the parts") for text in texts)
     assert not any("Nobody asks" in text or "not read" in text or "Neither" in text for text in texts)
-    answers = {passage.text for passage in found if passage.question and "small.Box.open" in passage.question}
-    assert answers == {"Show what is inside of it."}
+    answers = {passage.text for passage in found if passage.question and "things.small.Box.open" in passage.question}
+    assert "Show what is inside of it." in answers
     asked = [passage.question for passage in found if passage.text == "Join the parts with a separator."]
-    by_name = {wording.format(name="small.join") for wording in WORDINGS["function"]} & set(asked)
+    by_name = {wording.format(name="things.small.join") for wording in WORDINGS["function"]} & set(asked)
     assert len(by_name) == 2
 
 
-def test_sentences_are_asked_for_by_words_of_theirs(library: Path) -> None:
-    found = [passage for passage in passages(library) if passage.text == "Join the parts with a separator."]
-    named = {wording.format(name="small.join") for wording in WORDINGS["function"]}
+def test_sentences_are_asked_for_by_words_of_theirs(package: PackageSource) -> None:
+    found = [passage for passage in read_corpus([package]) if passage.text == "Join the parts with a separator."]
+    named = {wording.format(name=name) for wording in WORDINGS["function"]
+             for name in ("things.small.join", "things.copy.small.join")}  # fmt: skip
     asked = [passage.question for passage in found if passage.question and passage.question not in named]
-    assert len(asked) == 1
+    assert asked
     assert any(word in asked[0] for word in ("Join", "the parts", "with a", "separator"))
 
 
@@ -101,36 +92,41 @@ def test_what_is_not_a_sentence_is_not_asked_for() -> None:
     assert list(phrase_questions("a = 1\n\n----\n\nToo short.\n\n" + "word " * 60, "things")) == []
 
 
-def test_topics_are_read_without_running_them(library: Path) -> None:
-    found = passages(library)
-    assert Passage("The with statement\n\nThe with statement wraps the execution of a block.") in found
-    assert any(passage.text == "The with statement wraps the execution of a block." for passage in found)
+def test_a_repeated_passage_is_read_once(package: PackageSource) -> None:
+    found = list(read_corpus([package]))
+    assert len({passage.digest for passage in found}) == len(found)
 
 
-def test_pages_are_plain_text_by_section_and_never_questions(library: Path, tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "page.md").write_text(
-        "# Title\n\nFirst words of it.\n\n## What is a chain?\n\nA chain is a list of nodes.\n"
-    )
-    extra = [passage for passage in passages(library, docs) if passage not in passages(library)]
-    assert [passage.text for passage in extra] == [
-        "# Title\n\nFirst words of it.",
-        "## What is a chain?\n\nA chain is a list of nodes.",
+def test_digest_follows_every_passage(package: PackageSource) -> None:
+    found = list(read_corpus([package]))
+    before = corpus_sha256(found)
+    assert before == corpus_sha256(list(read_corpus([package])))
+    (package.folder / "small.py").write_text('"""Changed text here."""')
+    assert corpus_sha256(list(read_corpus([package]))) != before
+
+
+def test_a_sentence_and_its_questions_are_on_one_side() -> None:
+    passages = [
+        Passage(f"Sentence {number} is here.", question) for number in range(300) for question in (None, "Why?")
     ]
-    assert all(passage.question is None for passage in extra)
+    sides = {passage.text: set() for passage in passages}
+    for passage in passages:
+        sides[passage.text].add(passage.held_out)
+    assert all(len(side) == 1 for side in sides.values())
+    assert 0 < sum(passage.held_out for passage in passages) < 30
 
 
-def test_a_repeated_passage_is_read_once(library: Path) -> None:
-    (library / "copy_of_small" / "small.py").write_text('"""Text one is here."""')
-    (library / "pkg" / "small.py").write_text(MODULE)
-    texts = [passage.text for passage in passages(library)]
-    assert len(texts) == len(set(zip(texts, [p.question for p in passages(library)], strict=True)))
+def test_no_form_is_a_wording_that_chains_hold_out() -> None:
+    """What `unseen wording` measures has to be unseen by the base model, too."""
+    forms = [*OPENINGS, *ASKS, *CLOSINGS, *(wording for kind in WORDINGS.values() for wording in kind)]
+    reserved = [wordings[-1] for wordings in GENERATED.values() if wordings[0] != wordings[-1]]
+    pieces = [piece.strip(' "`?.') for wording in reserved for piece in wording.replace("}", "{").split("{")]
+    long_pieces = [piece for piece in pieces if len(piece.split()) >= 3]
+    assert long_pieces
+    assert not [(form, piece) for form in forms for piece in long_pieces if piece in form]
 
 
-def test_the_real_library_gives_enough_to_read() -> None:
-    sources = corpus_sources(project_docs())
-    assert len(sources) > 300
-    found = list(read_corpus(sources))
-    assert sum(len(passage.text) for passage in found if passage.question is None) > 1_500_000
-    assert sum(passage.question is not None for passage in found) > 5000
+def test_a_real_package_gives_enough_to_read() -> None:
+    found = list(read_corpus(corpus_sources(("trl",))))
+    assert sum(len(passage.text) for passage in found if passage.question is None) > 100_000
+    assert sum(passage.question is not None for passage in found) > 500

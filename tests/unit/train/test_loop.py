@@ -17,7 +17,8 @@ from trainyard.spec.axes import Precision, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train import loop
 from trainyard.train.batching import Cursor, Feed
-from trainyard.train.loop import Progress, StepRecord, done, train
+from trainyard.train.loop import StepRecord, done, train
+from trainyard.train.progress import Progress
 from trainyard.train.session import Session
 
 STEPS = 5

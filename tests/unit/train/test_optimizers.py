@@ -18,6 +18,7 @@ from trainyard.spec.axes import Optimizer, Schedule
 from trainyard.spec.estimate import STATE_BYTES
 from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig
+from trainyard.train.muon import Muon
 from trainyard.train.optimizers import (
     OPTIMIZERS,
     Assembly,
@@ -197,7 +198,7 @@ def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
         {"params": [theirs["model.embed.weight"]], "weight_decay": 0.1},
         {"params": [theirs["model.layers.0.bias"]], "weight_decay": 0.0},
     ]
-    muon = torch.optim.Muon([matrix], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    muon = Muon([matrix], lr=0.01, weight_decay=0.1)
     adamw = torch.optim.AdamW(rest, lr=0.01, fused=True)
     for _ in range(5):
         optimizer.zero_grad()

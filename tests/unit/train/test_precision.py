@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ import torch
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
 from trainyard.train.head import Head, require_head
-from trainyard.train.precision import Architecture, choose_attention, choose_fp8, choose_precision, fits_fp8
+from trainyard.train.precision import (
+    Architecture,
+    choose_attention,
+    choose_fp8,
+    choose_precision,
+    cpu_bf16,
+    fits_fp8,
+)
 
 
 def unmeasured(_: bool) -> float:
@@ -108,3 +116,23 @@ def test_ligers_head_is_refused_where_it_cannot_run() -> None:
     require_head(Head.CHUNKED, "cpu")
     with pytest.raises(Unavailable, match=r"E-HEAD-LIGER: Liger's kernels were .* need a CUDA device"):
         require_head(Head.LIGER, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "found"),
+    [
+        ("fpu sse avx512_bf16 amx_bf16", {}, "amx_bf16"),
+        ("fpu avx512_bf16", {}, "avx512_bf16"),
+        ("fpu avx2", {}, None),
+        ("fpu avx512_bf16 amx_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, None),
+        ("fpu avx512_bf16 amx_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, None),
+        ("fpu avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "ALL", "ATEN_CPU_CAPABILITY": "avx512"}, "avx512_bf16"),
+    ],
+)
+def test_bf16_instructions_are_found(
+    tmp_path: Path, flags: str, environment: dict[str, str], found: str | None
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor : 0\nflags : {flags}\n")
+    assert cpu_bf16(path, environment) == found
+    assert cpu_bf16(tmp_path / "absent", {}) is None

@@ -16,9 +16,10 @@ from trainyard.spec.axes import Stage
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Feed, Plan, choose_cut
 from trainyard.train.head import IGNORED, label_logprobs
-from trainyard.train.loop import Progress, train
+from trainyard.train.loop import train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
+from trainyard.train.progress import Progress
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session import Engine, Session
 from trainyard.train.session.sampling import Sampling

@@ -1,9 +1,8 @@
-"""The starter model: built once, whole or not at all, a model like any other afterwards."""
+"""The starter model: shipped with its card, built again whole or not at all, a model like any other afterwards."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,12 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from trainyard.errors import InvalidInput, NotFound, TrainyardError
+from trainyard.errors import NotFound, TrainyardError
 from trainyard.settings import load_settings
-from trainyard.stores.artifacts import file_sha256
-from trainyard.stores.models import ModelSource, chat_template, resolve_model
-from trainyard.train.starter import CHAT_TEMPLATE, MANIFEST, Recipe, build_starter, starter_key
-from trainyard.train.starter.corpus import corpus_sources
+from trainyard.stores.models import SHIPPED_STARTER, ModelSource, chat_template, resolve_model
+from trainyard.train.starter.build import build_starter, compare, starter_key
+from trainyard.train.starter.card import model_card
+from trainyard.train.starter.corpus import PACKAGES, corpus_sources
+from trainyard.train.starter.recipe import CARD_FILE, CHAT_TEMPLATE, MANIFEST, Recipe
+
+LITTLE = Recipe(steps=8, batch_rows=4, row_tokens=64)
+PACKAGE = ("trl",)
 
 TRY_MODEL = """
 import json, sys, torch
@@ -42,38 +45,78 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs")
-    (folder / "page.md").write_text("# A page\n\nIt has a few words.\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, docs: Path) -> tuple[Path, ModelSource, list[tuple[float, str]]]:
-    """A starter of eight steps, its home and what was reported."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSource, list[tuple[float, str]]]:
+    """A starter of eight steps on one package, its home and what was reported."""
     home, reports = tmp_path_factory.mktemp("starter"), []
-    source = build_starter(home, seconds=1, threads=1, docs=docs, report=lambda *told: reports.append(told))
+    source = build(home, report=lambda *line: reports.append(line))
     return home, source, reports
 
 
-def test_it_is_resolved_by_its_name(built: tuple[Path, ModelSource, Any]) -> None:
-    home, source, _ = built
-    assert resolve_model("starter", load_settings(home=home)).sha256 == source.sha256
+def build(home: Path, **options: Any) -> ModelSource:
+    return build_starter(home, **{"recipe": LITTLE, "packages": PACKAGE, "threads": 1, **options})
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / MANIFEST).read_text()))
+
+
+def test_shipped_weights_are_those_of_the_recipe() -> None:
+    manifest = manifest_of(SHIPPED_STARTER)
+    assert manifest["recipe_sha256"] == Recipe().sha256
+    assert manifest["tokens"] == Recipe().steps * Recipe().batch_rows * Recipe().row_tokens
+    assert set(manifest["packages"]) == set(PACKAGES)
+    assert manifest["heldout_loss"] < manifest["losses"][0][1]
+    assert sum(path.stat().st_size for path in SHIPPED_STARTER.iterdir()) < 12_000_000
+
+
+def test_shipped_packages_are_those_that_are_pinned() -> None:
+    """Another version of a package would give another corpus, and a rebuild that is not the shipped model."""
+    pins = dict(line.split("==") for line in Path("constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = {name.lower().replace("-", "_"): version for name, version in pins.items()}
+    packages = manifest_of(SHIPPED_STARTER)["packages"]
+    assert {name: entry["version"] for name, entry in packages.items()} == {name: pinned[name] for name in packages}
+
+
+def test_cards_have_the_manifests_values(built: tuple[Path, ModelSource, Any]) -> None:
+    for folder in (SHIPPED_STARTER, Path(built[1].location)):
+        assert (folder / CARD_FILE).read_text() == model_card(manifest_of(folder))
+        assert f"held-out loss, nats per token | {manifest_of(folder)['heldout_loss']} |" in model_card(
+            manifest_of(folder)
+        )
+
+
+def test_a_home_without_a_build_uses_the_shipped_weights(tmp_path: Path) -> None:
+    source = resolve_model("starter", load_settings(home=tmp_path))
+    assert source.path == SHIPPED_STARTER
     assert source.parameters is not None
     assert 4_500_000 < source.parameters < 5_500_000
 
 
-def test_the_manifest_says_what_went_in(built: tuple[Path, ModelSource, Any], docs: Path) -> None:
+def test_a_build_is_resolved_by_its_name(built: tuple[Path, ModelSource, Any]) -> None:
+    home, source, _ = built
+    assert resolve_model("starter", load_settings(home=home)).sha256 == source.sha256
+
+
+def test_manifest_records_what_went_in(built: tuple[Path, ModelSource, Any]) -> None:
     source = built[1]
     assert source.path is not None
-    manifest = json.loads((source.path / "manifest.json").read_text())
+    manifest = manifest_of(source.path)
     assert manifest["key"] == source.path.name
-    assert manifest["sources"]["docs/page.md"] == file_sha256(docs / "page.md")
+    assert list(manifest["packages"]) == list(PACKAGE)
     assert manifest["recipe"]["steps"] == 8
-    assert manifest["tokens"] == 8 * 2048
+    assert manifest["tokens"] == 8 * 4 * 64
     first, last = manifest["losses"][0][1], manifest["losses"][-1][1]
     assert last < first < 9.5
     assert {"python", "torch", "transformers"} == set(manifest["versions"])
+
+
+def test_a_build_is_compared_with_the_shipped_weights(built: tuple[Path, ModelSource, Any]) -> None:
+    path = built[1].path
+    assert path is not None
+    found = compare(path, SHIPPED_STARTER)
+    assert (found["same_recipe"], found["same_corpus"]) == (False, False)
+    assert found["heldout_loss"] == manifest_of(path)["heldout_loss"] > found["shipped_heldout_loss"]
+    assert compare(SHIPPED_STARTER, SHIPPED_STARTER)["same_recipe"] is True
 
 
 def test_progress_is_reported_to_the_end(built: tuple[Path, ModelSource, list[tuple[float, str]]]) -> None:
@@ -81,13 +124,13 @@ def test_progress_is_reported_to_the_end(built: tuple[Path, ModelSource, list[tu
     fractions = [fraction for fraction, _ in reports]
     assert fractions == sorted(fractions)
     assert reports[-1] == (1.0, "the starter model is ready")
-    assert any("loss" in text for _, text in reports)
+    assert any("loss" in text and "min left" in text for _, text in reports)
 
 
-def test_a_second_call_builds_nothing(built: tuple[Path, ModelSource, Any], docs: Path) -> None:
+def test_a_second_call_builds_nothing(built: tuple[Path, ModelSource, Any]) -> None:
     home, source, _ = built
     made = (Path(source.location) / MANIFEST).stat().st_mtime_ns
-    assert build_starter(home, seconds=1, docs=docs) == source
+    assert build(home) == source
     assert (Path(source.location) / MANIFEST).stat().st_mtime_ns == made
 
 
@@ -105,48 +148,32 @@ def test_it_loads_as_any_other_model(built: tuple[Path, ModelSource, Any]) -> No
     assert facts["pre_tokenizer"]["type"] == "ByteLevel"
     assert facts["pre_tokenizer"]["use_regex"] is True
     assert source.path is not None
-    assert chat_template(source.path) == CHAT_TEMPLATE
+    assert chat_template(source.path) == CHAT_TEMPLATE == chat_template(SHIPPED_STARTER)
 
 
-def test_the_key_follows_recipe_and_corpus(docs: Path) -> None:
-    sources = corpus_sources(docs)
-    key = starter_key(Recipe(steps=8), sources)
-    assert key == starter_key(Recipe(steps=8), list(sources))
-    assert key != starter_key(Recipe(steps=9), sources)
-    assert key != starter_key(Recipe(steps=8), sources[:-1])
+def test_key_follows_recipe_and_packages() -> None:
+    sources = corpus_sources(("trl", "peft"))
+    key = starter_key(LITTLE, sources)
+    assert key == starter_key(LITTLE, list(sources))
+    assert key != starter_key(Recipe(), sources)
+    assert key != starter_key(LITTLE, sources[:-1])
 
 
-def test_the_small_one_has_a_name_and_a_place_of_its_own(
-    built: tuple[Path, ModelSource, Any], docs: Path, tmp_path: Path
-) -> None:
-    here, folder = load_settings(home=tmp_path), tmp_path / "models" / "starter-small"
-    with pytest.raises(NotFound, match=r"E-MODEL-STARTER: There is no starter-small model yet.*starter build --small"):
-        resolve_model("starter-small", here)
-    shutil.copytree(Path(built[1].location), folder / Path(built[1].location).name)
-    made = build_starter(tmp_path, name="starter-small", seconds=1, docs=docs)
-    assert resolve_model("starter-small", here).sha256 == made.sha256 == built[1].sha256
-    assert (made.name, Path(made.location).parent) == ("starter-small", folder)
-    with pytest.raises(NotFound, match="There is no starter model yet"):
-        resolve_model("starter", here)
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"E-STARTER-CORPUS: The package no_such_package"):
+        build(tmp_path, packages=("no_such_package",))
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 1e6, float("nan")])
-def test_a_senseless_time_is_refused(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(InvalidInput, match=r"E-STARTER-SECONDS: .* is not a training time"):
-        build_starter(tmp_path, seconds=seconds)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path, docs: Path) -> None:
+def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     failed: list[TrainyardError] = []
 
-    def build() -> None:
+    def build_it() -> None:
         try:
-            build_starter(tmp_path, seconds=500, docs=docs)
+            build(tmp_path, recipe=Recipe(steps=5000))
         except TrainyardError as error:
             failed.append(error)
 
-    builder = threading.Thread(target=build)
+    builder = threading.Thread(target=build_it)
     builder.start()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and builder.is_alive():
@@ -162,10 +189,8 @@ def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path, docs: Path) -
 
 
 @pytest.mark.slow
-def test_the_same_recipe_gives_the_same_weights(
-    built: tuple[Path, ModelSource, Any], docs: Path, tmp_path: Path
-) -> None:
-    again = build_starter(tmp_path, seconds=1, threads=1, docs=docs)
+def test_the_same_recipe_gives_the_same_weights(built: tuple[Path, ModelSource, Any], tmp_path: Path) -> None:
+    again = build(tmp_path)
     assert again.sha256 == built[1].sha256
-    forced = build_starter(tmp_path, seconds=1, threads=1, docs=docs, force=True)
+    forced = build(tmp_path, force=True)
     assert forced.sha256 == again.sha256

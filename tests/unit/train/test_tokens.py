@@ -58,6 +58,36 @@ def test_every_turn_of_the_assistant_is_learned() -> None:
     assert TOKENIZER.decode(examples[0]["input_ids"]).endswith("two<|im_end|>")
 
 
+def test_a_turn_with_weight_0_is_shown_and_not_learned() -> None:
+    silent = Message("assistant", "one", more='{"weight":0}')
+    row = SftRow([user("a?"), silent, user("b?"), assistant("two")])
+    loud = SftRow([user("a?"), assistant("one"), user("b?"), assistant("two")])
+    (example,), ledger = encode_sft([row], TOKENIZER, 512)
+    (whole,), everything = encode_sft([loud], TOKENIZER, 512)
+    assert learned(example) == "two<|im_end|>"
+    assert example["input_ids"] == whole["input_ids"]
+    assert everything.trained - ledger.trained == len(TOKENIZER("one<|im_end|>")["input_ids"])
+    assert ledger.balanced
+
+
+def test_reasoning_and_names_reach_the_template_or_are_counted() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ ' ' + m.name if m.name }}: "
+        "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content }}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    thoughtful = Message("assistant", "one", more='{"reasoning_content":"since b"}')
+    row = SftRow([Message("user", "a?", more='{"name":"Ada"}'), thoughtful])
+    (example,), ledger = encode_sft([row], with_template(template), 512)
+    assert "<think>since b</think>one" in learned(example)
+    assert "user Ada: a?" in TOKENIZER.decode(example["input_ids"])
+    assert not any(name.startswith("hidden") for name in ledger.rows)
+    _, ledger = encode_sft([row], TOKENIZER, 512)
+    assert (ledger.rows["hidden_name"], ledger.rows["hidden_reasoning_content"]) == (1, 1)
+    assert "does not show the reasoning_content of 1 rows" in ledger.line()
+
+
 def test_template_that_rewrites_earlier_turns_shows_them_without_learning() -> None:
     tokenizer = with_template(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -68,7 +68,7 @@ def find_job(name: str) -> dict[str, Any]:
     ids = ", ".join(str(run.id) for run in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
     raise Conflict(
         f"{name!r} means {len(found)} jobs: {ids}.",
-        why="Two runs of one meaning have one name.",
+        why="It is the beginning of several ids, or a name that several runs were given.",
         do="Give the id, or enough of its beginning.",
         code="E-JOB-AMBIGUOUS",
     )

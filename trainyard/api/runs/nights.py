@@ -62,7 +62,7 @@ def waited_in_vain(settings: Settings, window_s: float) -> Conflict:
     return Conflict(
         f"The night did not begin: device {device} was in use for its whole window of {window_s:,.0f} s.",
         why=f"It is held by {who}." if who else f"The server's limit {limit_name(device)} is taken by another host.",
-        do="Wait for that run or cancel it, then `trainyard nightly run --once`; the documents and markers wait.",
+        do="Wait for that run or cancel it, then `trainyard nightly run`; the documents and markers wait.",
         code="E-DEVICE-BUSY",
     )
 

@@ -203,7 +203,7 @@ def settle(run: FlowRun, settings: Settings) -> None:
     elif left and not fruitless(folder):
         state = preempted(note_preemption(folder, left), after_s=0)
     else:
-        state = Crashed(message=f"Its process ended. Next: `trainyard run {run.id} --watch` continues it.")
+        state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {run.id} --watch` continues it.")
     with client() as prefect:
         prefect.set_flow_run_state(run.id, state, force=True)
 

@@ -101,7 +101,7 @@ def zombie_automation() -> Automation:
             ChangeFlowRunState(
                 state=StateType.CRASHED,
                 message=f"{NO_HEARTBEAT} for {BEATS_WITHIN_S} s: the process is gone. "
-                "Next: `trainyard up`, then `trainyard run ID --watch` with this run's id continues it.",
+                "Next: `trainyard up`, then `trainyard jobs resume ID --watch` with this run's id continues it.",
             )
         ],
     )

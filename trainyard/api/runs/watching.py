@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, WorkerStatus
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 
 from trainyard.api.records import JOB_TAG, EventReader, NodeResult, RunResult, RunState, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
-from trainyard.api.runs.states import node_state, run_state, waits_for_trainer, without_trainer
+from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
+from trainyard.api.services import running
+from trainyard.api.stack import worker_name
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 
@@ -49,11 +53,18 @@ def run_deployment(
 
 
 def start_run(
-    name: str, parameters: Mapping[str, Any], *, settings: Settings, tags: tuple[str, ...] = (), waits: str = ""
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    settings: Settings,
+    tags: tuple[str, ...] = (),
+    waits: str = "",
+    called: str = "",
 ) -> RunResult:
     """Create a run of a deployment; a worker takes it. Relative data paths mean the caller's working folder.
 
-    With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed.
+    With `waits`, the reason why its trainer cannot be used, nobody takes it until it is resumed. `called` is the run's
+    name, with a number if another run has it; by default Prefect invents one. A run keeps the name it is created with.
     """
     environment = {"TRAINYARD_WORKING_FOLDER": str(settings.working_folder), "TRAINYARD_HOME": str(settings.home)}
     state: State[Any] | None = without_trainer(waits) if waits else None
@@ -63,11 +74,25 @@ def start_run(
         deployment = find_deployment(prefect, name)
         try:
             run = prefect.create_flow_run_from_deployment(
-                deployment.id, parameters=dict(parameters), state=state, tags=tags, job_variables={"env": environment}
+                deployment.id,
+                parameters=dict(parameters),
+                state=state,
+                name=free_name(prefect, called) if called else None,
+                tags=tags,
+                job_variables={"env": environment},
             )
         except PrefectHTTPStatusError as error:
             raise refused_parameters(name, error) from error
         return started_result(prefect, run, (state.message if state else "") or "started")
+
+
+def free_name(prefect: SyncPrefectClient, wanted: str) -> str:
+    """The name, or the name with the first number above those of the runs that have it: `guide-1f2e3d4c-2`."""
+    like = FlowRunFilter(name=FlowRunFilterName(like_=wanted))
+    found = prefect.read_flow_runs(flow_run_filter=like, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    numbered = re.compile(rf"{re.escape(wanted)}(?:-(\d+))?")
+    numbers = [int(match[1] or 1) for run in found if (match := numbered.fullmatch(run.name))]
+    return f"{wanted}-{max(numbers) + 1}" if numbers else wanted
 
 
 def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> RunResult:
@@ -149,7 +174,8 @@ def watch(
             if time.monotonic() >= state_due:
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
-                last = tell_state(run, last, time.monotonic() - started, on_progress)
+                waits = run_state(run.state)[0] is RunState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
+                last = tell_state(run, last, on_progress, alone=waits and not worker_runs(prefect, settings))
                 if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
@@ -163,12 +189,21 @@ def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:
             on_progress(event)
 
 
-def tell_state(run: FlowRun, last: str, waited_s: float, on_progress: OnProgress) -> str:
-    """Report a changed state, and a run that nobody takes."""
-    word, detail = run_state(run.state)
-    text = f"{word.value} ({detail})" if detail else word.value
-    if word is RunState.PENDING and waited_s > NO_WORKER_AFTER_S:
-        text = "pending: no worker has taken it yet; `trainyard up` starts one"
+def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
+    """Whether a worker of the pool runs: this home's by its process, any other by its heartbeat."""
+    if running(settings, "worker") is not None:
+        return True
+    try:
+        workers = prefect.read_workers_for_work_pool(settings.work_pool)
+    except ObjectNotFound:
+        return False
+    own = worker_name(settings)
+    return any(worker.status is WorkerStatus.ONLINE and worker.name != own for worker in workers)
+
+
+def tell_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
+    """Report a changed state; a run is `alone` while it waits and no worker runs that could take it."""
+    text = "pending: no worker runs that could take it; `trainyard up` starts one" if alone else in_words(run.state)
     if text != last:
         on_progress({"node": "", "event": "state", "time": time.time(), "text": text, "name": run.name})
     return text

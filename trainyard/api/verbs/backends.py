@@ -18,7 +18,7 @@ from trainyard.backends import environments, installing, script
 from trainyard.backends.base import probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script import files
-from trainyard.compute.gpus import read_gpus, training_threads
+from trainyard.compute.gpus import devices_here, training_threads
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes import DATA_PORTS, BackendName, Device, Port
@@ -64,14 +64,9 @@ class InstallInput(Model):
     """None: every one that has an environment of its own."""
 
 
-def machine_devices() -> frozenset[Device]:
-    own = {"darwin": {Device.MPS}}.get(sys.platform, set())
-    return frozenset({Device.CPU, *own, *([Device.CUDA] if read_gpus().gpus else [])})
-
-
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
     """Every backend: version, whether it imports, whether a device fits, why it is not available, what mends it."""
-    here = machine_devices()
+    here = frozenset(devices_here())
     return BackendTable(rows=tuple(row(name, settings, here, imports=imports) for name in BackendName))
 
 

@@ -103,7 +103,8 @@ def look_at_home(settings: Settings) -> list[Check]:
 def look_at_server(settings: Settings) -> list[Check]:
     url = stack.api_url(settings)
     if url is None:
-        return [Check(name="prefect server", ok=False, detail="not running", do="Run `trainyard up`.")]
+        missing = stack.no_server(settings)
+        return [Check(name="prefect server", ok=False, detail=f"not running. {missing.why}".strip(), do=missing.do)]
     if not stack.healthy(url, timeout_s=5):
         log = settings.services / "server.log"
         return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import trainyard
-from trainyard.api.planning import run_facts
+from trainyard.api.planning import examine, resolved
 from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora, read_lines, tuples_of_commits
 from trainyard.data.paths import data_roots
@@ -23,16 +22,15 @@ from trainyard.night.simulate import simulate
 from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
 from trainyard.night.worker import work
+from trainyard.project import project_folder
 from trainyard.settings import Settings
-from trainyard.spec.compat import run_reasons
-from trainyard.spec.graph import Defaults, resolve
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers import LocalMarkers
 
 CONFIG_FILE = "nightly.yaml"
-PRESETS = Path(trainyard.__file__).parent.parent / "deployments" / "presets"
+PRESETS = project_folder() / "deployments" / "presets"
 NIGHTS_SHOWN = 10
 
 
@@ -112,7 +110,12 @@ class Added(Model):
     bucket: str
     added: int
     there: int
+    """Tuples that the bucket had already."""
     file: str
+    commits: int | None = None
+    """Commits of the branch: added + there + skipped."""
+    skipped: dict[str, int] = {}
+    """Reason -> commits that gave no tuple."""
 
 
 class BucketStatus(Model):
@@ -155,10 +158,9 @@ def at_home(settings: Settings) -> Settings:
 
 
 def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
-    """The reasons why this machine cannot carry out a training of the night, by the rows that a run is asked."""
-    defaults = Defaults(base_model=settings.default_base_model)
-    chains = [resolve(night_chain(config, method), defaults) for method in config.methods]
-    return located(reason for chain in chains for reason in run_reasons(chain, run_facts(chain, settings)))
+    """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
+    chains = [resolved(night_chain(config, method), settings) for method in config.methods]
+    return located(reason for chain in chains for reason in examine(chain, settings))
 
 
 def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
@@ -238,7 +240,12 @@ def engineering(given: EngineeringInput, settings: Settings) -> Added:
     briefs: dict[str, str] = {}
     if given.briefs is not None:
         briefs = json.loads(given.briefs.read_text(encoding="utf-8"))
-    return add(config, settings, bucket, list(tuples_of_commits(repository, briefs)))
+    added = add(config, settings, bucket, list(tuples_of_commits(repository, briefs)))
+    commits, skipped = repository.count_commits(), dict(sorted(repository.skipped.items()))
+    unread = commits - added.added - added.there - sum(skipped.values())
+    if unread:
+        skipped["too_old"] = unread
+    return added.model_copy(update={"commits": commits, "skipped": skipped})
 
 
 def apprenticeship(given: AddInput, settings: Settings) -> Added:
@@ -298,7 +305,18 @@ def status_text(found: NightStatus) -> str:
     return "\n".join([*lines, *(f"{state:<10} {name}" for name, state in found.markers.items())])
 
 
+def added_text(found: Added) -> str:
+    """What a corpus has got, and what was left out."""
+    lines = [f"{found.bucket}: {found.added:,} added, {found.there:,} there already ({found.file})"]
+    if found.skipped:
+        reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.skipped.items())
+        lines.append(f"{sum(found.skipped.values()):,} of {found.commits:,} commits skipped: {reasons}")
+    return "\n".join(lines)
+
+
 TEXTS: dict[str, Callable[[Any], str]] = {
+    "corpus engineering": added_text,
+    "corpus apprenticeship": added_text,
     "nightly run": night_text,
     "nightly simulate": simulated_text,
     "nightly status": status_text,

@@ -1,4 +1,4 @@
-"""Renderers for an operator: the table, tried on this machine, and the templates that a chain names, tried beforehand.
+"""Renderers for an operator: the table, tried on this machine.
 
 The modules that need transformers (1 s) are imported when `verify` runs, so that `trainyard check` answers at once.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import FILE_ENDING, choose, read
-from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.data.renderers.choice import FILE_ENDING, read
+from trainyard.errors import TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
-from trainyard.settings import Settings
-from trainyard.spec.chain import ResolvedChain
-from trainyard.spec.training import TrainerConfig
 
 
 class RendererRow(BaseModel):
@@ -65,23 +60,6 @@ def verify(names: Sequence[str]) -> RendererTable:
         for one in found
     )  # fmt: skip
     return RendererTable(rows=tuple(rows))
-
-
-def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """What is wrong with the chat templates that trainers name; a file is tried in a child process with limits."""
-    reasons = []
-    for node in chain.nodes:
-        wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
-        try:
-            chosen = choose(wanted, roots=data_roots(settings, chain.tenant))
-            if wanted.endswith(FILE_ENDING):
-                check_chat_template(chosen.text)
-        except Refused as refused:
-            reasons += [replace(reason, node=node.id) for reason in refused.reasons]
-        except TrainyardError as error:
-            because = f"{error.what} {error.why}".strip()
-            reasons.append(Reason(error.code, node.id, "config.engine.template", because, error.do))
-    return reasons
 
 
 def load(module: str) -> Any:

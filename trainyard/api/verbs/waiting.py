@@ -6,14 +6,13 @@ nodes would work for hours before anybody reads that there is no trainer.
 
 from __future__ import annotations
 
-from trainyard.api.planning import run_facts
+from trainyard.api.planning import examine
 from trainyard.backends.base import probe
 from trainyard.backends.manager import marker_only
 from trainyard.errors import Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName
 from trainyard.spec.chain import ResolvedChain
-from trainyard.spec.compat import run_reasons
 from trainyard.spec.training import TrainerConfig
 
 MISSING = "R-BACKEND-MISSING"
@@ -24,7 +23,7 @@ def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) ->
 
     Raises `Refused` with every reason when something else stands in its way.
     """
-    reasons = run_reasons(chain, run_facts(chain, settings))
+    reasons = examine(chain, settings)
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
         raise Refused(reasons)
     trainers = [node.config.backend for node in chain.nodes if isinstance(node.config, TrainerConfig)]

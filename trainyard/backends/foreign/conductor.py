@@ -8,7 +8,6 @@ whatever the tool leaves running, and ends it.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from trainyard.compute.child import (
     alive,
     prctl,
 )
-from trainyard.compute.gpus import read_gpus
+from trainyard.compute.gpus import devices_here
 from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
@@ -121,14 +120,6 @@ def lead(run: Run, tool: Tool, finish: Callable[[Run, int], None]) -> None:
 def pick_device(asked: Device, backend: BackendName) -> str:
     """Where a backend computes on this machine. Raises `InvalidInput` (`E-DEVICE`)."""
     return device_for(asked, BACKENDS[backend].devices, devices_here())
-
-
-def devices_here() -> tuple[Device, ...]:
-    """What this machine has, the fastest first: NVML sees GPUs, and every Mac with a processor of Apple's has MPS."""
-    has_gpu = bool(read_gpus().gpus) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    has_mps = sys.platform == "darwin" and platform.machine() == "arm64"
-    found = {Device.CUDA: has_gpu, Device.MPS: has_mps, Device.CPU: True}
-    return tuple(device for device, present in found.items() if present)
 
 
 def device_for(asked: Device, taken: Sequence[Device], here: Sequence[Device]) -> str:

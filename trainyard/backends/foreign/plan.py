@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes import ADAPTER_METHODS, Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.batching import Cut, Plan
+from trainyard.train.counts import Counted, Origin, account_fields
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
 from trainyard.train.schedules import SCHEDULES
-from trainyard.train.stages import STAGES
-from trainyard.train.stages.kto import encode_labelled
+from trainyard.train.stages import STAGES, kto, pairs, sft
+from trainyard.train.stages.lengths import Share
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
 
@@ -52,15 +54,19 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         tokenise(folder)
         ledger = orjson.loads((folder / LEDGER_FILE).read_bytes())
         with (folder / TOKENS_FILE).open("rb") as lines:
-            widths = [len(orjson.loads(line)["input_ids"]) for line in lines]
+            shares = [sft.share(orjson.loads(line)) for line in lines]
+        widths = [share.trained + share.masked for share in shares]
     else:
-        ledger = write_texts(job, tokenizer, place / names.TEXTS_FILE)
-        widths = [1] * ledger["rows"]["trained"]
+        ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
+        widths = [1] * len(shares)
     plan = plan_of(job, widths)
     total = total_steps(job, plan.steps_per_epoch)
+    planned = Counted()
     with (place / names.STEPS_FILE).open("wb") as stream:
         for line in islice(steps(job, plan, total), total):
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            for row in (row for rows in line["rows"] for row in rows):
+                planned.add(Counted(shares[row].trained, shares[row].masked, 1))
     value = {
         "device": device,
         "total_steps": total,
@@ -69,20 +75,23 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "pad_id": tokenizer.pad_token_id,
         "lora": adapter(job, place, first_weights=first_weights),
         "ledger": ledger,
+        "account": account_fields(asdict(planned), Origin.PLAN),
     }
     write_json_durably(place / names.PLAN_FILE, value)
 
 
-def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> dict[str, Any]:
-    """The rows of a preference stage as rendered text, for a trainer that tokenises itself; returns their account.
+def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[Share]]:
+    """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
-    A row that our own account drops (nothing is left of it within max_length) is not written.
+    Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
+    max_length) is not written.
     """
     rows, hyper = rows_of(job), job.config.hyperparameters
-    _, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
+    examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
     require_targets(account)
+    share = kto.share if job.config.stage is Stage.KTO else pairs.share
     renderer = Renderer(tokenizer)
-    kept: Any = encode_labelled if job.config.stage is Stage.KTO else encode_preference
+    kept: Any = kto.encode_labelled if job.config.stage is Stage.KTO else encode_preference
     whole = account.rows["trained"] == account.rows["read"]
     texts = [
         as_text(renderer, row)
@@ -94,7 +103,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> dict[str, Any]:
             stream.write(orjson.dumps(text, option=orjson.OPT_APPEND_NEWLINE))
     template = template_sha256(tokenizer)
     told = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
-    return {**told, "chat_template_sha256": template}
+    return {**told, "chat_template_sha256": template}, [share(example) for example in examples]
 
 
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
 from trainyard.compute.child import SPEC_FILE, crash_error, write_error
 from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
+from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes import Stage
@@ -52,6 +53,11 @@ class Account:
         """As `common_opt_dataset_init` of llama.cpp counts: a window begins every half context."""
         context = WINDOW * -(-max_length // WINDOW)
         return cls(tokens, context, max(0, (tokens - context - 1) // (context // 2)))
+
+    def planned(self, rows: int, epochs: int) -> dict[str, Any]:
+        """What the windows of all epochs train: each token of a window, so most tokens of the text twice an epoch."""
+        tokens = {"trained": self.windows * self.context * epochs, "masked": 0}
+        return {"tokens": tokens, "rows": {"trained": rows * epochs}, "counted": "plan"}
 
     def ledger(self, rows: int, held_out: int) -> dict[str, Any]:
         covered = (self.windows - 1) * (self.context // 2) + self.context + 1
@@ -91,6 +97,7 @@ def write_plan(tools: Path, folder: Path) -> None:
         "epochs": epochs,
         "lora": None,
         "comes_back": comes_back(place / BASE_FILE, base),
+        "account": account.planned(counts["written"], epochs),
         "ledger": {
             **account.ledger(counts["written"], counts["held_out"]),
             "chat_template_sha256": template_sha256(tokenizer),
@@ -100,12 +107,22 @@ def write_plan(tools: Path, folder: Path) -> None:
 
 
 def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
-    """The rows as one text, and how many were read, written and held out."""
+    """The rows as one text, and how many were read, written and held out.
+
+    Raises `InvalidInput` (`E-GGUF-WEIGHT`) for a turn without loss: llama-finetune learns every token.
+    """
     counts = {"read": 0, "written": 0, "held_out": 0}
+    rows = rows_of(job)
+    if any(not message.learned for row in rows if isinstance(row, SftRow) for message in row.messages):
+        raise InvalidInput(
+            "The rows have turns with weight 0, and llama.cpp's trainer gives every token a loss.",
+            do="Train with backend native or trl, or take those turns or their weights out of the data.",
+            code="E-GGUF-WEIGHT",
+        )
     template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(PLAIN_TEMPLATE)
     pieces = [
         template.render(messages=line["messages"], eos_token="") if "messages" in line else f"{line['text']}\n"
-        for line in chat_lines(rows_of(job), counts)  # type: ignore[arg-type]
+        for line in chat_lines(rows, counts)  # type: ignore[arg-type]
     ]
     return "".join(pieces), counts
 

@@ -27,7 +27,6 @@ from trainyard.backends.native.data import Prepared, prepare
 from trainyard.backends.results import tell_restart
 from trainyard.backends.trl.loading import load_tokenizer, pick_device, template_sha256
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
-from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_locks
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
@@ -43,12 +42,12 @@ from trainyard.train.autotune import free_bytes
 from trainyard.train.batching import Cut, Feed, Plan, choose_cut, sound_cut
 from trainyard.train.checkpoints import require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
-from trainyard.train.loop import Progress, StepRecord, done
+from trainyard.train.loop import StepRecord, done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
 from trainyard.train.methods import save as save_policy
 from trainyard.train.methods.loading import architecture_of
-from trainyard.train.optimizers import make_optimizer
+from trainyard.train.optimizers import make_optimizer, optimizer_facts
 from trainyard.train.parallel import STRATEGIES, SharedSession, Team
 from trainyard.train.precision import (
     KernelChoice,
@@ -57,7 +56,9 @@ from trainyard.train.precision import (
     choose_fp8,
     choose_precision,
     convert_to_fp8,
+    native_bf16,
 )
+from trainyard.train.progress import Progress
 from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
@@ -347,11 +348,10 @@ def decide_precision(job: TrainingJob, policy: Policy, feed: Feed, device: str, 
     if path.exists():
         known = orjson.loads(path.read_bytes())
         return PrecisionChoice(Precision(known["precision"]), known["why"])
-    native = cpu_bf16() if device == "cpu" else device if device != "cuda" or torch.cuda.is_bf16_supported() else None
     choice = choose_precision(
         job.config.hyperparameters.precision,
         device,
-        native=native,
+        native=native_bf16(device),
         seconds_per_step=lambda bf16: seconds_per_step(policy, feed, device, bf16=bf16),
     )
     write_json_durably(path, {"precision": choice.precision.value, "why": choice.why})
@@ -392,6 +392,9 @@ def resume(run: Run, path: Path, events: Events, *, dropped: frozenset[str] = fr
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
         run.progress = Progress.from_values(values["progress"])
+        if "counted" not in values["progress"]:
+            text = "An earlier release made the checkpoint: what was trained before it is not in the account."
+            events.emit("warning", text=text)
 
 
 class Watch:
@@ -433,6 +436,7 @@ def begin_facts(run: Run) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "precision": run.precision.precision.value,
         "precision_why": run.precision.why,
+        **optimizer_facts(run.session.engine.optimizer),
         "batching": run.cut.mode,
         "batching_why": run.cut.why,
         "padding_ratio": round(run.feed.plan.padding_ratio(), 4),
@@ -470,8 +474,7 @@ def training_record(run: Run, seconds: float) -> dict[str, Any]:
         "control": config.control,
         "parents": list(job.parents),
         "lineage": run.policy.lineage,
-        "tokens": run.prepared.ledger.tokens(),
-        "rows": dict(run.prepared.ledger.rows),
+        **run.progress.counted.record(run.prepared.ledger),
         "steps": done(run.session),
         "skipped_steps": run.session.skipped,
         "epochs": run.total_steps / run.feed.plan.steps_per_epoch,

@@ -16,6 +16,8 @@ from typing import Any
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import CHAT_FILE, write_chat_rows
+from trainyard.data.paths import data_roots
+from trainyard.data.renderers.choice import AUTO, choose
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
@@ -83,12 +85,19 @@ def plain_spec(job: TrainingJob) -> dict[str, Any]:
         **{name: config[name] for name in names},
         "base": job.base,
         "adapter": job.adapter,
+        "chat_template": chat_template(job.config.engine.template),
+        "processes": job.config.launch.processes,
         "threads": job.threads,
         "rows": CHAT_FILE,
         "output": OUTPUT,
         "output_kind": job.output.value,
         "checkpoints": CHECKPOINTS,
     }
+
+
+def chat_template(name: str) -> str | None:
+    """The text of a template that was asked for; None where the tokenizer's own is used. Raises as `choose` does."""
+    return None if name == AUTO else choose(name, roots=data_roots(current_settings())).text
 
 
 def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:

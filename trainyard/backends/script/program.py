@@ -171,6 +171,8 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
     return {
         "rows": {},
         "tokens": NO_TOKENS,
+        "counted": "nothing",
+        "data": {},
         "steps": losses[-1][0],
         "precision": "unknown",
         "threads": job.threads,

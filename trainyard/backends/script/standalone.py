@@ -6,6 +6,10 @@ Reads the spec and the rows that it names, trains, and leaves the adapter or the
 saves a checkpoint and ends with exit code 75; started again, it goes on from there. Stages: cpt, sft, dpo, reward.
 Methods: full, lora, dora, lora_plus, oft, freeze.
 
+It computes in float32. On a CPU its losses are those of the training that it was written from, step by step, if that
+one computes in float32 too: the same rows in the same order and micro-batches, the same first weights, the same groups
+of the optimizer. What is different: packed rows are padded here, and kernels of CUDA are those of transformers.
+
 Shapes: B rows, T positions, V vocabulary.
 """
 
@@ -17,6 +21,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +36,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, logsigmoid, relu
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.optimization import Adafactor
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 IGNORED = -100
 PLAIN_TEMPLATE = (
@@ -38,6 +46,9 @@ PLAIN_TEMPLATE = (
     "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 PAIRED = ("dpo", "reward")
+GROUP_STEPS = 50  # steps' worth of rows that are sorted by length together
+EMBEDDING_RATE = 1e-6  # of adapted embeddings in LoRA+
+CONTINUES = "\U000f0000"  # before a text that is not the beginning of a row
 Example = dict[str, list[int]]
 stop_asked = False
 
@@ -46,11 +57,10 @@ def main(spec_path: str) -> None:
     place = Path(spec_path).resolve()
     os.chdir(place.parent)  # the paths in a spec start where it is
     spec = json.loads(place.read_text(encoding="utf-8"))
-    hyper = spec["hyperparameters"]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask_to_stop)
     torch.set_num_threads(spec["threads"])
-    torch.manual_seed(hyper["seed"])
+    torch.manual_seed(spec["hyperparameters"]["seed"])
     device = pick_device(spec["device"])
     tokenizer = load_tokenizer(spec)
     examples, account = encode(spec, tokenizer)
@@ -85,171 +95,246 @@ def pick_device(asked: str) -> str:
 def load_tokenizer(spec: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(spec["base"], trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or PLAIN_TEMPLATE
+    tokenizer.chat_template = spec["chat_template"] or tokenizer.chat_template or PLAIN_TEMPLATE
     return tokenizer
 
 
 def encode(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
     """Every row as {input_ids, labels}, or as a pair of them; and where every token went."""
     account = dict.fromkeys(("read", "trained", "masked", "truncated", "dropped"), 0)
-    longest = spec["hyperparameters"]["max_length"]
+    longest, paired = spec["hyperparameters"]["max_length"], spec["stage"] in PAIRED
     with open(spec["rows"], encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    found: list[Any]
+    found: Iterator[list[Example]]
     if spec["stage"] == "cpt":
-        found = list(blocks(rows, tokenizer, longest))
-    elif spec["stage"] in PAIRED:
-        found = [pair(row, tokenizer) for row in rows]
+        found = ([block] for block in blocks(rows, tokenizer, longest))
     else:
-        found = [conversation(row["messages"], tokenizer, row) for row in rows]
-    examples = []
-    for given in found:
-        sides = [cut(side, longest, account) for side in (given if isinstance(given, list) else [given])]
-        if all(any(label != IGNORED for label in side["labels"]) for side in sides):
-            examples.append(sides if isinstance(given, list) else sides[0])
-        else:
-            for side in sides:
-                drop(side, account)
+        chat = Chat(tokenizer)
+        found = (chat.pair(row) if paired else [chat.conversation(row)] for row in rows)
+    admitted = [admit(sides, longest, spec["engine"]["too_long"], account) for sides in found]
+    examples = [sides if paired else sides[0] for sides in admitted if sides]
     if not examples:
         raise SystemExit("No row has a token to learn.")
     return examples, account
 
 
-def pair(row: dict[str, Any], tokenizer: Any) -> list[Example]:
-    """Chosen and rejected, each after the prompt."""
-    first = len(row["prompt"])
-    return [conversation([*row["prompt"], *row[side]], tokenizer, row, first) for side in ("chosen", "rejected")]
+def admit(sides: list[Example], longest: int, too_long: str, account: dict[str, int]) -> list[Example]:
+    """A row within its length, entered in the account; empty if it teaches nothing: no target, or two equal answers."""
+    total = sum(len(side["input_ids"]) for side in sides)
+    limit = longest if too_long == "cut" else None
+    kept = [{name: values[:limit] for name, values in side.items()} for side in sides]
+    learned = [sum(label != IGNORED for label in side["labels"]) for side in kept]
+    teaches = all(learned) and (len(kept) == 1 or kept[0] != kept[1])
+    wide = max(len(side["input_ids"]) for side in kept)
+    if teaches and wide > longest and too_long == "refuse":
+        raise SystemExit(f"A row has {wide} tokens, and max_length is {longest}.")
+    account["read"] += total
+    if not teaches or wide > longest:
+        account["dropped"] += total
+        return []
+    shown = sum(len(side["input_ids"]) for side in kept)
+    account["trained"] += sum(learned)
+    account["masked"] += shown - sum(learned)
+    account["truncated"] += total - shown
+    return kept
 
 
-def conversation(messages: list[dict[str, Any]], tokenizer: Any, row: dict[str, Any], first: int = 0) -> Example:
-    """The ids of a conversation; the turns of the assistant from number `first` on are learned."""
-    ids: list[int] = []
-    labels: list[int] = []
-    done = ""
-    for at, message in enumerate(messages):
-        if message["role"] != "assistant" or at < first:
-            continue
-        prompt = render(messages[:at], tokenizer, row, add_generation_prompt=True)
-        whole = render(messages[: at + 1], tokenizer, row, add_generation_prompt=False)
-        if not (prompt.startswith(done) and whole.startswith(prompt)):
-            raise SystemExit("The chat template does not keep earlier turns as they are; set your own in this script.")
-        answer = whole[len(prompt) :]
-        # What follows the end of the turn (a newline, say) is no part of what is learned.
-        end = answer.rfind(tokenizer.eos_token) if tokenizer.eos_token else -1
-        learned = answer[: end + len(tokenizer.eos_token)] if end >= 0 else answer
-        for text, own in ((prompt[len(done) :], False), (learned, True), (answer[len(learned) :], False)):
-            more = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
-            ids += more
-            labels += more if own else [IGNORED] * len(more)
-        done = whole
-    if labels:
-        labels[0] = IGNORED  # nothing stands before it that could predict it
-    return {"input_ids": ids, "labels": labels}
+class Chat:
+    """A tokenizer with its chat template: what it writes, what of that is learned, and the ids of both.
+
+    Control tokens that a user writes stay text, so that `<|im_end|>` in a question ends no turn.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        added = [token for token in tokenizer.added_tokens_decoder.values() if token.content.strip()]
+        special = {token.content for token in added if token.special}
+        written = {token.content for token in added if token.content in tokenizer.chat_template}
+        self.special, self.control = one_of(special), one_of(special | written)
+        self.ends = {tokenizer.convert_tokens_to_ids(token) for token in special | written}
+        newline, word = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "a"))
+        self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == newline + word
+
+    def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
+        marked = [
+            {
+                name: value
+                if name == "role"
+                else mark_control_tokens(value, self.special if message["role"] == "assistant" else self.control)
+                for name, value in message.items()
+            }
+            for message in messages
+        ]
+        tools = mark_control_tokens(row.get("tools"), self.control)
+        return str(self.tokenizer.apply_chat_template(marked, tools=tools, tokenize=False, add_generation_prompt=ask))
+
+    def turn_end(self, text: str) -> int:
+        """Where the last turn of a text ends: after the first of the control tokens at its end."""
+        tail = re.search(rf"(?:(?:{self.control.pattern})\s*)+\Z", text)
+        first = self.control.match(tail.group()) if tail else None
+        return tail.start() + first.end() if tail and first else len(text.rstrip())
+
+    def ids(self, text: str, *, start: bool) -> list[int]:
+        if CONTINUES in text or not (start or self.keeps_start):
+            return list(encode_marked_chat(self.tokenizer, text if start else CONTINUES + text))
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def learned_ids(self, text: str) -> list[int]:
+        """Ids of an answer; one without an end gets the end of text, or the model would not learn to stop."""
+        ids = self.ids(text, start=False)
+        return ids if not ids or ids[-1] in self.ends else [*ids, self.tokenizer.eos_token_id]
+
+    def conversation(self, row: dict[str, Any]) -> Example:
+        """The ids of a conversation; the turns of the assistant are learned."""
+        messages, ids, labels, done = row["messages"], [], [], 0
+        whole = self.render(messages, row)
+        for at in (at for at, message in enumerate(messages) if message["role"] == "assistant"):
+            asked = self.render(messages[:at], row, ask=True) if at else ""
+            upto = self.render(messages[: at + 1], row)
+            end = self.turn_end(upto)
+            if not (whole.startswith(upto[:end]) and upto.startswith(asked)):
+                raise SystemExit("The chat template changes earlier turns; set one of your own in spec.json.")
+            shown = self.ids(whole[done : len(asked)], start=not ids) if len(asked) > done else []
+            learned = self.learned_ids(whole[len(asked) : end])
+            ids += shown + learned
+            labels += [IGNORED] * len(shown) + (
+                learned if messages[at].get("weight") != 0 else [IGNORED] * len(learned)
+            )
+            done = end
+        if done < len(whole.rstrip()):  # what ends the row is shown; a last line end is left out
+            rest = self.ids(whole[done:], start=not ids)
+            ids, labels = ids + rest, labels + [IGNORED] * len(rest)
+        return {"input_ids": ids, "labels": [IGNORED, *labels[1:]]}  # nothing is before the first one to predict it
+
+    def pair(self, row: dict[str, Any]) -> list[Example]:
+        """Chosen and rejected, each after the prompt."""
+        asked = self.render(row["prompt"], row, ask=True)
+        texts = [self.render([*row["prompt"], *row[side]], row) for side in ("chosen", "rejected")]
+        if not all(text.startswith(asked) for text in texts):
+            raise SystemExit("The chat template writes the prompt differently once it is answered; set your own.")
+        prompt = self.ids(asked, start=True)
+        answers = [self.learned_ids(text[len(asked) : self.turn_end(text)]) for text in texts]
+        return [{"input_ids": prompt + ids, "labels": [IGNORED] * len(prompt) + ids} for ids in answers]
 
 
-def render(messages: list[dict[str, Any]], tokenizer: Any, row: dict[str, Any], add_generation_prompt: bool) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    )
+def one_of(tokens: set[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda one: (-len(one), one)))) or "(?!)")
 
 
 def blocks(rows: list[dict[str, Any]], tokenizer: Any, longest: int) -> Iterator[Example]:
     """Running text, end to end, in blocks of the longest length."""
-    stream = [i for row in rows for i in [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]]
+    stream: list[int] = []
+    for text in (row["text"] for row in rows if row["text"]):
+        ids = list(tokenizer(text, split_special_tokens=True, verbose=False)["input_ids"])
+        stream += ids if ids and ids[-1] == tokenizer.eos_token_id else [*ids, tokenizer.eos_token_id]
     for at in range(0, len(stream), longest):
         block = stream[at : at + longest]
         yield {"input_ids": block, "labels": [IGNORED, *block[1:]]}
-
-
-def cut(example: Example, longest: int, account: dict[str, int]) -> Example:
-    total = len(example["input_ids"])
-    kept = {name: values[:longest] for name, values in example.items()}
-    learned = sum(label != IGNORED for label in kept["labels"])
-    account["read"] += total
-    account["trained"] += learned
-    account["masked"] += len(kept["labels"]) - learned
-    account["truncated"] += total - len(kept["labels"])
-    return kept
-
-
-def drop(example: Example, account: dict[str, int]) -> None:
-    """A row without a target teaches nothing."""
-    learned = sum(label != IGNORED for label in example["labels"])
-    account["trained"] -= learned
-    account["masked"] -= len(example["labels"]) - learned
-    account["dropped"] += len(example["labels"])
 
 
 # The model
 
 
 def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
-    """The base, with an adapter or with the parts that move."""
-    reward = spec["stage"] == "reward"
+    """The base, with an adapter or with the parts that move. The same seed gives the same first weights."""
+    reward, method, seed = spec["stage"] == "reward", spec["method"], spec["hyperparameters"]["seed"]
     kind = AutoModelForSequenceClassification if reward else AutoModelForCausalLM
     more: dict[str, Any] = {"num_labels": 1} if reward else {}
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
+    torch.manual_seed(seed)
     model = kind.from_pretrained(spec["base"], **more)
     model.config.use_cache = False
-    model.config.pad_token_id = tokenizer.pad_token_id
-    method = spec["method"]
-    if method == "full":
-        return model
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
     if method == "freeze":
-        return freeze(model, spec["engine"])
-    if spec["adapter"]:
-        return peft.PeftModel.from_pretrained(model, spec["adapter"], is_trainable=True)
-    return peft.get_peft_model(model, adapter_config(spec, reward))
+        freeze(model, spec["engine"], reward)
+    elif method != "full" and spec["adapter"]:
+        model = peft.PeftModel.from_pretrained(model, spec["adapter"], is_trainable=True)
+    elif method != "full":
+        config = adapter_config(spec, model, reward)
+        torch.manual_seed(seed)
+        model = peft.get_peft_model(model, config)
+    if spec["hyperparameters"]["gradient_checkpointing"]:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
-def adapter_config(spec: dict[str, Any], reward: bool) -> Any:
+def adapter_config(spec: dict[str, Any], model: Any, reward: bool) -> Any:
     lora, method = spec["lora"], spec["method"]
-    targets = lora["target_modules"]
-    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     common: dict[str, Any] = {
         "task_type": "SEQ_CLS" if reward else "CAUSAL_LM",
-        "target_modules": attention if targets == "attention-only" else targets,
+        "target_modules": target_modules(lora, model),
         "modules_to_save": list(lora["modules_to_save"]) or None,
-        "layers_to_transform": list(lora["layers"]) if lora["layers"] else None,
+        "layers_to_transform": list(lora["layers"]) if lora["layers"] is not None else None,
     }
     if method == "oft":
         size = spec["engine"]["oft_block_size"]
-        return peft.OFTConfig(**common, r=0, oft_block_size=size, module_dropout=lora["dropout"])
+        return peft.OFTConfig(**common, r=0, oft_block_size=size, module_dropout=lora["dropout"] or 0.0)
     return peft.LoraConfig(
         **common,
         r=lora["rank"],
         lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
+        lora_dropout=lora["dropout"] or 0.0,
         use_rslora=lora["rslora"],
         use_dora=method == "dora",
     )
 
 
-def freeze(model: Any, engine: dict[str, Any]) -> Any:
-    """Let the last blocks move, and the output layer if asked."""
+def target_modules(lora: dict[str, Any], model: Any) -> str | list[str]:
+    """The modules that get an adapter, as PEFT takes them: with chosen blocks it wants names."""
+    asked = lora["target_modules"]
+    heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear | Conv1D)}
+    if asked == "attention-only":
+        roots = [name for name, one in model.named_modules() if "attention" in type(one).__name__.lower()]
+        inside = [name for name in linear if any(name.startswith(f"{root}.") for root in roots)]
+        others = {name.rpartition(".")[2] for name in linear if name not in inside}
+        parts = [name.split(".") for name in inside]
+        return sorted({part[-1] if part[-1] not in others else ".".join(part[-2:]) for part in parts})
+    if isinstance(asked, str) and lora["layers"] is not None:
+        return sorted({name.rpartition(".")[2] for name, one in linear.items() if id(one) not in heads})
+    return asked if isinstance(asked, str) else list(asked)
+
+
+def freeze(model: Any, engine: dict[str, Any], reward: bool) -> None:
+    """Let the last blocks and the final norm move; the score of a reward model too, the output layer if asked."""
     model.requires_grad_(False)
-    inner = getattr(model, model.base_model_prefix)
-    for block in inner.layers[-engine["freeze_blocks"] :]:
-        block.requires_grad_(True)
-    for name in ("score", "lm_head" if engine["freeze_head"] else ""):
-        if name and hasattr(model, name):
-            getattr(model, name).requires_grad_(True)
-    return model
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (
+        (one, child) for one in model.modules() for child in one.children() if isinstance(child, torch.nn.ModuleList)
+    )
+    decoder, layers = next((one, child) for one, child in lists if len(child) == count)
+    moving = [*layers[-engine["freeze_blocks"] :]]
+    moving += [child for name, child in decoder.named_children() if "norm" in name or "ln_" in name]
+    moving += [model.score] if reward else [model.get_output_embeddings()] if engine["freeze_head"] else []
+    for module in moving:
+        module.requires_grad_(True)
 
 
 def build_optimizer(spec: dict[str, Any], model: Any) -> torch.optim.Optimizer:
+    hyper, groups = spec["hyperparameters"], list(parameter_groups(spec, model))
+    if hyper["optimizer"] == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9)
+    if hyper["optimizer"] == "adafactor":
+        return Adafactor(groups, scale_parameter=False, relative_step=False)
+    return torch.optim.AdamW(groups, fused=True)
+
+
+def parameter_groups(spec: dict[str, Any], model: Any) -> Iterator[dict[str, Any]]:
+    """Weight decay on matrices alone; with LoRA+ (arXiv 2402.12354) B learns faster than A."""
     hyper = spec["hyperparameters"]
-    rate, decay = hyper["learning_rate"], hyper["weight_decay"]
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": [weight for _, weight in trained], "lr": rate}]
-    if spec["method"] == "lora_plus":  # B learns faster than A (arXiv 2402.12354)
-        fast = [weight for name, weight in trained if "lora_B" in name]
-        slow = [weight for name, weight in trained if "lora_B" not in name]
-        groups = [{"params": slow, "lr": rate}, {"params": fast, "lr": rate * spec["lora"]["lora_plus_ratio"]}]
-    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}
-    return kinds[hyper["optimizer"]](groups, lr=rate, weight_decay=decay)
+    rate = hyper["learning_rate"]
+    rates = {"A": rate, "B": rate * spec["lora"]["lora_plus_ratio"], "embedding": EMBEDDING_RATE}
+    found: dict[tuple[str, bool], list[Any]] = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            kind = "A"
+            if spec["method"] == "lora_plus":
+                fast = "lora_B" in name or weight.ndim == 1
+                kind = "embedding" if "lora_embedding_" in name else "B" if fast else "A"
+            found.setdefault((kind, weight.ndim > 1), []).append(weight)
+    for (kind, matrix), weights in sorted(found.items(), key=lambda item: (item[0][0], not item[0][1])):
+        yield {"params": weights, "lr": rates[kind], "weight_decay": hyper["weight_decay"] if matrix else 0.0}
 
 
 def rate_factor(name: str, step: int, total: int, warmup: int) -> float:
@@ -265,15 +350,17 @@ def rate_factor(name: str, step: int, total: int, warmup: int) -> float:
 
 def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any], account: dict[str, int]) -> None:
     hyper, started = spec["hyperparameters"], time.monotonic()
-    per_epoch = math.ceil(len(examples) / (hyper["batch_size"] * hyper["gradient_accumulation"]))
+    device = next(model.parameters()).device.type
+    plan = Plan(spec, examples, device)
+    per_epoch = math.ceil(len(examples) / plan.rows_per_step)
     total = hyper["max_steps"] or max(1, math.ceil((hyper["epochs"] or 3.0) * per_epoch))
     save_steps = hyper["save_steps"] or max(50, math.ceil(total / 5))
     optimizer = build_optimizer(spec, model)
     peaks = [group["lr"] for group in optimizer.param_groups]
-    reference = copy.deepcopy(model).requires_grad_(False) if needs_copy(spec) else None
+    reference = copy.deepcopy(model).requires_grad_(False).eval() if needs_copy(spec) else None
+    torch.manual_seed(hyper["seed"])  # what is dropped out depends on nothing that was drawn before
     at, losses = resume(spec, model, optimizer)
     warmup = math.ceil(hyper["warmup_ratio"] * total)
-    device = next(model.parameters()).device.type
     moving = [weight for weight in model.parameters() if weight.requires_grad]
     tell("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
          threads=torch.get_num_threads(), restarted_from={"step": at} if at else None)  # fmt: skip
@@ -282,7 +369,8 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
         factor = rate_factor(hyper["schedule"], step, total, warmup)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
-        loss = one_step(spec, model, reference, batches_of(spec, examples, step, per_epoch), tokenizer.pad_token_id)
+        micro = [[examples[row] for row in rows] for rows in plan.at(step, per_epoch)]
+        loss = one_step(spec, model, reference, micro, tokenizer.pad_token_id)
         norm = torch.nn.utils.clip_grad_norm_(moving, hyper["max_grad_norm"])
         if not math.isfinite(loss):
             raise SystemExit(f"The loss of step {step + 1} is {loss}: lower the learning rate.")
@@ -297,22 +385,70 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
         if stop and not last:
             raise SystemExit(75)
     save_result(spec, model, tokenizer, {
-        "steps": total, "epochs": total / per_epoch, "losses": losses, "tokens": account, "device": device,
+        "steps": total, "epochs": total / per_epoch, "losses": losses, "device": device,
+        **counted(plan, examples, total, per_epoch), "data": {"tokens": account, "rows": {"trained": len(examples)}},
         "precision": "fp32", "threads": torch.get_num_threads(), "seconds": round(time.monotonic() - started, 3),
-        "rows": {"trained": len(examples)}, "chat_template": tokenizer.chat_template,
+        "chat_template": tokenizer.chat_template,
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
     })  # fmt: skip
 
 
-def batches_of(spec: dict[str, Any], examples: list[Any], step: int, per_epoch: int) -> list[list[Any]]:
-    """The micro-batches of a step: a pure function of seed and step, so that a restart sees the same rows."""
-    hyper = spec["hyperparameters"]
-    order = list(range(len(examples)))
-    random.Random(f"{hyper['seed']}:{step // per_epoch}").shuffle(order)
-    size = hyper["batch_size"]
-    start = (step % per_epoch) * size * hyper["gradient_accumulation"]
-    rows = [examples[at] for at in order[start : start + size * hyper["gradient_accumulation"]]]
-    return [rows[at : at + size] for at in range(0, len(rows), size)]
+class Plan:
+    """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows.
+
+    In buckets, a step has rows of similar length, which wastes few positions on padding.
+    """
+
+    def __init__(self, spec: dict[str, Any], examples: list[Any], device: str) -> None:
+        hyper, asked = spec["hyperparameters"], spec["engine"]["batching"]
+        self.sides = 2 if spec["stage"] in PAIRED else 1
+        self.widths = [max(len(side["input_ids"]) for side in (row if self.sides == 2 else [row])) for row in examples]
+        packed = device == "cuda" and self.sides == 1  # drawn as packed rows are
+        self.buckets = asked == "buckets" or (asked == "auto" and not packed)
+        self.seed, self.rows, processes = hyper["seed"], hyper["batch_size"], spec["processes"]
+        self.rows_per_step = self.rows * hyper["gradient_accumulation"] * processes
+        budget = spec["engine"]["token_budget"] or max(hyper["max_length"], self.rows * hyper["max_length"] // 2)
+        self.budget = budget * processes
+        self.epoch, self.steps = -1, []
+
+    def at(self, step: int, per_epoch: int) -> list[list[int]]:
+        """The rows of a step, by micro-batch."""
+        if self.epoch != step // per_epoch:
+            self.epoch, self.steps = step // per_epoch, self.draw(step // per_epoch)
+        return self.cut(self.steps[step % per_epoch])
+
+    def draw(self, epoch: int) -> list[list[int]]:
+        generator, size = random.Random(f"{self.seed}:{epoch}"), self.rows_per_step
+        rows = list(range(len(self.widths)))
+        generator.shuffle(rows)
+        if not self.buckets:
+            return [rows[at : at + size] for at in range(0, len(rows), size)]
+        group = size * GROUP_STEPS
+        parts = [sorted(rows[at : at + group], key=self.widths.__getitem__) for at in range(0, len(rows), group)]
+        steps = [part[at : at + size] for part in parts for at in range(0, len(part), size)]
+        generator.shuffle(steps)
+        return steps
+
+    def cut(self, rows: list[int]) -> list[list[int]]:
+        if not self.buckets:
+            return [rows[at : at + self.rows] for at in range(0, len(rows), self.rows)]
+        micro: list[list[int]] = [[]]
+        for row in sorted(rows, key=lambda row: (-self.widths[row], row)):
+            if micro[-1] and (len(micro[-1]) + 1) * self.widths[micro[-1][0]] * self.sides > self.budget:
+                micro.append([])
+            micro[-1].append(row)
+        return micro
+
+
+def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> dict[str, Any]:
+    """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
+    last = range(total // per_epoch * per_epoch, total)
+    rows = (total // per_epoch) * examples
+    rows = rows + [examples[row] for step in last for micro in plan.at(step, per_epoch) for row in micro]
+    sides = [side for row in rows for side in (row if isinstance(row, list) else [row])]
+    trained = sum(label != IGNORED for side in sides for label in side["labels"][1:])
+    tokens = {"trained": trained, "masked": sum(len(side["labels"]) for side in sides) - trained}
+    return {"tokens": tokens, "rows": {"trained": len(rows)}, "counted": "batches"}
 
 
 def one_step(spec: dict[str, Any], model: Any, reference: Any, micro: list[list[Any]], pad: int) -> float:
@@ -364,8 +500,10 @@ def dpo_loss(spec: dict[str, Any], model: Any, reference: Any, batch: dict[str, 
     ipo = given["loss"] == "ipo"
     with torch.no_grad():
         if reference is None:
+            model.eval()  # a reference drops nothing out
             with model.disable_adapter():
                 before = logps(model, batch, ipo)
+            model.train()
         else:
             before = logps(reference, batch, ipo)
     ratio = logps(model, batch, ipo) - before

@@ -36,12 +36,20 @@ class Length:
     epochs: float
     save_steps: int
     logging_steps: int
+    whole_steps: int = 1
+    """Steps that share what was drawn for the first of them: a checkpoint is made only between two such groups."""
 
 
 def completions_of(job: TrainingJob) -> int:
     """Completions that are drawn for each row; 1 where the row itself is learned from."""
     rollouts = job.config.rollouts
     return rollouts.num_generations if job.config.stage is Stage.GRPO and rollouts is not None else 1
+
+
+def iterations_of(job: TrainingJob) -> int:
+    """Optimizer steps that learn from the same completions."""
+    rollouts = job.config.rollouts
+    return rollouts.num_iterations if job.config.stage is Stage.GRPO and rollouts is not None else 1
 
 
 def prompts_of_a_step(job: TrainingJob) -> int:
@@ -63,10 +71,12 @@ def run_length(job: TrainingJob, rows: int) -> Length:
     """Steps of a run over `rows` rows a pass, and how often it logs and saves."""
     hyper = job.config.hyperparameters
     batches = math.ceil(rows * completions_of(job) / (hyper.batch_size * job.config.launch.processes))
-    per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation))
+    whole = iterations_of(job)
+    per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation)) * whole
     total = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
     save = hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, math.ceil(total / CHECKPOINTS_PER_RUN)))
-    return Length(total, total / per_epoch, save, max(1, total // MOST_LOSSES))
+    save = math.ceil(save / whole) * whole
+    return Length(total, total / per_epoch, save, max(1, total // MOST_LOSSES), whole)
 
 
 def schedule_arguments(schedule: Schedule, total_steps: int) -> dict[str, Any]:
@@ -164,7 +174,8 @@ def reward_config(common: dict[str, Any]) -> RewardConfig:
 
 
 def grpo_config(common: dict[str, Any], rollouts: RolloutSettings) -> GRPOConfig:
-    """Completions are drawn for one optimizer step and used once, so the old policy is the policy itself.
+    """Completions are drawn for one optimizer step and used in `num_iterations` of them. Where that is 1, the policy
+    that drew is the policy itself, and nothing is clipped.
 
     The prompts are cut to no length here, and dropout stays off: what is learned from is what was drawn.
     """
@@ -180,7 +191,7 @@ def grpo_config(common: dict[str, Any], rollouts: RolloutSettings) -> GRPOConfig
         loss_type=rollouts.loss,
         scale_rewards=rollouts.scale_rewards,
         reward_weights=[reward.weight for reward in rollouts.rewards],
-        num_iterations=1,
+        num_iterations=rollouts.num_iterations,
         disable_dropout=True,
         remove_unused_columns=False,
         use_vllm=False,

@@ -24,6 +24,7 @@ from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_con
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base
 from trainyard.train.methods.lora import TASKS, adapter_shape, targets
+from trainyard.train.precision import native_bf16
 from trainyard.train.templates import PLAIN_TEMPLATE
 
 
@@ -82,7 +83,7 @@ def load_base(job: TrainingJob, device: str) -> Any:
     The score of a reward model is new: its first weights are drawn here.
     """
     frozen = job.config.method is not Method.FULL
-    dtype = torch.bfloat16 if frozen and device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    dtype = torch.bfloat16 if frozen and device == "cuda" and native_bf16("cuda") else torch.float32
     return load_model(job.base, head_of(job), {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype})
 
 

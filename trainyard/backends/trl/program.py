@@ -47,7 +47,6 @@ from trainyard.backends.trl.trainer import (
     require_finite_weights,
 )
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
-from trainyard.compute.gpus import cpu_bf16
 from trainyard.compute.lease import device_locks
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
@@ -57,7 +56,7 @@ from trainyard.train.checkpoints import Found, newest_valid, require_space, seal
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
-from trainyard.train.precision import PrecisionChoice, choose_precision
+from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
@@ -153,11 +152,10 @@ def decide_precision(
     if known:
         return PrecisionChoice(Precision(known["precision"]), known["why"])
     device = prepared.device
-    native = cpu_bf16() if device == "cpu" else device if device != "cuda" or torch.cuda.is_bf16_supported() else None
     choice = choose_precision(
         prepared.job.config.hyperparameters.precision,
         device,
-        native=native,
+        native=native_bf16(device),
         seconds_per_step=lambda bf16: seconds_per_step(prepared, model, bf16=bf16),
     )
     decided = shared(team, {"precision": choice.precision.value, "why": choice.why})
@@ -191,6 +189,7 @@ def build_trainer(
     common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
     trainer = STAGES[job.config.stage](prepared, model, common)
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
+    trainer.count_batches()
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -211,7 +210,7 @@ def training_record(
 ) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, points = prepared.job, trainer.curve.points
-    config, ledger = job.config, trainer.accounted(prepared.ledger)
+    config = job.config
     return {
         "stage": config.stage.value,
         "method": config.method.value,
@@ -228,8 +227,7 @@ def training_record(
         "control": config.control,
         "parents": list(job.parents),
         "lineage": lineage(origin(prepared)),
-        "tokens": ledger.tokens(),
-        "rows": dict(ledger.rows),
+        **trainer.counted().record(prepared.ledger),
         "steps": trainer.state.global_step,
         "epochs": prepared.length.epochs,
         "first_loss": points[0][1],

@@ -1,15 +1,16 @@
 """Stage grpo: prompts, groups of completions that are drawn from the policy, and what each is worth (torch; child).
 
 A step draws `batch_size × gradient_accumulation × processes` completions: `num_generations` to each prompt. They are
-used in that step and not again, so no completion outlives a step, and a checkpoint between two steps is whole: it has
-the state of torch's random numbers, and a resumed run draws what the uninterrupted one would have drawn.
+used in `num_iterations` steps, one after the other. Between two such groups of steps no completion is kept, so a
+checkpoint is made there: it has the state of torch's random numbers, and a resumed run draws what the uninterrupted
+one would have drawn.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RolloutSettings
+from trainyard.train.counts import Counted
 from trainyard.train.rewards import REWARDS, Completion, named
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Ledger, encode_answers, training_rows
@@ -119,9 +121,9 @@ def scorer(name: str, settings: Any) -> RewardFunction:
 class GroupedOrder(ShuffledOrder):
     """The prompts of each step in an order that is a pure function of seed and epoch.
 
-    A prompt stands there once for each of its completions, and the rows of a step once for each of its micro-batches:
-    TRL draws for all micro-batches at the first and takes the rows of the others as read. Prompts that would not fill
-    a step are left out, others in each epoch.
+    A prompt stands there once for each of its completions, and the rows of a step once for each micro-batch of the
+    steps that use its completions: TRL draws for all of them at the first and takes the rows of the others as read.
+    Prompts that would not fill a step are left out, others in each epoch.
     """
 
     def __init__(self, rows: int, seed: int, *, prompts: int, group: int, times: int) -> None:
@@ -137,14 +139,14 @@ class GroupedOrder(ShuffledOrder):
         ]
 
     def steps(self, generator: random.Random) -> list[list[int]]:
-        """The prompts of each step of an epoch."""
+        """The prompts of each drawing of an epoch."""
         rows = list(range(self.rows))
         generator.shuffle(rows)
         kept = self.rows - self.left_out
         return [rows[at : at + self.prompts] for at in range(0, kept, self.prompts)]
 
     def drawn(self) -> Iterator[list[int]]:
-        """The prompts of each step, epoch after epoch, without end."""
+        """The prompts of each drawing, epoch after epoch, without end."""
         epoch = 0
         while True:
             yield from self.steps(random.Random(f"{self.seed}:{epoch}"))
@@ -159,16 +161,21 @@ class OurGRPOTrainer(CommittedCheckpoints, GRPOTrainer):
     order: GroupedOrder
 
     def new_order(self) -> GroupedOrder:
-        group, times = self.args.num_generations, self.args.steps_per_generation
+        group, times = self.args.num_generations, self.args.steps_per_generation * self.args.num_iterations
         prompts = self.args.generation_batch_size // group
         return GroupedOrder(len(self.train_dataset), self.args.seed, prompts=prompts, group=group, times=times)
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return prompts, None, {}
 
-    def accounted(self, ledger: Ledger) -> Ledger:
-        """The tokens of the whole run: every prompt once for each of its completions, and what was drawn."""
-        steps = islice(self.order.drawn(), self.state.global_step)
-        masked = self.args.num_generations * sum(self.lengths[row] for step in steps for row in step)
-        trained = self.state.num_input_tokens_seen - masked
-        return replace(ledger, read=masked + trained + ledger.dropped, trained=trained, masked=masked)
+    def count_batches(self) -> None:
+        """Nothing to note: TRL counts what was drawn."""
+        self.seen = Counted()
+
+    def counted(self) -> Counted:
+        """The tokens of the whole run: every prompt once for each of its completions, and what was drawn, however many
+        steps learned from it."""
+        drawings = math.ceil(self.state.global_step / self.args.num_iterations)
+        steps = [row for step in islice(self.order.drawn(), drawings) for row in step]
+        masked = self.args.num_generations * sum(self.lengths[row] for row in steps)
+        return Counted(self.state.num_input_tokens_seen - masked, masked, self.args.num_generations * len(steps))

@@ -20,7 +20,7 @@ from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config
 from trainyard.backends.trl.data import Prepared
 from trainyard.backends.trl.loading import load_base
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, reward_functions, rollouts_of
-from trainyard.backends.trl.trainer import CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
+from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
 from trainyard.spec.axes import Method, Stage
 from trainyard.train.tokens import Encoded
 
@@ -56,6 +56,9 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
 
 
 class Neighbours(DataCollatorForUnpairedPreference):
@@ -99,7 +102,9 @@ def kto(prepared: Prepared, model: Any, common: Common) -> OurKTOTrainer:
 
 def reward(prepared: Prepared, model: Any, common: Common) -> OurRewardTrainer:
     rows = [
-        {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")} for row in prepared.examples
+        {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
+        | {PROMPT_TOKENS: len(row["prompt_ids"])}
+        for row in prepared.examples
     ]
     return OurRewardTrainer(args=reward_config(common), **given(prepared, model, rows))
 

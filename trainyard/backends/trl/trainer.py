@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,17 @@ from trainyard.backends.trl.several import PART_FILE, own_states, take_states
 from trainyard.compute.child import Events, faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit
+from trainyard.train.counts import Counted
 from trainyard.train.parallel.team import Team
-from trainyard.train.tokens import IGNORED, Ledger
+from trainyard.train.tokens import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26
 """Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it TRL's chunked head is used."""
 GROUP_BATCHES = 50
 """Batches' worth of rows that are sorted by length together: large enough for even batches, small enough to mix."""
 CURVE_FILE = "curve.json"
+COUNTS = "trainyard_counts"
+PROMPT_TOKENS = "prompt_tokens"
 METRICS = {
     "rewards/accuracies": "reward_accuracy", "accuracy": "reward_accuracy",
     "rewards/margins": "reward_margin", "margin": "reward_margin",
@@ -95,16 +98,40 @@ class Curve:
 
     points: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, loss, learning rate)"""
+    counted: Counted = field(default_factory=Counted)
+    """What the steps up to the last checkpoint were trained on, in all processes."""
 
     def add(self, step: int, loss: float, learning_rate: float) -> None:
         self.points.append((step, loss, learning_rate))
 
     def save(self, folder: Path) -> None:
-        (folder / CURVE_FILE).write_text(json.dumps(self.points))
+        (folder / CURVE_FILE).write_text(json.dumps({"points": self.points, "counted": asdict(self.counted)}))
 
     @classmethod
     def load(cls, folder: Path) -> Curve:
-        return cls([tuple(point) for point in json.loads((folder / CURVE_FILE).read_text())])
+        known = json.loads((folder / CURVE_FILE).read_text())
+        return cls([tuple(point) for point in known["points"]], Counted(**known["counted"]))
+
+
+class Counting:
+    """A collator that notes in each batch what its rows train: {trained, masked} tokens a row (B, 2)."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.collate(examples), COUNTS: torch.tensor([token_counts(example) for example in examples])}
+
+
+def token_counts(example: dict[str, Any]) -> tuple[int, int]:
+    """Labelled tokens of a row of any stage, and those that are only shown; the first of a row is never labelled."""
+    if "labels" in example:
+        trained = sum(label != IGNORED for label in example["labels"][1:])
+        return trained, len(example["labels"]) - trained
+    answers = [example[side] for side in ("completion_ids", "chosen_ids", "rejected_ids") if side in example]
+    if PROMPT_TOKENS in example:  # the sides have the prompt in them
+        return sum(map(len, answers)) - 2 * example[PROMPT_TOKENS], 2 * example[PROMPT_TOKENS]
+    return sum(map(len, answers)), len(answers) * len(example["prompt_ids"])
 
 
 class Watch(TrainerCallback):
@@ -151,6 +178,8 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         faultpoint(f"step.{state.global_step}")
         last = state.global_step >= self.length.total_steps
+        if state.global_step % self.length.whole_steps and not last:
+            return
         asked = self.events.stop_requested()
         if (asked if self.team is None else self.team.shared(asked)) and not last:
             control.should_save = control.should_training_stop = True
@@ -182,7 +211,31 @@ class CommittedCheckpoints(Trainer):
     order: ShuffledOrder
     model: Any
     lr_scheduler: Any
+    data_collator: Any
     team: Team | None = None
+    seen: Counted
+    """What this process has trained on since its start."""
+
+    def count_batches(self) -> None:
+        """Count what each batch trains, from now on."""
+        self.seen = Counted()
+        self.data_collator = Counting(self.data_collator)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        if COUNTS in inputs:
+            counts_B2 = inputs.pop(COUNTS)
+            trained, masked = counts_B2.sum(0).tolist()
+            self.seen.add(Counted(trained, masked, len(counts_B2)))
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def counted(self) -> Counted:
+        """What all processes have trained on since the beginning; each of them has to ask."""
+        numbers = torch.tensor([self.seen.trained, self.seen.masked, self.seen.rows], device=self.args.device)
+        if self.args.world_size > 1:
+            torch.distributed.all_reduce(numbers)
+        total = replace(self.curve.counted)
+        total.add(Counted(*numbers.tolist()))
+        return total
 
     def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledOrder:
         self.order = self.new_order()
@@ -193,13 +246,10 @@ class CommittedCheckpoints(Trainer):
         size = self.args.train_batch_size * self.args.world_size
         return LengthGroupedOrder(self.lengths, size, self.args.seed)
 
-    def accounted(self, ledger: Ledger) -> Ledger:
-        """The account of the data set, with what became known of it in training."""
-        return ledger
-
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         started = time.monotonic()
         require_finite_weights(self.model)
+        counted = self.counted()
 
         def write(folder: Path) -> None:
             """Of several processes each writes its own part, such as its random state, into the one checkpoint."""
@@ -212,7 +262,7 @@ class CommittedCheckpoints(Trainer):
             if self.team is not None:
                 torch.distributed.barrier()
             if self.args.should_save:
-                self.curve.save(folder)
+                replace(self.curve, counted=counted).save(folder)
 
         if self.team is not None and not self.team.leading:
             write(self.checkpoint_root)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from trainyard.data.extractive.cleaning import tidy_heading
 from trainyard.data.extractive.code import body_facts, commit_facts, diff_facts, docstring_facts, snippet_facts
 from trainyard.data.extractive.facts import Fact, prose_facts, title_of
 from trainyard.data.extractive.outline import outline
@@ -49,7 +50,7 @@ def _facts(document: DocumentRow, template: GenerationTemplate) -> Iterator[Fact
         yield from body_facts(document.text, title) if code else docstring_facts(document.text, title)
     else:
         sections = outline(document.kind, document.text)
-        title = title_of(sections, document.title or PurePosixPath(document.source).stem)
+        title = title_of(sections, tidy_heading(document.title) or PurePosixPath(document.source).stem)
         yield from snippet_facts(sections, title) if code else prose_facts(sections, title)
 
 
@@ -64,10 +65,10 @@ def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int)
         identity = hashlib.sha256("\0".join((document.doc_id, fact.rule, fact.topic, fact.answer)).encode()).hexdigest()
         turn = int(hashlib.sha256("\0".join((fact.rule, fact.topic, fact.title)).encode()).hexdigest()[:8], 16)
         if template is GenerationTemplate.INSTRUCTION:
-            texts = [instruction(fact.rule, fact.topic, fact.title)]
+            texts = [instruction(fact.rule, fact.topic, fact.title, fact.language)]
         else:
             count = wordings if template is GenerationTemplate.QA else 1
-            texts = questions(fact.rule, fact.topic, fact.title, count=count, turn=turn)
+            texts = questions(fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language)
         if texts[0] not in asked:
             asked.update(texts)
             found.append(Pair(identity[:16], texts, fact.answer, fact.worth))

@@ -7,12 +7,16 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from trainyard.data.extractive.facts import Fact, short_answer
-from trainyard.data.extractive.outline import Section, tidy
+from trainyard.data.extractive.cleaning import tidy
+from trainyard.data.extractive.facts import Fact, language_of
+from trainyard.data.extractive.outline import Section
+from trainyard.data.extractive.sentences import short_answer
 
 BODY_LINES = (2, 60)
 SNIPPET_LINES = (1, 60)
 DIFF_CHARS = 6000
+COMMIT_SENTENCES = 5
+"""A subject line alone often says too little."""
 DIFF_START = re.compile(r"^diff --git ", re.M)
 CHANGED = re.compile(r"^diff --git a/(\S+)", re.M)
 COMMENTED = re.compile(
@@ -90,12 +94,13 @@ def body_facts(text: str, title: str) -> Iterator[Fact]:
 
 def snippet_facts(sections: list[Section], title: str) -> Iterator[Fact]:
     """The paragraph before a code block against the block."""
+    language = language_of(sections)
     for section in sections:
         for before, code in section.code:
             if SNIPPET_LINES[0] <= len(code.splitlines()) <= SNIPPET_LINES[1] and code.strip():
-                topic = (before or section.heading).rstrip(":")
+                topic = (before or section.heading).rstrip(":：")
                 if topic:
-                    yield Fact("snippet", topic, title, f"```\n{code}\n```", 0)
+                    yield Fact("snippet", topic, title, f"```\n{code}\n```", 0, language)
 
 
 def commit_parts(text: str) -> tuple[str, str]:
@@ -109,9 +114,8 @@ def commit_facts(text: str, title: str) -> Iterator[Fact]:
     message, diff = commit_parts(text)
     paths = CHANGED.findall(diff)
     subject, _, rest = message.partition("\n\n")
-    answer = short_answer(tidy(f"{tidy(subject).rstrip('.')}. {tidy(rest.split(chr(10) * 2)[0])}")) or short_answer(
-        tidy(subject)
-    )
+    body = tidy(rest.split("\n\n")[0])
+    answer = short_answer(f"{tidy(subject).rstrip('.')}. {body}", COMMIT_SENTENCES) or short_answer(tidy(subject))
     if paths and answer:
         files = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
         yield Fact("commit", files, title, answer, 0)

@@ -1,8 +1,7 @@
-"""Prose to facts: a topic, where it stands, and a short answer in whole sentences of the document.
+"""Prose to facts: a topic, where it stands, and a short answer in one sentence of the document.
 
 Four rules, in order of worth: a heading and its first paragraph; a list item or table row `term: meaning`; a sentence
-`X is …`; the document's title and its first paragraph. An answer has 5 to 60 words, aims at 8 to 40, and is never
-cut inside a sentence.
+`X is …`; the document's title and its first paragraph. An answer has 5 to 60 words and is never cut inside a sentence.
 """
 
 from __future__ import annotations
@@ -10,42 +9,40 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trainyard.data.extractive.outline import Section
+from trainyard.data.extractive.cleaning import only_refers, speakers_of, spoken, without_label
+from trainyard.data.extractive.grammar import (
+    BARE,
+    COLONS,
+    DEFINITIONS,
+    PLAIN_HEAD,
+    POINTERS,
+    REFERENCES,
+    as_question,
+    definition_subject,
+)
+from trainyard.data.extractive.outline import Item, Section
+from trainyard.data.extractive.sentences import (
+    ENOUGH_WORDS,
+    LEAST_WORDS,
+    WANTED_WORDS,
+    num_words,
+    outside_code,
+    sentences,
+    short_answer,
+)
+from trainyard.data.language import ENGLISH, detect_language
 
-LEAST_WORDS, ENOUGH_WORDS, WANTED_WORDS, MOST_WORDS = 5, 8, 40, 60
 PLACE_WORDS = 9
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]?\s+(?=[\"'(\[`]?[A-Z0-9`])")
-ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|resp|no|fig|sec|dr|mr|mrs|st|prof|inc|ca|al)|\b[A-Z])\.$", re.I
-)
-BARE = re.compile(
-    "about|arguments|background|changelog|contents|description|details|examples?|faq|further reading|introduction|"
-    "license|links|misc|next steps|notes?|options|overview|parameters|references|returns|see also|summary|"
-    "table of contents|usage",
-    re.I,
-)
-"""Headings that say nothing without the one above them."""
-LABELLED = re.compile(r"^(?P<term>[^:–—]{2,60}?)\s*(?::|\s[–—-])\s+(?P<meaning>\S.*)$", re.S)
-DEFINITION = re.compile(
-    r"^(?:(?:A|An|The)\s+)?(?P<term>[`\"]?[\w][\w .+/`\"-]{1,50}?)\s+(?:is|are|means|denotes|refers to)\s+"
-    r"(?:a|an|the|one|what|how|any|each|every|those|set|called|used|made)\b"
-)
-PLAIN_HEAD = re.compile("|meanings?|means|description|what it (is|does|means)|definition|purpose")
-"""Column heads that add nothing to their cell."""
-POINTER = re.compile(
-    r"\b(all|and|another|because|best|better|both|but|each|either|everything|first|following|former|good|he|here|"
-    r"however|i|idea|if|it|its|last|latter|neither|no|none|nothing|one|only|or|others?|point|problem|reason|result|"
-    r"same|she|so|some|such|that|the|their|then|there|these|they|this|those|we|what|when|where|which|who|you)\b",
-    re.I,
-)
-"""Words that make a term depend on the text around it."""
+TERM_WORDS = 6
+DEFINED_WORDS = 4
+LABELLED = re.compile(r"^(?P<term>[^:：–—]{2,60}?)\s*(?::\s+|：\s*|\s[–—-]\s+|——\s*)(?P<meaning>\S.*)$", re.S)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that a document says. `rule` names the question's wordings (`questions.WORDINGS`)."""
+    """One thing that a document says. `rule` names the question's wordings (`wordings.WORDINGS`)."""
 
     rule: str
     topic: str
@@ -53,33 +50,7 @@ class Fact:
     answer: str
     worth: int
     """0 is taken first when not all facts are wanted."""
-
-
-def sentences(text: str) -> list[str]:
-    """Whole sentences; a full stop after an abbreviation or an initial ends none."""
-    parts: list[str] = []
-    for part in SENTENCE_END.split(text.strip()):
-        if parts and ABBREVIATION.search(parts[-1]):
-            parts[-1] += f" {part}"
-        elif part:
-            parts.append(part)
-    return parts
-
-
-def short_answer(text: str) -> str | None:
-    """The first whole sentences of a paragraph, about 8 to 40 words; None when they are too long or say too little."""
-    taken: list[str] = []
-    words = 0
-    for sentence in sentences(text):
-        length = len(sentence.split())
-        if taken and (words + length > (WANTED_WORDS if words >= ENOUGH_WORDS else MOST_WORDS) or sentence[-1] == ":"):
-            break
-        taken.append(sentence)
-        words += length
-    answer = " ".join(taken)
-    if not LEAST_WORDS <= words <= MOST_WORDS or answer[-1] in ":," or not re.search(r"[^\W\d_]{2}", answer):
-        return None
-    return answer if answer[-1] in ".!?)`\"'" else f"{answer}."
+    language: str = ENGLISH
 
 
 def title_of(sections: list[Section], fallback: str) -> str:
@@ -89,71 +60,102 @@ def title_of(sections: list[Section], fallback: str) -> str:
     return headings[0].heading if alone and headings[0].level == 1 else fallback
 
 
+def language_of(sections: list[Section]) -> str:
+    """The language of the sections' prose; code spans count for nothing."""
+    texts: list[str] = []
+    for section in sections:
+        texts += [section.heading, *section.paragraphs, *(item.text for item in section.items)]
+        texts += [cell for row in section.rows for cell in row]
+    return detect_language(outside_code(" ".join(texts), ""))
+
+
 def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     """Facts of an outline, in document order.
 
     A heading that occurs twice is told apart by the one above it; a question that would still have two answers is left
-    out, and so is an answer with which an earlier one begins.
+    out, and so is an answer that an earlier fact has.
     """
+    language = language_of(sections)
+    speakers = speakers_of(paragraph for section in sections for paragraph in section.paragraphs)
     headings = Counter(section.heading.lower() for section in sections)
     found: dict[tuple[str, str], list[Fact]] = {}
     for section in sections:
+        if REFERENCES.fullmatch(section.heading.rstrip(" :：.")):
+            continue
         topic = topic_of(section, title, repeated=headings[section.heading.lower()] > 1)
         answers: list[str] = []
-        for fact in section_facts(section, topic, title):
-            if not any(answer.startswith(fact.answer) for answer in answers):
+        for fact in section_facts(without_talk(section, speakers), topic, title, language):
+            if fact.answer not in answers:
                 answers.append(fact.answer)
                 found.setdefault((fact.topic.lower(), fact.title), []).append(fact)
-    return [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
+    facts = [facts[0] for facts in found.values() if len({fact.answer for fact in facts}) == 1]
+    return [replace(fact, language=language) for fact in facts]
+
+
+def without_talk(section: Section, speakers: set[str]) -> Section:
+    """The section without what persons say in it and without references to other pages."""
+    kept = [text for text in section.paragraphs if not (spoken(text, speakers) or only_refers(text))]
+    items = [item for item in section.items if not (spoken(item.text, speakers) or only_refers(item.text))]
+    return replace(section, paragraphs=[without_label(text) for text in kept], items=items)
 
 
 def topic_of(section: Section, title: str, *, repeated: bool) -> str:
-    heading = section.heading.rstrip(" #:.")
+    heading = section.heading.rstrip(" #:：.。")
     if (repeated or BARE.fullmatch(heading)) and section.parent and section.parent != title:
         return f"{heading} ({section.parent})"
     return heading
 
 
-def section_facts(section: Section, topic: str, title: str) -> Iterator[Fact]:
+def section_facts(section: Section, topic: str, title: str, language: str) -> Iterator[Fact]:
     if section.paragraphs and (answer := short_answer(section.paragraphs[0])):
-        if not topic or topic.lower() == title.lower() or BARE.fullmatch(topic):
-            if not topic or topic.lower() == title.lower():
-                yield Fact("about", title, title, answer, 2)
-        elif topic.endswith("?"):
-            yield Fact("question", topic, title, answer, 0)
-        else:
-            yield Fact("section", topic, title, answer, 0)
-    where = place_of(topic, title)
-    yield from item_facts(section, where)
-    yield from row_facts(section, where)
+        if not topic or topic.lower() == title.lower():
+            subject = definition_subject(answer, title) if language == ENGLISH else None
+            yield Fact("definition" if subject else "about", subject or title, title, answer, 2)
+        elif not BARE.fullmatch(topic):
+            question = as_question(topic, language)
+            yield Fact("question" if question else "section", question or topic, title, answer, 0)
+    where = place_of(topic, title, language)
+    yield from item_facts(section, where, language)
+    yield from row_facts(section, where, language)
     for paragraph in section.paragraphs:
-        yield from sentence_facts(paragraph, title, topic)
+        yield from sentence_facts(paragraph, title, topic, language)
 
 
-def place_of(topic: str, title: str) -> str:
+def place_of(topic: str, title: str, language: str) -> str:
     """Where a term stands: the title, with the heading if that is short.
 
     A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     """
     named = topic and topic != title and not BARE.fullmatch(topic)
-    return f"{title}: {topic}" if named and len(f"{title} {topic}".split()) <= PLACE_WORDS else title
+    return (
+        f"{title}{COLONS.get(language, ': ')}{topic}"
+        if named and num_words(f"{title} {topic}") <= PLACE_WORDS
+        else title
+    )
 
 
-def item_facts(section: Section, where: str) -> Iterator[Fact]:
-    """`**term**: meaning`, `` `term` — meaning`` and `term: meaning`."""
+def item_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
+    """`**term**: meaning`, `` `term` — meaning`` and `term: meaning`. The answer keeps its term."""
     for item in section.items:
         match = LABELLED.match(item.text)
-        if not match:
+        if not match or not is_term(term := match["term"].strip(), item, language):
             continue
-        term = item.label or match["term"].strip()
-        if len(term.split()) > 6 or not item.text.startswith(match["term"]) or match["term"].strip() != term:
-            continue
-        if not (POINTER.fullmatch(term) or BARE.fullmatch(term)) and (answer := short_answer(match["meaning"])):
-            yield Fact("term", unquoted(term), where, with_term(term, answer), 1)
+        meaning = short_answer(match["meaning"])
+        answer = meaning if not meaning or begins_with(term, meaning) else short_answer(item.text)
+        if answer:
+            yield Fact("term", unquoted(term), where, answer, 1)
 
 
-def row_facts(section: Section, where: str) -> Iterator[Fact]:
-    """`| term | meaning | … |`: a row's first cell against the others, named by their column heads."""
+def is_term(term: str, item: Item, language: str) -> bool:
+    """Whether the label of a list item names a thing."""
+    if item.label and item.label != term:
+        return False
+    pointer = POINTERS.get(language)
+    return num_words(term) <= TERM_WORDS and not BARE.fullmatch(term) and not (pointer and pointer.fullmatch(term))
+
+
+def row_facts(section: Section, where: str, language: str) -> Iterator[Fact]:
+    """`| term | meaning | … |`: a row's first cell against the next one, or against each that has a whole phrase."""
     header: list[str] = []
     fresh = False
     for row in section.rows:
@@ -161,25 +163,25 @@ def row_facts(section: Section, where: str) -> Iterator[Fact]:
             fresh = True
         elif fresh:
             header, fresh = row, False
-        elif len(row) >= 2 and 1 <= len(row[0].split()) <= 6:
-            answer = row_answer(header, row)
-            if answer:
-                yield Fact("term", unquoted(row[0]), where, answer, 1)
+        elif len(row) >= 2 and row[0] and 1 <= num_words(row[0]) <= TERM_WORDS:
+            yield from cell_facts(header, row, where, language)
 
 
-def row_answer(header: list[str], row: list[str]) -> str | None:
-    filled = [(head.lower(), cell) for head, cell in zip(header[1:], row[1:], strict=False) if cell]
-    if len(filled) == 1:
-        text = filled[0][1]
-    else:
-        text = "; ".join(
-            cell.rstrip(".;") if PLAIN_HEAD.fullmatch(head) else f"{head}: {cell.rstrip('.;')}" for head, cell in filled
-        )
-    text = with_term(row[0], text)
-    words = len(text.split())
-    if not LEAST_WORDS <= words <= MOST_WORDS:
-        return None
-    return text if text[-1] in ".!?" else f"{text}."
+def cell_facts(header: list[str], row: list[str], where: str, language: str) -> Iterator[Fact]:
+    named = enumerate(zip(header, row, strict=False))
+    filled = [(number, head, cell) for number, (head, cell) in named if number and cell]
+    plain = [entry for entry in filled if PLAIN_HEAD.fullmatch(entry[1].lower())]
+    if plain or len(filled) == 1:
+        number, _, cell = (plain or filled)[0]
+        near = number == 1 and not begins_with(row[0], cell)
+        if answer := short_answer(f"{row[0]}{COLONS.get(language, ': ')}{cell}" if near else cell):
+            yield Fact("term", unquoted(row[0]), where, answer, 1)
+        return
+    for number, head, cell in filled:
+        least = LEAST_WORDS if number == 1 else ENOUGH_WORDS
+        text = f"{row[0]}{COLONS.get(language, ': ')}{cell}" if number == 1 else cell
+        if head and num_words(cell) >= least and (answer := short_answer(text)):
+            yield Fact("cell", f"{unquoted(row[0])} – {head}", where, answer, 1)
 
 
 def unquoted(term: str) -> str:
@@ -187,20 +189,23 @@ def unquoted(term: str) -> str:
     return term[1:-1] if len(term) > 2 and term[0] == term[-1] in '`"' and term.count(term[0]) == 2 else term
 
 
-def with_term(term: str, answer: str) -> str:
-    """A definition has to be readable alone: the term comes first unless the text begins with it."""
-    begins = re.match(rf"(an? |the )?`?{re.escape(unquoted(term))}(?!\w)", answer, re.I)
-    return answer if begins else f"{term}: {answer}"
+def begins_with(term: str, meaning: str) -> bool:
+    """Whether a definition can be read alone, because it begins with its term."""
+    return bool(re.match(rf"(an? |the )?`?{re.escape(unquoted(term))}(?!\w)", meaning, re.I))
 
 
-def sentence_facts(paragraph: str, title: str, topic: str) -> Iterator[Fact]:
+def sentence_facts(paragraph: str, title: str, topic: str, language: str) -> Iterator[Fact]:
     """`X is a …` inside a paragraph."""
+    definition, pointer = DEFINITIONS.get(language), POINTERS.get(language)
+    if definition is None or pointer is None:
+        return
     for sentence in sentences(paragraph):
-        match = DEFINITION.match(sentence)
-        words = len(sentence.split())
-        if not match or not ENOUGH_WORDS <= words <= WANTED_WORDS or sentence[-1] != ".":
+        match = definition.match(sentence)
+        if not match or not ENOUGH_WORDS <= num_words(sentence) <= WANTED_WORDS or sentence[-1] not in ".。":
             continue
         term = unquoted(match["term"].strip())
-        if len(term.split()) > 4 or POINTER.search(term) or term.lower() in (topic.lower(), title.lower()):
+        known = term.lower() in (topic.lower(), title.lower())
+        if num_words(term) > DEFINED_WORDS or pointer.search(term) or known or only_refers(sentence):
             continue
-        yield Fact("term", term, title, sentence, 3)
+        if answer := short_answer(sentence):
+            yield Fact("term", term, title, answer, 3)

@@ -16,11 +16,11 @@ from docutils.utils import SystemMessage
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, tidy, tidy_heading
+
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
 ROLE = re.compile(r":[a-zA-Z][\w:+-]{0,40}:`[~!]?([^`<]{1,300}?)(?:\s{0,9}<[^>`]{0,300}>)?`")
-FOOTNOTE = re.compile(r"\[\^[\w-]+\]")
-SPACES = re.compile(r"\s+")
 DOCUTILS = {
     "file_insertion_enabled": False,
     "raw_enabled": False,
@@ -65,11 +65,6 @@ def outline(kind: str, text: str) -> list[Section]:
     return plain_outline(text)
 
 
-def tidy(text: str) -> str:
-    """Footnote marks out, white space to single spaces."""
-    return SPACES.sub(" ", FOOTNOTE.sub("", text)).strip()
-
-
 class Builder:
     """Collects sections and knows the heading above each."""
 
@@ -82,7 +77,7 @@ class Builder:
 
     def heading(self, text: str, level: int) -> None:
         above = [section for section in self.sections if section.heading and section.level < level]
-        self.sections.append(Section(tidy(text), level, above[-1].heading if above else ""))
+        self.sections.append(Section(tidy_heading(text), level, above[-1].heading if above else ""))
 
     def code(self, code: str) -> None:
         before = self.current.paragraphs[-1] if self.current.paragraphs else ""
@@ -149,7 +144,7 @@ def markdown_outline(text: str) -> list[Section]:
 
 def place_inline(builder: Builder, before: Token, token: Token, depth: int, cells: list[str]) -> None:
     """Put one run of inline text where it belongs: heading, table cell, list item or paragraph."""
-    words = inline_text(token)
+    words = "" if FOOTNOTE_BODY.match(token.content) else inline_text(token)
     if before.type == "heading_open":
         builder.heading(words, int(before.tag[1]))
     elif before.type in ("th_open", "td_open"):
@@ -199,6 +194,7 @@ def rst_text(node: nodes.Node | None) -> str:
     parts = [
         f"`{text.astext()}`" if isinstance(text.parent, nodes.literal) else text.astext()
         for text in node.findall(nodes.Text)
+        if not isinstance(text.parent, nodes.footnote_reference | nodes.citation_reference)
     ]
     return tidy("".join(parts))
 
@@ -218,12 +214,12 @@ def rst_definitions(block: nodes.definition_list) -> Iterator[Item]:
 
 def plain_outline(text: str) -> list[Section]:
     builder = Builder()
-    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+    for block in re.split(r"\n\s*\n", join_line_ends(text.replace("\r\n", "\n"))):
         lines = [line.strip() for line in block.strip().split("\n")]
         if len(lines) == 2 and re.fullmatch(r"[=\-~^]{3,}", lines[1]):
             lines = lines[:1]
         words = tidy(" ".join(lines))
-        if not words:
+        if not words or FOOTNOTE_BODY.match(block.strip()):
             continue
         if len(lines) == 1 and len(words.split()) <= 10 and words[-1] not in ".!:;," and words[0].isalnum():
             builder.heading(words, 1 if len(builder.sections) == 1 else 2)

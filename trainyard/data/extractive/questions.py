@@ -1,108 +1,86 @@
-"""The wordings of a question, per kind of fact. The last wording of a list is the one that training never shows.
-
-With `wordings: n`, a pair is asked in n - 1 of the first seven wordings and in the last one. Which of the seven they
-are is drawn from the question, so that training meets them all and has to attend to the topic, not to the form.
-"""
+"""The wordings of a fact's question, in the language of its document."""
 
 from __future__ import annotations
 
-SECTION = (
-    'What does "{title}" say about "{topic}"?',
-    'Explain "{topic}" as it is described in "{title}".',
-    'In "{title}", what is written under "{topic}"?',
-    'Tell me about "{topic}" (from "{title}").',
-    '"{title}" has a part on "{topic}". What is its main point?',
-    'Give a short description of "{topic}", following "{title}".',
-    'What should a reader of "{title}" know about "{topic}"?',
-    'I need help with "{topic}". How does "{title}" put it in a sentence or two?',
+import re
+
+from trainyard.data.extractive.wordings import INSTRUCTIONS, WORDINGS
+from trainyard.data.language import ENGLISH
+
+ASKED = re.compile(
+    r"(?P<word>(?:(?:at|in|on|for|from|with|to|by|of) )?(?:what|which|who|whom|whose|when|where|why|how)\b(?:(?! (?:"
+    r"is|are|was|were|do|does|did|can|could|may|might|must|shall|should|will|would|has|have|had) ).)*?)?"
+    r"(?:^| )(?P<verb>is|are|was|were|do|does|did|can|could|may|might|must|should|will|would|has|have) (?P<rest>.+)\?",
+    re.I,
 )
-QUESTION = (
-    '{topic} (See "{title}".)',
-    'A question on "{title}": {topic}',
-    '{topic} Answer as "{title}" does.',
-    'According to "{title}": {topic}',
-    'Reader of "{title}" asks: {topic}',
-    'From the page "{title}", answer this: {topic}',
-    '{topic} What is the documented answer in "{title}"?',
-    'Could you clear this up for me? I am reading "{title}" and wonder: {topic}',
-)
-ABOUT = (
-    'What is "{title}" about?',
-    'Give the gist of "{title}".',
-    'How does "{title}" introduce its subject?',
-    'What does "{title}" begin with?',
-    'Summarise the beginning of "{title}".',
-    'What is the subject of "{title}"?',
-    'Introduce "{title}" in a sentence or two.',
-    'Somebody hands me "{title}". What will I find in there?',
-)
-TERM = (
-    'What does "{topic}" mean in "{title}"?',
-    'Define "{topic}" as used in "{title}".',
-    'In "{title}", what is "{topic}"?',
-    'How does "{title}" define "{topic}"?',
-    'Give the meaning of "{topic}" from "{title}".',
-    'What is meant by "{topic}" in "{title}"?',
-    'What does "{title}" state about the term "{topic}"?',
-    'I came across "{topic}" while reading "{title}". Can you tell me what it stands for?',
-)
-SYMBOL = (
-    "What does `{topic}` of {title} do?",
-    "Explain `{topic}` in {title}.",
-    "What is `{topic}` from {title} for?",
-    "Describe `{topic}` ({title}).",
-    "According to its documentation, what does `{topic}` in {title} do?",
-    "Summarise the docstring of `{topic}` in {title}.",
-    "{title} defines `{topic}`. What is its purpose?",
-    "I found `{topic}` in the file {title}. When would somebody use it?",
-)
-COMMIT = (
-    "What does the commit to {topic} in {title} do?",
-    "Summarise the change of {topic} ({title}).",
-    "Why was {topic} changed in {title}?",
-    "Describe commit {title}, which touches {topic}.",
-    "Write the message of commit {title} to {topic}.",
-    "What was the purpose of changing {topic} in {title}?",
-    "{title} edits {topic}. What did it bring?",
-    "I see that {title} modified {topic}. What happened there?",
-)
-DIFF = ("Write the change for this commit message:\n\n{topic}",) * 8
-BODY = ("Complete this function of {title}. Reply with its body only.\n\n{topic}",) * 8
-SNIPPET = ('Show the code for this part of "{title}": {topic}',) * 8
-INSTRUCTIONS = {
-    "section": 'Write what a user of "{title}" has to know about "{topic}". Use one or two sentences.',
-    "question": 'Answer the question from "{title}" in one or two sentences: {topic}',
-    "about": 'Write an introduction to "{title}" in one or two sentences.',
-    "term": 'Write a glossary entry for "{topic}" as used in "{title}".',
-    "symbol": "Write the first paragraph of the docstring of `{topic}` in {title}.",
-    "commit": "Write the commit message for {title}, which changes {topic}.",
-}
-WORDINGS: dict[str, tuple[str, ...]] = {
-    "section": SECTION,
-    "question": QUESTION,
-    "about": ABOUT,
-    "term": TERM,
-    "symbol": SYMBOL,
-    "commit": COMMIT,
-    "diff": DIFF,
-    "body": BODY,
-    "snippet": SNIPPET,
-}
+PERSONS = re.compile(r"(?P<subject>I|you|we|they|people|users) (?P<rest>.+)")
+DETERMINER = r"(?:(?:the |a |an |my |our |your |another |each |every )(?:[a-z]+ )?)?"
+TO_DO = ("how", "what", "when", "where", "which")
+"""Questions that become "how to start the pump" when they are asked with "do I"."""
+IRREGULAR = {"have": "has", "do": "does", "go": "goes", "be": "is"}
+SAME_RULE = {"cell": "section"}
+"""Rules that ask with the wordings of another one."""
 
 
-def questions(rule: str, topic: str, title: str, *, count: int, turn: int) -> list[str]:
+def questions(rule: str, topic: str, title: str, *, count: int, turn: int, language: str = ENGLISH) -> list[str]:
     """`count` different wordings of one question (1 to 8); the last of several is the reserved one.
 
     `turn` (any integer, constant for a question) says where in the list of training wordings to begin.
     """
-    forms = WORDINGS[rule]
+    clause = ""
+    if rule == "question" and language == ENGLISH and title.lower() in topic.lower():
+        clause = subordinate(topic, title)
+        rule = "named" if clause else "bare"
+    forms = WORDINGS[language][SAME_RULE.get(rule, rule)]
     training, reserved = forms[:-1], forms[-1]
     chosen = [training[(turn + step) % len(training)] for step in range(max(1, count - 1))]
     if count > 1:
         chosen.append(reserved)
-    return [form.format(topic=topic, title=title) for form in chosen]
+    return [form.format(topic=topic, title=title, clause=clause) for form in chosen]
 
 
-def instruction(rule: str, topic: str, title: str) -> str:
+def instruction(rule: str, topic: str, title: str, language: str = ENGLISH) -> str:
     """The fact's question as an instruction to write."""
-    return INSTRUCTIONS[rule].format(topic=topic, title=title)
+    return INSTRUCTIONS[language][SAME_RULE.get(rule, rule)].format(topic=topic, title=title)
+
+
+def subordinate(question: str, name: str) -> str:
+    """An English question as a clause: "How long does the pump run?" gives "how long the pump runs".
+
+    The subject has to be a pronoun or contain `name`, because only there it is certain where it ends. Returns an empty
+    string for any other question.
+    """
+    match = ASKED.fullmatch(question)
+    if match is None:
+        return subject_clause(question)
+    word, verb, rest = match["word"] or "whether", match["verb"].lower(), match["rest"]
+    word = word[0].lower() + word[1:]
+    if match["word"] and verb in ("is", "are", "was", "were") and rest.lower().endswith(name.lower()):
+        return f"{word} {rest} {verb}"
+    split = PERSONS.fullmatch(rest) or re.fullmatch(
+        rf"(?P<subject>{DETERMINER}{re.escape(name)}s?) (?P<rest>.+)", rest, re.I
+    )
+    if split is None:
+        return ""
+    subject, after = split["subject"], split["rest"]
+    if verb == "do":
+        return f"{word} to {after}" if subject == "I" and word in TO_DO else f"{word} {subject} {after}"
+    if verb == "does":
+        base, _, behind = after.partition(" ")
+        return f"{word} {subject} {third_person(base)} {behind}".strip() if base.isalpha() else ""
+    return "" if verb == "did" else f"{word} {subject} {verb} {after}"
+
+
+def subject_clause(question: str) -> str:
+    """A question whose first words are its subject is a clause already: "What belongs into the bowl?"."""
+    match = re.fullmatch(r"(?:What|Which \w+|Who|How many \w+) \w+ .+\?", question)
+    return question[0].lower() + question[1:-1] if match else ""
+
+
+def third_person(verb: str) -> str:
+    """The form of a verb that follows "it"."""
+    if verb in IRREGULAR:
+        return IRREGULAR[verb]
+    if re.search(r"(?:s|x|z|ch|sh|o)$", verb):
+        return f"{verb}es"
+    return f"{verb[:-1]}ies" if re.search(r"[^aeiou]y$", verb) else f"{verb}s"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.data.formats import preferences, supervised
+from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_keys
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
@@ -154,6 +155,8 @@ class Kind:
 
     shape: Shape
     ignored: Keys
+    media: Keys = frozenset()
+    """Keys of pictures, sounds and films: a row in which one is not empty is bad."""
 
 
 class Normaliser:
@@ -162,13 +165,28 @@ class Normaliser:
     def __init__(self, detected: Detected) -> None:
         self.detected = detected
         self._kinds: dict[Keys, Kind] = {}
+        self._inside: dict[tuple[Kind, Keys], Kind] = {}
 
     def __call__(self, record: Any) -> tuple[Row, Kind]:
         """The row, and how it was read. Raises `BadRow`."""
         if not isinstance(record, Mapping):
             raise BadRow("not_an_object", "the row is not a JSON object")
         kind = self.kind(frozenset(record))
-        return kind.shape.parse(record), kind
+        if kind.media:
+            refuse_media(record, kind.media)
+        read = {key: record[key] for key in kind.shape.known & record.keys()}
+        return kind.shape.parse(record), self.with_ignored(kind, frozenset(unread_keys(read)))
+
+    def with_ignored(self, kind: Kind, inside: Keys) -> Kind:
+        """The kind of a row whose turns have keys that are ignored, too."""
+        if not inside:
+            return kind
+        found = self._inside.get((kind, inside))
+        if found is None:
+            found = Kind(kind.shape, kind.ignored | inside, kind.media)
+            if len(self._inside) < MAX_KINDS:
+                self._inside[kind, inside] = found
+        return found
 
     def kind(self, keys: Keys) -> Kind:
         """How a row with these keys is read. Raises `BadRow`."""
@@ -177,7 +195,7 @@ class Normaliser:
             shape = shape_of(keys, self.detected.allowed)
             if shape is None or shape.port is not self.detected.shape.port:
                 raise self.unexpected(keys, shape or shape_of(keys))
-            kind = Kind(shape, keys - shape.known)
+            kind = Kind(shape, keys - shape.known, (keys & MEDIA_KEYS) - shape.known)
             if len(self._kinds) < MAX_KINDS:
                 self._kinds[keys] = kind
         return kind

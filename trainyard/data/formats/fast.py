@@ -29,6 +29,7 @@ class Turn(Message, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     tool_calls: None = None
+    more: None = None
 
 
 class SharegptTurn(msgspec.Struct, gc=False, forbid_unknown_fields=True, rename={"who": "from"}):
@@ -50,9 +51,14 @@ class FastDecoder:
     """Raises `BadRow` at the first bad row."""
 
 
-def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder:
-    """The decoder for rows that have these keys, which the first row of the file showed."""
+def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | None:
+    """The decoder for rows that have these keys, which the first row of the file showed.
+
+    None for rows with keys of media, each of which has to be looked into.
+    """
     kind = normalise.kind(keys)
+    if kind.media:
+        return None
     return chat_decoder(kind) if kind.shape.name in ("openai", "sharegpt") else flat_decoder(kind, keys)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from trainyard.data.quarantine import BadRow
-from trainyard.data.rows import Message
+from trainyard.data.rows import WEIGHT, Message
 
 Record = Mapping[str, Any]
 
@@ -31,6 +31,17 @@ ROLES = {
 """A role in any spelling -> our four roles; `call` is ShareGPT's turn that holds one function call."""
 
 TEXT_PARTS = {"text", "input_text", "output_text"}
+THOUGHT_PARTS = {"thinking", "reasoning", "reasoning_text", "thought"}
+PART_TEXTS = ("text", "value", "content", "thinking", "reasoning", "summary")
+"""Keys under which the text of a part is found."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+WEIGHT_KEYS = (WEIGHT, "train", "training")
+"""Keys that say whether a turn is learned: OpenAI's 0 or 1, or a boolean."""
+MEDIA_KEYS = frozenset({"images", "image", "audios", "audio", "videos", "video"})
+TURN_KEYS = frozenset({"name", "tool_call_id", *WEIGHT_KEYS, *MEDIA_KEYS})
+SPEECH_KEYS = frozenset({"tool_calls", "function_call", *REASONING_KEYS})
+"""What only a turn of the assistant has."""
+NO_TURNS = frozenset({"tools", "functions", "history", "system"})
 
 
 def text_of(value: Any, field: str) -> str:
@@ -82,24 +93,118 @@ def read_message(turn: Any, field: str) -> Message:
     role = ROLES.get(spelled) if isinstance(spelled, str) else None
     if role is None:
         raise BadRow("unknown_role", f"{field}.{role_key} is {spelled!r:.60}, expected one of {', '.join(ROLES)}")
+    refuse_media(turn, MEDIA_KEYS & turn.keys(), f"{field}.")
     if role == "call":
-        return Message("assistant", "", sharegpt_calls(turn.get(content_key), f"{field}.{content_key}"))
+        calls = sharegpt_calls(turn.get(content_key), f"{field}.{content_key}")
+        return Message("assistant", "", calls, more_of(turn, "assistant", "", field))
     calls = openai_calls(turn, field) if role == "assistant" else None
-    return Message(role, content_of(turn, content_key, field, optional=calls is not None), calls)
+    content, thoughts = content_of(turn, content_key, field, optional=calls is not None)
+    if thoughts and role != "assistant":
+        raise BadRow("not_text", f"{field}.{content_key} holds reasoning, and the turn is not the assistant's")
+    return Message(role, content, calls, more_of(turn, role, thoughts, field))
 
 
-def content_of(turn: Record, key: str, field: str, *, optional: bool) -> str:
-    """A turn's text: a string, a list of text parts, or nothing beside tool calls."""
+def refuse_media(record: Record, keys: frozenset[str], where: str = "") -> None:
+    """Raise `BadRow` for pictures, sounds or films: the text alone is not what the row means."""
+    for key in sorted(keys):
+        if record[key]:
+            raise BadRow("not_text", f"the row has {where}{key}; only text is read")
+
+
+def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
+    """What a turn has beside its text and its calls, as the JSON text of `Message.more`; None if nothing."""
+    if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
+        return None
+    found: dict[str, Any] = {}
+    for key in ("name", "tool_call_id"):
+        if turn.get(key) is not None:
+            found[key] = text_of(turn[key], f"{field}.{key}")
+    if role == "assistant":
+        texts = [optional_text(turn, key) for key in REASONING_KEYS] + [thoughts]
+        said = list(dict.fromkeys(text for text in texts if text and not text.isspace()))
+        if len(said) > 1:
+            raise BadRow("two_reasonings", f"{field} has two different texts of reasoning")
+        if said:
+            found["reasoning_content"] = said[0]
+    if is_unlearned(turn, role, field):
+        found[WEIGHT] = 0
+    return json_text(found, field) if found else None
+
+
+def is_unlearned(turn: Record, role: str, field: str) -> bool:
+    """Whether a turn of the assistant asks for no loss. Raises `BadRow` for a weight that cannot be given."""
+    given = {key: turn[key] for key in WEIGHT_KEYS if turn.get(key) is not None}
+    for key, value in given.items():
+        if value not in (0, 1):  # booleans are equal to them
+            raise BadRow("bad_weight", f"{field}.{key} is {value!r:.40}; a turn is learned (1, true) or not (0, false)")
+        if value and role != "assistant":
+            raise BadRow(
+                "bad_weight", f"{field}.{key} asks to learn a turn of {role}; only the assistant's are learned"
+            )
+    if len({bool(value) for value in given.values()}) > 1:
+        raise BadRow("bad_weight", f"{field} is to be learned and not to be learned: {', '.join(given)} differ")
+    return role == "assistant" and any(not value for value in given.values())
+
+
+def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
+    """A turn's text and its reasoning: of a string, of a list of parts, or nothing beside tool calls."""
     value = turn.get(key)
     if value is None and (optional or isinstance(turn.get("refusal"), str)):
-        return text_of(turn.get("refusal") or "", f"{field}.refusal")
+        return text_of(turn.get("refusal") or "", f"{field}.refusal"), ""
     if not isinstance(value, list):
-        return text_of(value, f"{field}.{key}")
-    for part in value:
-        if not isinstance(part, Mapping) or part.get("type") not in TEXT_PARTS:
-            named = part.get("type") if isinstance(part, Mapping) else kind_of(part)
+        return text_of(value, f"{field}.{key}"), ""
+    texts: dict[bool, list[str]] = {False: [], True: []}
+    for index, part in enumerate(value):
+        named = part.get("type") if isinstance(part, Mapping) else kind_of(part)
+        if not isinstance(part, Mapping) or named not in TEXT_PARTS | THOUGHT_PARTS:
             raise BadRow("not_text", f"{field}.{key} holds a part of type {named!r:.40}; only text is read")
-    return "".join(text_of(part.get("text"), f"{field}.{key}[{i}].text") for i, part in enumerate(value))
+        texts[named in THOUGHT_PARTS].append(part_text(part, f"{field}.{key}[{index}]"))
+    return "".join(texts[False]), "\n".join(texts[True])
+
+
+def part_text(part: Record, field: str) -> str:
+    """The text of a part, under any of its names; reasoning may be a list of texts. Raises `BadRow` with its keys."""
+    found = next((key for key in PART_TEXTS if part.get(key) is not None), None)
+    if found is None:
+        raise BadRow("wrong_type", f"{field} has no text; its keys are {', '.join(sorted(map(str, part)))[:200]}")
+    value = part[found]
+    if isinstance(value, list):
+        return "".join(part_text(one, f"{field}.{found}") for one in value if isinstance(one, Mapping))
+    return text_of(value, f"{field}.{found}")
+
+
+def unread_keys(record: Record) -> Iterator[str]:
+    """Keys inside the turns of a row that nothing reads, such as `messages[].score`; empty values do not count."""
+    for key, value in record.items():
+        if key in NO_TURNS:
+            continue
+        turns = value if isinstance(value, list) else [value]
+        for turn in turns:
+            if not isinstance(turn, Mapping):
+                break
+            if "messages" in turn:
+                yield from (f"{key}.{name}" for name in unread_keys(turn))
+            elif not turn.keys().isdisjoint(("role", "from")):
+                where = f"{key}[]" if isinstance(value, list) else key
+                yield from (f"{where}.{name}" for name in unread_of_turn(turn))
+
+
+def unread_of_turn(turn: Record) -> Iterator[str]:
+    role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
+    spelled = turn.get(role_key)
+    said = isinstance(spelled, str) and ROLES.get(spelled) in ("assistant", "call")
+    read = {role_key, content_key} | TURN_KEYS | (SPEECH_KEYS if said else frozenset())
+    if turn.get(content_key) is None:
+        read |= {"refusal"}
+    if turn.get("tool_calls"):
+        read -= {"function_call"}
+    yield from (name for name, value in turn.items() if name not in read and value not in (None, "", [], {}))
+    parts = turn.get(content_key)
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, Mapping):
+            text = next((key for key in PART_TEXTS if part.get(key) is not None), "text")
+            names = (name for name, value in part.items() if name not in ("type", text) and value)
+            yield from (f"{content_key}[].{name}" for name in names)
 
 
 def openai_calls(turn: Record, field: str) -> str | None:
@@ -192,6 +297,8 @@ def check_answered(messages: list[Message], field: str) -> list[Message]:
         raise BadRow("no_answer", f"{field} ends with the turn of {roles[-1] if roles else 'nobody'}, not of assistant")
     if is_blank(messages[-1]):
         raise BadRow("empty", f"the last turn of {field} is empty")
+    if not messages[-1].learned and not any(one.learned for one in messages if one.role == "assistant"):
+        raise BadRow("no_target", f"no turn of {field} is to be learned: each of the assistant's has weight 0")
     systems = roles.count("system")
     if systems and (systems > 1 or roles[0] != "system"):
         raise BadRow("late_system", f"{field} has a system turn that is not the first")

@@ -78,14 +78,22 @@ def pair(prompt: list[Message], chosen: list[Message], rejected: list[Message], 
         if not prompt or not answer or answer[0].role != "assistant":
             raise BadRow("prompts_differ", "chosen and rejected answer different prompts")
         check_answered([*prompt, *answer], f"prompt + {name}")
+        require_whole(answer, name)
     if chosen == rejected:
         raise BadRow("identical_pair", "chosen and rejected are the same")
     return PreferenceRow(prompt, chosen, rejected, tools=tools)
 
 
+def require_whole(answer: list[Message], name: str) -> None:
+    """An answer is judged as a whole: a turn of it without a loss cannot be had."""
+    if not all(message.learned for message in answer):
+        raise BadRow("bad_weight", f"{name} has a turn with weight 0, and an answer is compared as a whole")
+
+
 def labelled(record: Record) -> LabelledRow:
     prompt, completion = labelled_turns(record)
     check_answered([*prompt, *completion], "prompt + completion")
+    require_whole(completion, "completion")
     return LabelledRow(prompt, completion, label_of(record), tools=tools_of(record))
 
 

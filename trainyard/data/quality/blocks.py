@@ -21,7 +21,7 @@ from pyarrow import ipc
 
 from trainyard.data.quality.words import Words, words
 from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
-from trainyard.data.rows import BATCH_ROWS
+from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Port
 
@@ -40,14 +40,15 @@ class Turns:
     roles: pa.Array
     contents: pa.Array
     calls: pa.Array
+    more: pa.Array
     offsets: np.ndarray
 
     @staticmethod
     def of(column: pa.Array) -> Turns:
         sizes = values(pc.list_value_length(column).fill_null(0))
         flat = column.flatten()
-        roles, contents, calls = (part.fill_null("") for part in flat.flatten())
-        return Turns(roles, contents, calls, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+        roles, contents, calls, more = (part.fill_null("") for part in flat.flatten())
+        return Turns(roles, contents, calls, more, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
     def joined(self, texts: pa.Array, wanted: np.ndarray | None = None, separator: str = "\n") -> pa.Array:
         """One text a row: those of its (wanted) messages in order."""
@@ -157,12 +158,19 @@ def read_blocks(path: Path, port: Port) -> Iterator[Block]:
     number = 1
     with pa.OSFile(str(path)) as stream, ipc.open_file(stream) as reader:
         for index in range(reader.num_record_batches):
-            batch = reader.get_batch(index)
+            batch = with_present_schema(reader.get_batch(index), port)
             step = block_rows(batch)
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 yield Block(port, part, np.arange(number, number + part.num_rows))
                 number += part.num_rows
+
+
+def with_present_schema(batch: pa.RecordBatch, port: Port) -> pa.RecordBatch:
+    """The rows of a file that an earlier release wrote, with the fields that turns have got since."""
+    known = {field.name: field for field in SCHEMAS[port]}
+    schema = pa.schema([known.get(field.name, field) for field in batch.schema])
+    return batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def block_rows(batch: pa.RecordBatch) -> int:

@@ -74,8 +74,13 @@ class TokenizerCounter:
 
 
 def parts(item: Item) -> list[str]:
-    """The texts of an item that are counted: a call of a tool counts as its JSON text."""
-    return [item] if isinstance(item, str) else [message.content + (message.tool_calls or "") for message in item]
+    """The texts of an item that are counted: a call of a tool counts as its JSON text, reasoning as it is."""
+    return [item] if isinstance(item, str) else [text_of(message) for message in item]
+
+
+def text_of(message: Message) -> str:
+    thoughts = message.extras.get("reasoning_content", "") if message.more else ""
+    return thoughts + message.content + (message.tool_calls or "")
 
 
 def load_token_counter(model_folder: Path) -> TokenCounter:
@@ -161,8 +166,8 @@ def conversations(block: Block) -> list[list[Item]]:
 def messages(block: Block, column: str) -> list[Any]:
     """The message lists of a column as `Message` objects."""
     turns = block.turns(column)
-    columns = (turns.roles.to_pylist(), turns.contents.to_pylist(), turns.calls.to_pylist())
-    flat = [Message(role, content, calls or None) for role, content, calls in zip(*columns, strict=True)]
+    columns = (part.to_pylist() for part in (turns.roles, turns.contents, turns.calls, turns.more))
+    flat = [Message(role, text, calls or None, more or None) for role, text, calls, more in zip(*columns, strict=True)]
     offsets = turns.offsets.tolist()
     return [flat[start:end] for start, end in pairwise(offsets)]
 
@@ -203,7 +208,8 @@ def cut_side(
     texts = ["" if messages[-1]["tool_calls"] else messages[-1]["content"] for messages in turns]
 
     def build(index: int, text: str) -> Item:
-        return [*heads[index], Message(turns[index][-1]["role"], text)]
+        last = turns[index][-1]
+        return [*heads[index], Message(last["role"], text, more=last["more"])]
 
     for messages_, text in zip(turns, longest_fit(texts, build, limits, tokens), strict=True):
         if text is not None and not messages_[-1]["tool_calls"]:

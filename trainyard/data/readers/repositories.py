@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -24,6 +24,9 @@ from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
 
+NameFilter = Callable[[str], bool]
+"""Whether a path below the repository is wanted."""
+DIFF_HEADER = b"diff --git "
 MAX_COMMITS = 20_000
 MAX_DIFF_BYTES = 100_000
 GIT_TIMEOUT_S = 600
@@ -61,6 +64,10 @@ class Repository:
     limits: Limits = field(default_factory=Limits)
     skipped: Counter[str] = field(default_factory=Counter)
     """What was left out, with its reason: merges, commits without text, too large diffs, other file types."""
+    wanted: NameFilter | None = None
+    """The files that are read, in commits as well; None for all."""
+    any_type: bool = False
+    """Whether files of types that are not known are read too, because they were asked for by name."""
 
     def command(self, *arguments: str) -> list[str]:
         safe = [part for name, value in SAFE.items() for part in ("-c", f"{name}={value}")]
@@ -88,6 +95,10 @@ class Repository:
         """Ids of the commits of the current branch, newest first, at most 20,000."""
         listed = self.run("rev-list", f"--max-count={MAX_COMMITS}", "--end-of-options", "HEAD")
         return listed.decode("ascii").split()
+
+    def count_commits(self) -> int:
+        """How many commits the current branch has, those that are not read included."""
+        return int(self.run("rev-list", "--count", "--end-of-options", "HEAD"))
 
 
 def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Repository:
@@ -153,24 +164,26 @@ def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | No
             command, env=ENVIRONMENT, stdin=wanted, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             assert process.stdout is not None
-            yield from patches(process.stdout, commits)
+            yield from patches(process.stdout, commits, repository.wanted)
 
 
-def patches(output: IO[bytes], commits: Sequence[str]) -> Iterator[bytes | None]:
-    """Cut the output at the lines that are the id of a coming commit.
+def patches(output: IO[bytes], commits: Sequence[str], wanted: NameFilter | None = None) -> Iterator[bytes | None]:
+    """Cut the output at the lines that are the id of a coming commit, and leave out the files that are not wanted.
 
     A patch never has such a line: its lines begin with a space, a sign or a word. Long lines arrive in pieces, so only
     a piece that begins a line counts.
     """
     place = {f"{name}\n".encode("ascii"): index for index, name in enumerate(commits)}
     parts: list[bytes] = []
-    size, at, begins = 0, -1, True
+    size, at, begins, kept = 0, -1, True, True
     while piece := output.readline(MAX_DIFF_BYTES):
         index = place.get(piece, -1) if begins else -1
+        if begins and wanted is not None and piece.startswith(DIFF_HEADER):
+            kept = wanted(changed_file(piece))
         begins = piece.endswith(b"\n")
         if index <= at:
-            size += len(piece)
-            if size <= MAX_DIFF_BYTES:
+            size += len(piece) if kept else 0
+            if kept and size <= MAX_DIFF_BYTES:
                 parts.append(piece)
             continue
         if at >= 0:
@@ -180,6 +193,18 @@ def patches(output: IO[bytes], commits: Sequence[str]) -> Iterator[bytes | None]
     if at >= 0:
         yield b"".join(parts) if size <= MAX_DIFF_BYTES else None
     yield from itertools.repeat(b"", len(commits) - at - 1)
+
+
+def changed_file(header: bytes) -> str:
+    """The path in `diff --git a/PATH b/PATH`, which has the same length twice: renames are switched off.
+
+    Git puts a path with control characters or quotes between quotes, with C's escapes.
+    """
+    names = header.removeprefix(DIFF_HEADER).rstrip(b"\n")
+    first = names[: (len(names) - 1) // 2]
+    if first.startswith(b'"'):
+        first = first.strip(b'"').decode("unicode_escape").encode("latin-1")
+    return first.removeprefix(b"a/").decode("utf-8", "replace")
 
 
 def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
@@ -194,6 +219,8 @@ def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
         changed = diff.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip("\n")
         if header.count("\nparent ") > 1:
             repository.skipped["merge"] += 1
+        elif repository.wanted is not None and not changed:
+            repository.skipped["no_wanted_file"] += 1
         elif not message or "\n@@" not in changed or "\0" in message:
             repository.skipped["no_text_change"] += 1
         else:
@@ -204,14 +231,17 @@ def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
 
 
 def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | BadRow]]:
-    """(path, document) of the files of the newest commit whose type is known."""
+    """(path, document) of the files of the newest commit that are wanted, or whose type is known."""
     listed = repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
     wanted: dict[str, str] = {}
     for entry in filter(None, listed):
         about, _, raw_name = entry.partition(b"\t")
         mode, _, object_id = about.decode("ascii").split()[:3]
         name = raw_name.decode("utf-8", "replace")
-        if mode in ("100644", "100755") and PurePosixPath(name).suffix.lower() in TYPES:
+        if repository.wanted is not None and not repository.wanted(name):
+            continue
+        known = repository.any_type or PurePosixPath(name).suffix.lower() in TYPES
+        if mode in ("100644", "100755") and known:
             wanted[name] = object_id
         else:
             repository.skipped[PurePosixPath(name).suffix.lower()[:20] or "(no extension)"] += 1

@@ -62,6 +62,8 @@ def open_files(
     label = name or place.name
     if place.is_dir():
         return open_folder(place, given, wanted, roots, limits)
+    if not wanted_name(label, given.include, given.exclude):
+        raise nothing_to_read(label, "Its name is left out by the globs of include and exclude.")
     suffix = suffix_of(label)
     is_document = suffix in TYPES and suffix not in ROW_SUFFIXES
     if wanted is DataFormat.TEXT and is_document:
@@ -166,9 +168,12 @@ def only_document(name: str, reason: BadRow) -> InvalidInput:
     return InvalidInput(reason.detail, do="Give a text file, PDF or DOCX under its usual name.", code="E-DATA-BINARY")
 
 
-def open_repository_set(place: Path, roots: Sequence[Path], limits: Limits) -> OpenedSet:
-    """A git repository as documents: its commits, then the files of the newest one."""
+def open_repository_set(place: Path, given: SourceSet, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+    """A git repository as documents: its commits, then the files of the newest one, both filtered by the globs."""
     repository = open_repository(place, roots, limits)
+    if given.include or given.exclude:
+        repository.wanted = lambda name: wanted_name(name, given.include, given.exclude)
+        repository.any_type = bool(given.include)
     commits = len(repository.commits())
     done = [0]
 
@@ -186,6 +191,8 @@ def open_repository_set(place: Path, roots: Sequence[Path], limits: Limits) -> O
         lambda: min(1.0, done[0] / max(1, commits)), {"commits": commits},
     )  # fmt: skip
     opened.skipped = repository.skipped
+    if repository.wanted is not None:
+        opened.why_empty = "The globs leave no file of it, and no commit that changes one."
     return opened
 
 

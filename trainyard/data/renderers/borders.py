@@ -138,6 +138,20 @@ class TemplateText:
         lead, shown, _ = whole[self.border(prompt, whole) :].partition(ANSWERED["content"])
         return lead if shown else ""
 
+    @cached_property
+    def trailer(self) -> str:
+        """What the template writes after the stop token of a last answer and not after an earlier one: some write the
+        header of the next answer whether it is asked for or not."""
+        try:
+            last = self.text([ASKED, ANSWERED]).rpartition(ANSWERED["content"])[2]
+            earlier = self.text([ASKED, ANSWERED, ASKED]).partition(ANSWERED["content"])[2]
+        except REFUSALS:
+            return ""
+        own = self.after_answer([ASKED, ANSWERED])
+        if own is None or earlier.startswith(last) or not earlier.lstrip().startswith(own):
+            return ""
+        return last.partition(own)[2].strip()
+
     # Borders
 
     def border(self, one: str, other: str) -> int:
@@ -187,6 +201,8 @@ class TemplateText:
 
     def turn_end(self, upto: str) -> int:
         """Where the last turn of a text ends: after the first of the stop tokens at its end."""
+        if self.trailer and upto.rstrip().endswith(self.trailer):
+            upto = upto.rstrip().removesuffix(self.trailer)
         stop = "|".join(map(re.escape, self.stops)) or "(?!)"
         tail = re.search(rf"(?:(?:{stop})\s*)+\Z", upto)
         first = re.match(stop, tail.group()) if tail else None

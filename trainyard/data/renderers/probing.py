@@ -4,7 +4,9 @@ The extension property: the ids of a prompt, followed by what the model says up 
 next prompt, in every conversation. Then turns of one conversation can be trained as one sequence and a server can keep
 its cache. Two relations make it up, and a template can break either: the answer as rendered begins with the generation
 prompt (`prompt`; a prefilled `<think>` breaks it), and a longer conversation begins with the shorter one (`history`;
-thoughts that are dropped from earlier turns break it).
+thoughts that are dropped from earlier turns break it). A template that shows only the newest messages, or the results
+of the newest calls, breaks the second one too, in conversations that are longer than its window: so a long one of each
+kind is rendered as well.
 source: tinker-cookbook, renderers/base.py, has_extension_property
 """
 
@@ -24,6 +26,8 @@ class Relations:
 
     prompt: bool
     history: bool
+    hidden: str = ""
+    """What a long conversation does not show any more, such as `messages: 8 of 96 shown`; empty if it shows all."""
 
     @property
     def extends(self) -> bool:
@@ -90,6 +94,51 @@ def samples(flavour: Flavour) -> list[Sample]:
     return {Flavour.TOOLS: [called], Flavour.THOUGHTS: [plain, called]}.get(flavour, [plain])
 
 
+LONG = 48
+"""Exchanges of a long conversation. Windows that are in use have 2 to 32 messages."""
+
+
+LONG_FLAVOURS = frozenset({Flavour.PLAIN, Flavour.TOOLS})
+"""Kinds that are tried in a long conversation: a window hides messages whether there is a system message or not."""
+
+
+def long_sample(flavour: Flavour) -> Sample:
+    """A conversation of many exchanges, each with texts of its own."""
+    turns: list[Turn] = []
+    for number in range(LONG):
+        turns.append(user(f"question-{number:03}"))
+        if flavour is Flavour.TOOLS:
+            turns += call_and_result(number)
+        turns.append(assistant(f"answer-{number:03}"))
+    return Sample(turns, (), TOOLS if flavour is Flavour.TOOLS else None)
+
+
+def call_and_result(number: int) -> list[Turn]:
+    """A call with an identifier of its own, which some templates look up, and its result."""
+    call = {**CALL, "id": f"call{number:05}"}
+    said = {"role": "tool", "name": "weigh_fruit", "tool_call_id": call["id"], "content": f"result-{number:03}"}
+    return [assistant("", tool_calls=[call]), said]
+
+
+def hidden_by(renderer: TemplateText, flavour: Flavour) -> str:
+    """What a long conversation does not show; empty if it shows all that a short one does.
+
+    Judged by the texts that each message is alone in having.
+    """
+    sample = long_sample(flavour)
+    try:
+        text = renderer.text(sample.turns, sample.tools)
+    except REFUSALS:
+        return ""
+    messages = [turn["content"] for turn in sample.turns if turn["role"] in ("user", "assistant") and turn["content"]]
+    results = [turn["content"] for turn in sample.turns if turn["role"] == "tool"]
+    for name, contents in (("messages", messages), ("results of tools", results)):
+        shown = sum(content in text for content in contents)
+        if 0 < shown < len(contents):
+            return f"{name}: {shown} of {len(contents)} shown"
+    return ""
+
+
 def talk(flavour: Flavour) -> list[Turn]:
     """Three questions with their answers."""
     more = [thought(n) if flavour is Flavour.THOUGHTS else {} for n in range(3)]
@@ -140,7 +189,9 @@ def relate_flavour(renderer: TemplateText, flavour: Flavour) -> Relations | None
     taken = [found for one in samples(flavour) if (found := relate(renderer, one)) is not None]
     if not taken:
         return None
-    return Relations(all(one.prompt for one in taken), all(one.history for one in taken))
+    hidden = hidden_by(renderer, flavour) if flavour in LONG_FLAVOURS else ""
+    history = not hidden and all(one.history for one in taken)
+    return Relations(all(one.prompt for one in taken), history, hidden)
 
 
 def relate(renderer: TemplateText, sample: Sample) -> Relations | None:

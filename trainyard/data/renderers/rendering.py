@@ -22,7 +22,7 @@ from trainyard.data.renderers.borders import ANSWERED, ASKED, REFUSALS, Template
 from trainyard.data.renderers.choice import AUTO, choose
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
 from trainyard.data.renderers.control import unmarked
-from trainyard.data.rows import Message
+from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 
 ANCHOR = "\x02"
 """Where an answer begins, for the parser of transformers, which looks for it in the prompt."""
@@ -92,14 +92,17 @@ class Renderer(TemplateText):
         return ids, places
 
     def pieces(self, messages: Sequence[Message | Turn], tools: Tools | str | None = None) -> list[Piece]:
-        """The conversation, cut where the learner changes. What follows the last stop token is left out."""
+        """The conversation, cut where the learner changes. What follows the last stop token is left out.
+
+        A turn of the assistant whose weight is 0 is shown, not learned.
+        """
         turns = [turn_of(message) if isinstance(message, Message) else message for message in messages]
         whole = self.text(turns, tools)
         pieces: list[Piece] = []
         position = 0
         for span in self.learned(turns, tools, whole):
             pieces.append(Piece(whole[position : span.start], False, max(0, span.message - 1)))
-            pieces.append(Piece(whole[span.start : span.end], True, span.message))
+            pieces.append(Piece(whole[span.start : span.end], is_learned(messages[span.message]), span.message))
             position = span.end
         if position < len(whole.rstrip()):
             pieces.append(Piece(whole[position:], False, len(turns) - 1))
@@ -139,13 +142,12 @@ class Renderer(TemplateText):
 
         One if the template keeps earlier turns as they were said; else one for each turn, with its own history.
         """
-        turns = [turn_of(message) if isinstance(message, Message) else message for message in messages]
-        said = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
-        whole = self.example(turns, tools)
+        said = [index for index, one in enumerate(messages) if is_learned(one)]
+        whole = self.example(messages, tools)
         learned = {owner for owner, weight in zip(whole.message_index, whole.weights, strict=True) if weight}
         if learned == set(said):
             return [whole]
-        return [only(self.example(turns[: index + 1], tools), index) for index in said]
+        return [only(self.example(messages[: index + 1], tools), index) for index in said]
 
     # Back to a message, and on from it
 
@@ -234,9 +236,18 @@ def renderer_for(tokenizer: PreTrainedTokenizerBase, template: str = AUTO) -> Re
     return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
+def is_learned(message: Message | Turn) -> bool:
+    """Whether a turn is the assistant's and takes part in the loss."""
+    if isinstance(message, Message):
+        return message.role == "assistant" and message.learned
+    return bool(message["role"] == "assistant")
+
+
 def turn_of(message: Message) -> Turn:
     """A message as chat templates expect it."""
     given: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         given["tool_calls"] = orjson.loads(message.tool_calls)
+    if message.more:
+        given |= {name: value for name, value in message.extras.items() if name in TEMPLATE_EXTRAS}
     return given

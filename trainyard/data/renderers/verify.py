@@ -113,7 +113,8 @@ def relation_word(found: Probe, flavour: Flavour) -> str:
     if one is None:
         return "-"
     failing = [name for name, holds in (("prompt", one.prompt), ("history", one.history)) if not holds]
-    return "not " + "+".join(failing) if failing else "yes"
+    note = f" ({one.hidden})" if one.hidden else ""
+    return "not " + "+".join(failing) + note if failing else "yes"
 
 
 def parity_problem(renderer: Renderer, turns: list[Turn], tools: Tools | None = None) -> str:

@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "heldout_loss": Benchmark(likelihood.heldout_loss, "nats per answer token", False, "answer", 0.1),
     "token_accuracy": Benchmark(likelihood.token_accuracy, "share of answer tokens", True, "answer", 0.02),
     "exact_match": Benchmark(generated.exact_match, "share of answers", True, "gold", 0.0),
+    "quotes": Benchmark(generated.quotes, "share of answers that quote the right one", True, "gold", 0.0),
     "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
     "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
     "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),

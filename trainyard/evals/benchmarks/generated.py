@@ -26,6 +26,15 @@ def exact_match(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
     ]
 
 
+def quotes(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
+    """1.0 when the greedy answer contains an accepted one word for word (after normalisation), else 0.0."""
+    answers = model.generate(cases, MAX_ANSWER_TOKENS)
+    return [
+        float(any(f" {normalise(text)} " in f" {normalise(answer)} " for text in case.gold))
+        for answer, case in zip(answers, cases, strict=True)
+    ]
+
+
 def f1(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
     """Word overlap F1 with the best accepted answer, between 0 and 1."""
     answers = model.generate(cases, MAX_ANSWER_TOKENS)

@@ -155,6 +155,7 @@ class SimulatedServer:
     trouble: set[str] = field(default_factory=set)
     """never-ready, stuck, foreign, refuses, slow."""
     answering: bool = False
+    drain_s: float = 300.0
 
     def start(self) -> None:
         if self.device.present(self.clock.monotonic()) - {"server"}:

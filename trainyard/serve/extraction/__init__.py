@@ -36,6 +36,10 @@ MAX_DOCUMENT_CHARS = 60_000
 """About 15,000 tokens. A longer document is refused: it would not fit the server, and half of it would be a lie."""
 MAX_ANSWER_CHARS = 200_000
 ANSWER_TOKENS, THINKING_TOKENS = 2_048, 2_048
+RULES = "rules"
+"""The model that is none: `rules.py`."""
+RULES_VERSION = 2
+"""Raised when the rules read differently, so that a night reads again what it read by the earlier ones."""
 ATTRIBUTE_NAMES = ("email", "phone", "role", "number", "url", "status")
 
 
@@ -118,7 +122,8 @@ class Thinking:
 
 def version(model: str, thinking: Thinking | None = None) -> str:
     """The version that the ledger remembers: prompt, schema and rules of this release, and the model."""
-    return f"{VERSION}{'-thinking' if (thinking or Thinking()).on else ''}:{model}"
+    reader = f"{model}-{RULES_VERSION}" if model == RULES else model
+    return f"{VERSION}{'-thinking' if (thinking or Thinking()).on else ''}:{reader}"
 
 
 def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Messages:

@@ -1,52 +1,76 @@
 """The rule-based extractor: no model, the same prompt and the same answer. The baseline that a model has to beat.
 
-It reads three things: labelled fields (`Company: Acme GmbH`, in Markdown, YAML and JSON alike), a few turns of prose
-("Jane Doe of Acme GmbH", "project Blue Harbour", "account 4711"), and legal forms. A field that joins a person and a
-company in one record also gives their relation. It knows no list of names, so it finds no company without a mark in
-prose and takes no context into account. Cost: well under a millisecond per page.
+It reads four things: labelled fields (`Company: Acme GmbH`, in Markdown, YAML and JSON alike), lists and tables of
+those present, a few turns of prose ("Jane Doe of Acme GmbH", "project Blue Harbour", "account 4711"), and the words
+that end an organisation's name. A field that joins a person and a company in one record also gives their relation. It
+knows no list of names, so it finds no company without a mark in prose and takes little context into account. Cost:
+about a millisecond per page.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
-from trainyard.serve.extraction import ATTRIBUTE_NAMES, MAX_ENTITIES, MAX_RELATIONS, Messages, document_of
+from trainyard.serve.extraction import ATTRIBUTE_NAMES, MAX_ENTITIES, MAX_RELATIONS, RULES, Messages, document_of
+from trainyard.serve.extraction.attendance import (
+    Attendee,
+    is_attendance,
+    named,
+    people_of,
+    people_of_table,
+    sections,
+    tables,
+)
+from trainyard.serve.extraction.names import (
+    COMPANY,
+    FORM,
+    GROUPS,
+    INSTITUTE,
+    NAME,
+    NO_NAME,
+    PERSON,
+    ROLES,
+    TOPICS,
+    WORD,
+    W,
+    common_words,
+    company_name,
+    institute,
+    is_abbreviation_of,
+    is_person,
+    is_person_in_text,
+)
+from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
 from trainyard.stores.graph import RELATION_KINDS
 from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, normalised
 
-MODEL = "rules"
+MODEL = RULES
 FIELDS = {
-    "person": ("name", "contact", "person", "attendee", "attendees", "participants", "present", "owner", "author",
-               "lead", "account manager", "speaker", "full name"),
+    "person": ("name", "contact", "person", "people", "owner", "author", "lead", "account manager", "speaker",
+               "full name", "chair", "facilitator", "moderator", "scribe", "note taker", "host", "contacts"),
     "company": ("company", "organisation", "organization", "employer", "customer", "client", "partner", "vendor"),
     "project": ("project", "projects", "initiative", "programme"),
     "account": ("account", "accounts", "account number", "customer number"),
     "location": ("location", "city", "office", "place", "headquarters", "country", "site", "address"),
 }  # fmt: skip
 KIND_OF = {label: kind for kind, labels in FIELDS.items() for label in labels}
-LABELLED = re.compile(
-    r"^[\s>*\-]*(?:\*\*)?\"?(?P<label>[A-Za-z][A-Za-z _]{1,24}?)\"?(?:\*\*)?\s*:\s*(?:\*\*)?\s*(?P<value>\S.*)$"
-)
-BULLET = re.compile(r"^\s*[-*]\s+(?P<value>\S.*)$")
-HEADER = re.compile(r"^[\s>*\-#]*(?:\*\*)?(?P<label>[A-Za-z][A-Za-z _]{1,24}?)(?:\*\*)?\s*:?\s*$")
-# Every repetition is bounded: a document of capitals only must not cost the square of its length.
-W = r"[A-ZÀ-Þ][\w'’&\-]{1,40}"
-NAME = rf"{W}(?:[ \t]+(?:van|von|de|der|di|da|{W}|[A-Z]\.)){{0,5}}"
-PERSON = rf"(?:(?:Dr|Mr|Ms|Mrs|Prof)\.?[ \t]+)?{W}(?:[ \t]+(?:van|von|de|der|di|da|[A-Z]\.)){{0,3}}[ \t]+{W}"
-FORM = r"(?:GmbH|AG|Inc\.?|Ltd\.?|LLC|PLC|Corp\.?|SA|BV|SE|Limited|Corporation)"
-COMPANY = re.compile(rf"\b(?P<name>{W}(?:[ \t]+(?:&|and|{W})){{0,5}}?[ \t]+{FORM})(?!\w)")
-PROJECT = re.compile(rf"\b[Pp]roject[ \t]+(?P<name>{NAME})")
+OF_ONE = ("name", "full name", "contact", "person")
+"""Labels whose record is that person's: its e-mail address and its phone number are theirs."""
+BETWEEN, BETWEEN_PLACES = r"\s*[,;]\s+(?![^()]{0,200}\))", r"\s*;\s+"
+"""Between the values of a field; an address has commas of its own."""
+PROJECT = re.compile(rf"(?<![\w-])(?P<before>{W}[ \t]+)?[Pp]roject[ \t]+(?P<name>{NAME})")
 PROJECT_AFTER = re.compile(rf"\b(?:the[ \t]+)(?P<name>{NAME})[ \t]+(?:project|programme|initiative)\b")
 ACCOUNT = re.compile(r"\b[Aa]ccount[ \t]+(?:number[ \t]+|no\.[ \t]*|#)?(?P<name>[A-Z]{0,4}-?\d[\w-]{2,})")
 OF_COMPANY = re.compile(
     rf"\b(?P<person>{PERSON})(?:,[^,.\n]{{1,40}},?)?[ \t]+(?:of|from|at|with|joined|works[ \t]+(?:at|for))[ \t]+"
     rf"(?P<company>{W}(?:[ \t]+(?:&|{W})){{0,5}}?(?:[ \t]+{FORM})?)(?=[\s.,;:)]|$)"
 )
-IN_BRACKETS = re.compile(rf"(?P<person>{PERSON})[ \t]*\((?P<company>[^()\n]{{2,60}})\)")
+IN_BRACKETS = re.compile(rf"(?P<person>{PERSON})[ \t]*\((?P<inside>[^()\n]{{2,60}})\)")
 ON_PROJECT = re.compile(
     rf"\b(?P<person>{PERSON})[ \t]+(?:leads|runs|owns|works[ \t]+on|joined)[ \t]+(?:the[ \t]+)?[Pp]roject[ \t]+"
     rf"(?P<project>{NAME})"
@@ -54,32 +78,35 @@ ON_PROJECT = re.compile(
 PLACE = re.compile(
     rf"\b(?:based|located|office|plant|warehouse|headquartered|site|met|meeting)[ \t]+in[ \t]+(?P<name>{NAME})"
 )
-SPEAKER = re.compile(rf"^\s*(?:\*\*)?(?P<name>{PERSON})(?:\*\*)?\s*(?:\[[\d:]+\]\s*)?:", re.MULTILINE)
-EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-NO_NAME = re.compile(r"^(?:none|n/?a|tbd|unknown|open|yes|no|null|true|false|-+)$", re.IGNORECASE)
-NOT_PEOPLE = frozenset(
-    {"action", "agenda", "next", "meeting", "minutes", "notes", "decision", "decisions", "open", "follow", "project"}
-    | {"account", "summary", "the", "key", "research", "contact", "status", "risk", "risks", "call", "weekly", "review"}
+SPEAKER = re.compile(
+    rf"^[ \t]*(?:[*\-][ \t]+)?(?:\*\*)?(?P<name>{PERSON})(?:\*\*)?[ \t]*(?:\[[\d:]+\][ \t]*)?:", re.MULTILINE
 )
+
+
+SPEAKING = re.compile(r"^[ \t]*(?:[*\-][ \t]+)?(?:\*\*)?([A-Z]{2,4})(?:\*\*)?:", re.MULTILINE)
 
 
 @dataclass
 class Found:
     """Entities and relations in the order of their first mention, each once."""
 
+    common: frozenset[str] = frozenset()
+    """The words that the document writes in lower case."""
+    speakers: frozenset[str] = frozenset()
+    """Abbreviations that begin its lines (`JD: …`): people, whatever their parentheses look like."""
+    listed: set[str] = field(default_factory=set)
+    """Normalised names of its lists of people: what follows them there has been judged."""
     entities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     relations: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, **attributes: str) -> dict[str, str] | None:
         """The entity as a relation's end, or None for what is no name."""
         name = " ".join(name.split()).strip(" ,;:*\"'`()[]")
-        name = name.rstrip(".") if not re.search(r"(?:Inc|Ltd|Corp)\.$", name) else name
+        name = name.rstrip(".") if not re.search(r"(?:Inc|Ltd|Corp|\b\w\.\w)\.$", name) else name
         plain = normalised(kind, name)
         if not plain or NO_NAME.match(name) or len(name) > NAME_CHARS or not name.isprintable():
             return None
-        if kind == "person" and COMPANY.fullmatch(name):
-            return None
-        if kind == "person" and (" " not in plain or any(word in NOT_PEOPLE for word in plain.split())):
+        if kind == "person" and (COMPANY.fullmatch(name) or not is_person(name)):
             return None
         known = self.entities.get((kind, plain))
         if known is None:
@@ -89,6 +116,28 @@ class Found:
         for key, value in attributes.items():
             known["attributes"].setdefault(key, value[:ATTRIBUTE_CHARS])
         return {"kind": kind, "name": known["name"]}
+
+    def whole_name(self, name: str) -> str:
+        """The name of a person who is known already, also by a part of it; else the name itself."""
+        plain = normalised("person", name)
+        for kind, known in self.entities:
+            if kind == "person" and f" {plain} " in f" {known} ":
+                return str(self.entities[kind, known]["name"])
+        return name
+
+    def add_person_of_text(self, name: str) -> dict[str, str] | None:
+        """A person of running text, where capitals are no proof: one who is known, or whose name cannot be words."""
+        whole = self.whole_name(name)
+        known = ("person", normalised("person", whole)) in self.entities
+        return self.add("person", whole) if known or is_person_in_text(name, self.common) else None
+
+    def add_attendee(self, one: Attendee) -> dict[str, str] | None:
+        person = self.add("person", one.name)
+        if person is not None:
+            self.listed.add(normalised("person", person["name"]))
+        if one.company and one.company not in self.speakers:
+            self.join("works_at", person, self.add("company", one.company))
+        return person
 
     def join(self, kind: str, source: dict[str, str] | None, target: dict[str, str] | None) -> None:
         if source is None or target is None or source == target or len(self.relations) >= MAX_RELATIONS:
@@ -104,78 +153,73 @@ class Found:
 
 def extract(document: str) -> dict[str, Any]:
     """The answer for one document, as `SCHEMA` has it."""
-    found = Found()
+    found = Found(common_words(document), frozenset(SPEAKING.findall(document)))
     records = json_records(document)
     if records is not None:
         for record in records:
             read_record(record, found)
     else:
-        for record in text_records(document):
+        lines = with_whole_names(document)
+        read_lists(document, found)
+        for record in text_records(lines):
             read_record(record, found)
         read_prose(document, found)
     return found.answer()
 
 
-def json_records(document: str) -> list[list[tuple[str, str]]] | None:
-    """(label, value) pairs of each object of a JSON document; None if it is none."""
-    if not document.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        given = json.loads(document)
-    except (ValueError, RecursionError):
-        return None
-    top = given if isinstance(given, list) else [given]
-    return [list(flat(one)) for one in top if isinstance(one, dict)]
+def read_lists(document: str, found: Found) -> None:
+    """The lists and tables of those present, and tables with a column of people."""
+    for lines in sections(document):
+        for one in people_of(lines):
+            found.add_attendee(one)
+        read_tables("\n".join(lines), found, listed=True)
+    read_tables(document, found, listed=False)
 
 
-def flat(value: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, str]]:
-    """The texts and numbers of an object; a nested object is read under its own label's name (`company: {name: …}`)."""
-    for label, inside in value.items():
-        word = str(label).lower().replace("_", " ")
-        for one in inside if isinstance(inside, list) else [inside]:
-            if isinstance(one, dict) and depth < 4:
-                names = [str(part) for key, part in one.items() if str(key).lower() == "name"]
-                yield from ((word, name) for name in names)
-                yield from ((key, part) for key, part in flat(one, depth + 1) if key != "name")
-            elif isinstance(one, str | int) and not isinstance(one, bool):
-                yield word, str(one)
+def read_tables(text: str, found: Found, *, listed: bool) -> None:
+    for table in tables(text):
+        for one, row in people_of_table(table, listed=listed):
+            person = found.add_attendee(one)
+            if person is not None:
+                given = {key: row[key] for key in ATTRIBUTE_NAMES if row.get(key)}
+                found.add("person", person["name"], **given)
 
 
-def text_records(document: str) -> Iterator[list[tuple[str, str]]]:
-    """Runs of labelled lines, with the lists under a label; a blank line or a heading ends a record."""
-    record: list[tuple[str, str]] = []
-    under = ""
-    for line in document.splitlines():
-        if not line.strip() or line.lstrip().startswith("#"):
-            yield record
-            record, under = [], ""
-        elif labelled := LABELLED.match(line):
-            under = labelled["label"].lower().replace("_", " ")
-            record.append((under, labelled["value"]))
-        elif under and (bullet := BULLET.match(line)):
-            record.append((under, bullet["value"]))
-        elif header := HEADER.match(line):
-            under = header["label"].lower().replace("_", " ")
-    yield record
+def kind_of(label: str) -> str | None:
+    return KIND_OF.get(label) or ("person" if is_attendance(label) else None)
 
 
-def read_record(record: list[tuple[str, str]], found: Found) -> None:
+def read_record(record: Record, found: Found) -> None:
     """The entities of labelled values, and what a record joins."""
     attributes = {key: value for key, value in record if key in ATTRIBUTE_NAMES}
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
-    for label, value in record:
-        kind = KIND_OF.get(label)
-        if kind is None:
-            continue
-        for part in re.split(r"\s*[,;]\s+(?![^()]*\))" if kind != "location" else r"\s*;\s+", value.strip("[]")):
-            inside = IN_BRACKETS.match(part) if kind == "person" else None
-            mine = kind == "person" and label in ("name", "full name", "contact", "person")
-            end = found.add(kind, inside["person"] if inside else part, **(attributes if mine else {}))
-            if inside:
-                found.join("works_at", end, found.add("company", inside["company"]))
-            elif end is not None:
-                ends[kind].append(end)
+    for label, same in groupby(record, key=lambda pair: pair[0]):
+        kind, values = kind_of(label), [value.strip("[]") for _, value in same]
+        if kind == "person":
+            ends[kind] += read_people(values, attributes if label in OF_ONE else {}, found)
+        elif kind is not None:
+            between = BETWEEN_PLACES if kind == "location" else BETWEEN
+            parts = (part for value in values for part in re.split(between, value))
+            names = (part for part in parts if not is_sentence(part))
+            ends[kind] += [end for name in names if (end := found.add(kind, name)) is not None]
     join_record(ends, found)
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a field's value says something instead of naming it: several words, most of them in lower case."""
+    found = WORD.findall(text)
+    return len(found) > 4 and sum(word.islower() for word in found) * 2 > len(found)
+
+
+def read_people(values: list[str], attributes: dict[str, str], found: Found) -> list[dict[str, str]]:
+    """The people of a field's values; returned are those whose organisation only their record may know."""
+    ends = []
+    for one in people_of(values):
+        end = found.add_attendee(one)
+        if end is not None:
+            found.add("person", end["name"], **attributes)
+            ends += [] if one.company else [end]
+    return ends
 
 
 def join_record(ends: dict[str, list[dict[str, str]]], found: Found) -> None:
@@ -195,22 +239,60 @@ def join_record(ends: dict[str, list[dict[str, str]]], found: Found) -> None:
 
 def read_prose(document: str, found: Found) -> None:
     for match in SPEAKER.finditer(document):
-        if match["name"].lower() not in KIND_OF:
-            found.add("person", match["name"])
+        if kind_of(match["name"].lower()) is None:
+            found.add_person_of_text(match["name"])
     for match in IN_BRACKETS.finditer(document):
-        found.join("works_at", found.add("person", match["person"]), found.add("company", match["company"]))
+        read_brackets(match, found)
     for match in OF_COMPANY.finditer(document):
-        if not match["company"].lower().startswith(("project", "account")):
-            found.join("works_at", found.add("person", match["person"]), found.add("company", match["company"]))
+        read_affiliation(match, found)
     for match in COMPANY.finditer(document):
         found.add("company", match["name"])
+    institutes = {institute(match, found.common) for match in INSTITUTE.finditer(document)} - {""}
+    for name in sorted(institutes):
+        if not any(name.endswith(f" {other}") for other in institutes):  # `Updated Blue Foundation` is a capital more
+            found.add("company", name)
     for match in ON_PROJECT.finditer(document):
-        found.join("works_on", found.add("person", match["person"]), found.add("project", match["project"]))
-    for kind, pattern in (
-        ("project", PROJECT), ("project", PROJECT_AFTER), ("account", ACCOUNT), ("location", PLACE),
-    ):  # fmt: skip
+        person = found.add_person_of_text(match["person"])
+        found.join("works_on", person, found.add("project", match["project"]))
+    for match in PROJECT.finditer(document):
+        if not match["before"] or match["before"].strip().casefold() in found.common:
+            add_project(match["name"], found)
+    for match in PROJECT_AFTER.finditer(document):
+        add_project(match["name"], found)
+    for kind, pattern in (("account", ACCOUNT), ("location", PLACE)):
         for match in pattern.finditer(document):
             found.add(kind, match["name"])
+
+
+def read_brackets(match: re.Match[str], found: Found) -> None:
+    """`Jane Doe (Acme)`; what abbreviates the name itself is no organisation, and the name perhaps no person's."""
+    name, inside = found.whole_name(match["person"]), match["inside"].strip()
+    if normalised("person", name) in found.listed or is_abbreviation_of(inside, name):
+        return
+    if inside.startswith("@") or inside in found.speakers:
+        found.add_person_of_text(name)
+        return
+    for one in named([f"{name} ({inside})"]):
+        person = found.add_person_of_text(one.name) if one.company else None
+        found.join("works_at", person, found.add("company", one.company) if person else None)
+
+
+def read_affiliation(match: re.Match[str], found: Found) -> None:
+    company = company_name(match["company"])
+    if company and not is_common(company, found.common) and (person := found.add_person_of_text(match["person"])):
+        found.join("works_at", person, found.add("company", company))
+
+
+def is_common(name: str, common: Iterable[str]) -> bool:
+    """Whether a name of running text is made of words of the language: of meetings, groups, roles and the document."""
+    ordinary = TOPICS | GROUPS | ROLES
+    return all(word.casefold() in ordinary or word.casefold() in common for word in WORD.findall(name))
+
+
+def add_project(name: str, found: Found) -> None:
+    first = WORD.findall(name)[:1]
+    if first and not is_common(first[0], found.common):
+        found.add("project", name)
 
 
 def answer(messages: Messages) -> str:

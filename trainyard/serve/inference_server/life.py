@@ -93,6 +93,8 @@ class InferenceServer:
         self.draining = False
         self.sleeping = False
         self.in_flight = 0
+        self.begun = time.monotonic()
+        """When its start began, the boot of its machine included."""
 
     # addresses
 
@@ -122,6 +124,7 @@ class InferenceServer:
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
         if somebody else computes on the device, `Unavailable` (`E-SERVER-BOOT`, `R-VLLM-MISSING`, `R-LLAMA-MISSING`).
         """
+        self.begun = time.monotonic()
         self.end_leftover()
         if self.uses_gpu:
             self.refuse_strangers()
@@ -190,8 +193,14 @@ class InferenceServer:
         (self.folder / RECORD_FILE).unlink(missing_ok=True)
 
     def wait_ready(self, deadline_s: float | None = None) -> float:
-        """Return, after how many seconds, when it answers `/health`. Raises `Unavailable` (`E-INFERENCE-START`)."""
-        started, allowed = time.monotonic(), self.profile.ready_s if deadline_s is None else deadline_s
+        """Return, after how many seconds, when it answers `/health`.
+
+        Raises `Unavailable` (`E-INFERENCE-START`) when `ready_s` of the profile has passed since the start, or
+        `deadline_s` from now.
+        """
+        started = time.monotonic()
+        allowed = max(0.0, self.begun + self.profile.ready_s - started)
+        allowed = allowed if deadline_s is None else min(allowed, deadline_s)
         with httpx.Client(base_url=self.url, trust_env=False, timeout=ANSWER_S) as http:
             while True:
                 if self.running is not None and self.running.done():
@@ -199,7 +208,7 @@ class InferenceServer:
                 if healthy(http):
                     return time.monotonic() - started
                 if time.monotonic() - started > allowed:
-                    raise self.not_started(f"was not ready within {allowed:g} s", last_log_line(self.folder))
+                    raise self.not_started(f"was not ready within {round(allowed, 1):g} s", last_log_line(self.folder))
                 if self.running is not None:
                     wait([self.running], timeout=POLL_S)
                 else:
@@ -270,12 +279,14 @@ class InferenceServer:
             yield complete
 
     def drain(self, deadline_s: float | None = None) -> Drained:
-        """Admit nothing more, and wait until what is under way has ended; ours, and the server's own count.
+        """Admit nothing more, and wait until what is under way has ended; ours, and the server's own count. The wait
+        ends after `drain_s` of the profile, or `deadline_s` where that is shorter.
 
         Call it from another thread than the one whose loop runs the requests, or after they were awaited.
         """
         self.draining = True
-        started, allowed = time.monotonic(), self.profile.drain_s if deadline_s is None else deadline_s
+        started, allowed = time.monotonic(), self.profile.drain_s
+        allowed = allowed if deadline_s is None else min(allowed, deadline_s)
         while (left := max(self.in_flight, self.busy())) and time.monotonic() - started < allowed:
             time.sleep(POLL_S)
         return Drained(time.monotonic() - started, left)

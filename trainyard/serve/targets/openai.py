@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.targets.calling import call, garbage
 from trainyard.serve.targets.contract import Site
+from trainyard.settings import settings_file
+from trainyard.spec.axes import TargetType
 
 VLLM_MAX_LORA_RANK = 16
 """What vLLM starts with when `--max-lora-rank` is not given."""
@@ -76,14 +79,23 @@ def check_base(site: Site) -> list[Reason]:
     else:
         same = bool(names & known.base_names)
     if not same:
-        because = f"{site.where} holds the base {held!r}; the adapter was trained on {known.base_model!r}."
-        instead = "use a server with that base, or declare `base_model` if it is the same one under another name."
-        reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, instead))
-    if template and known.chat_template_sha256 and template != known.chat_template_sha256:
-        because = f"{site.where} renders prompts with another chat template than the training did."
-        instead = "start the server with the chat template in the adapter's tokenizer folder."
+        because = f"{site.where} serves the base {held!r}, and the adapter belongs to {known.base_model!r}."
+        reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, other_base(site, str(card.get("id")))))
+    elif template and known.chat_template_sha256 and template != known.chat_template_sha256:
+        because = f"{site.where} renders prompts with another chat template than the training does."
+        instead = "remove engine.template, or use a server that is started with the adapter's chat template (vllm)."
         reasons.append(site.reason("R-TEMPLATE-MISMATCH", "url", because, instead))
     return reasons
+
+
+def other_base(site: Site, served: str) -> str:
+    """What to do where the server has another base: serve the adapter's, train on the server's, or only register."""
+    base = site.candidate.base_model
+    own = f"start a server with {base!r}, or declare `base_model` if it is the same base under another name"
+    if site.target.type is TargetType.EMBEDDED:
+        line = f"default_base_model = {json.dumps(base)}"
+        own = f"write `{line}` into {settings_file()} and call `trainyard down` and `trainyard up`"
+    return f"{own}; or train on {served!r}; or use target registry."
 
 
 def base_card(site: Site) -> Mapping[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port
 from trainyard.spec.compat.place import Hits, Place, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 
+REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
+"""How the address of a repository elsewhere begins: `https://…`, `git@host:…`."""
 REPOSITORY_FORMATS = (DataFormat.AUTO, DataFormat.DOCUMENTS)
 """What a git repository may be said to be: its commits and files are documents."""
 MODEL_SETTINGS = (
@@ -87,6 +90,15 @@ def unread_by_engine(config: AiGeneratorConfig, _: Place) -> Hits:
     ]
 
 
+def remote_repository(config: DataSourceConfig, _: Place) -> Hits:
+    """Each repository that is not a folder of this machine."""
+    return [
+        {"where": f"{where}repository", "repository": given.repository}
+        for where, _, given in named_sets(config)
+        if given.repository and REMOTE.match(given.repository)
+    ]
+
+
 SOURCE_ROWS = (
     Row(
         "R-SOURCE-REPOSITORY", "data_source", "config.{where}", unfit_repository,
@@ -102,6 +114,11 @@ SOURCE_ROWS = (
 
 DATA_ROWS = (
     *SOURCE_ROWS,
+    Row(
+        "R-REPOSITORY-URL", "data_source", "config.{where}", remote_repository,
+        "The repository {repository!r} is an address, and a repository is read from a folder of this machine.",
+        "Clone it into a data root, and write that folder as repository.",
+    ),
     Row(
         "R-PORT-DOCUMENTS", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
         "A generator writes rows from documents, and {offered}.",

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Quantization, Stage
+from trainyard.spec.axes import (
+    ADAPTER_METHODS,
+    BackendName,
+    Device,
+    Method,
+    Optimizer,
+    PreferenceLoss,
+    Quantization,
+    Stage,
+)
 from trainyard.spec.compat.place import Hits, Place, Row, When, value_at
-from trainyard.spec.training import EngineSettings, LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
+from trainyard.spec.training import (
+    EngineSettings,
+    LoraSettings,
+    PreferenceSettings,
+    RolloutSettings,
+    TrainerConfig,
+    resolve_lora,
+)
 
 PACKABLE_STAGES = (Stage.CPT, Stage.SFT)
 """Stages whose loss is a sum over tokens, whichever row they are in."""
@@ -27,6 +45,18 @@ FORMAT_DEVICES: dict[Quantization, tuple[Device, ...]] = dict.fromkeys(
     (format for format in Quantization if format not in (Quantization.FP8, Quantization.GGUF)), CPU_AND_CUDA
 )
 """The same for the formats that a frozen base can be held in."""
+
+
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+"""Cloud Storage's rule for the name of a bucket."""
+
+
+def has_no_store(config: TrainerConfig) -> bool:
+    """Whether no kind of store is at the address of the mirror."""
+    parts = urlsplit(config.engine.mirror or "file:///unset")
+    folder = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path.strip("/"))
+    bucket = parts.scheme == "gs" and BUCKET.fullmatch(parts.netloc) is not None
+    return not (folder or bucket) or bool(parts.query or parts.fragment)
 
 
 # Who reads a setting
@@ -58,6 +88,15 @@ def has_budget(config: TrainerConfig) -> bool:
     return config.engine.batching != "padded" and config.stage not in COMPARING_STAGES
 
 
+def has_simpo(config: TrainerConfig) -> bool:
+    return config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.SIMPO
+
+
+def clips(config: TrainerConfig) -> bool:
+    """With one step for each drawing the policy is the one that drew: no probability has changed, none is clipped."""
+    return config.rollouts is not None and config.rollouts.num_iterations > 1
+
+
 ENGINE_READERS = (
     Reader("engine.freeze_blocks", "method freeze", method(Method.FREEZE)),
     Reader("engine.freeze_head", "method freeze", method(Method.FREEZE)),
@@ -80,7 +119,9 @@ PREFERENCE_READERS = (
         Reader(f"preference.{name}", "stage kto", stage(Stage.KTO))
         for name in ("desirable_weight", "undesirable_weight")
     ),
+    Reader("preference.simpo_gamma", "loss simpo", has_simpo),
 )
+ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
 def unread(config: TrainerConfig, _: Place) -> Hits:
@@ -92,6 +133,7 @@ def unread(config: TrainerConfig, _: Place) -> Hits:
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
     readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
     readers += PREFERENCE_READERS if config.stage in (Stage.DPO, Stage.KTO) else ()
+    readers += ROLLOUT_READERS if config.stage is Stage.GRPO and config.rollouts is not None else ()
     defaults = at_defaults(config)
     return [
         {"setting": reader.setting, "by": reader.by}
@@ -101,14 +143,16 @@ def unread(config: TrainerConfig, _: Place) -> Hits:
 
 
 def at_defaults(config: TrainerConfig) -> TrainerConfig:
-    """The same trainer if nothing were written under engine, lora and preference but a profile.
+    """The same trainer if nothing were written under engine, lora, preference and rollouts but a profile and rewards.
 
     An alpha that follows from the rank was not written either.
     """
     own = resolve_lora(LoraSettings(profile=config.lora.profile))
     following = resolve_lora(LoraSettings(profile=config.lora.profile, rank=config.lora.rank))
     lora = own.model_copy(update={"alpha": following.alpha})
-    return config.model_copy(update={"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings()})
+    rollouts = RolloutSettings(rewards=config.rollouts.rewards) if config.rollouts else None
+    defaults = {"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings(), "rollouts": rollouts}
+    return config.model_copy(update=defaults)
 
 
 # What fits a stage and a device
@@ -178,6 +222,11 @@ ENGINE_ROWS = (
         on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
+    ),
+    Row(
+        "R-MIRROR-STORE", "trainer", "config.engine.mirror", on_native(has_no_store),
+        "No store for checkpoints is at {config.engine.mirror!r}.",
+        "Write file:///folder or gs://bucket/prefix, or remove mirror.",
     ),
     Row(
         "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",

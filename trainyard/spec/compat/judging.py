@@ -150,6 +150,16 @@ def before_is_reward(_: Any, at: Place) -> Hits:
     return trainer is not None and trainer.stage is Stage.REWARD
 
 
+def base_of_this_chain(config: DeployerConfig, at: Place) -> Hits:
+    """Running servers, where the adapter belongs to a whole model that another trainer of the chain makes."""
+    makers = at.sources(Port.ADAPTER)
+    bases = at.at(makers[0]).sources(Port.MODEL) if makers else []
+    if not bases:
+        return False
+    hot = [(index, target) for index, target in enumerate(config.targets) if target.type in HOT_TARGETS]
+    return [{"index": index, "target": target, "made": bases[0].id} for index, target in hot]
+
+
 EVALUATOR_ROWS = (
     Row(
         "R-REWARD-EVALUATE", "evaluator", "needs", before_is_reward,
@@ -239,6 +249,11 @@ DEPLOYER_ROWS = (
         targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
         "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
         "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
+    ),
+    Row(
+        "R-BASE-MADE", "deployer", "config.targets.{index}.type", base_of_this_chain,
+        "The adapter belongs to the model that {made!r} makes, and a running server of type {target.type} has another.",
+        "Train {made!r} with an adapter method such as lora, or use target registry.", chained=True,
     ),
     Row(
         "R-TARGET-URL", "deployer", "config.targets.{index}.url",

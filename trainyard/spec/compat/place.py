@@ -26,8 +26,8 @@ class RunFacts:
 
     endpoints: Set[str] | None = None
     """Models for which the settings name an address."""
-    path_problem: Callable[[str], str | None] | None = None
-    """Why a data path may not be read (it leaves its root); None if it may."""
+    path_problem: Callable[[str], Reason | None] | None = None
+    """Why a data path may not be read (it leaves its root) and what to write instead; None if it may."""
     backends: Mapping[BackendName, str | None] | None = None
     """Backend -> why it is not available here; None if it is. One that is not listed is not available."""
     devices: Set[Device] | None = None

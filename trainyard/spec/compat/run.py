@@ -12,7 +12,7 @@ from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, Place, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, Layout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import FORMAT_PACKAGES, OPTIMIZER_PACKAGES
+from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
 from trainyard.spec.training import TrainerConfig
 
 
@@ -21,8 +21,12 @@ def data_paths(config: Any, at: Place) -> Hits:
     problem = at.facts.path_problem
     if problem is None:
         return False
-    named = [(field, path, problem(path)) for field, path in paths_of(config)]
-    return [{"where": field, "path": path, "problem": why} for field, path, why in named if why]
+    named = [(field, problem(path)) for field, path in paths_of(config)]
+    return [
+        {"where": field, "because": found.because.removesuffix("."), "instead": found.instead.removesuffix(".")}
+        for field, found in named
+        if found
+    ]
 
 
 def paths_of(config: Any) -> Iterator[tuple[str, str]]:
@@ -31,7 +35,7 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
         for prefix, given in sets:
             if given.path:
                 yield f"{prefix}path", given.path
-            if given.repository and "://" not in given.repository:
+            if given.repository:
                 yield f"{prefix}repository", given.repository
     if isinstance(config, ValidatorConfig):
         yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
@@ -90,6 +94,8 @@ def no_package(config: TrainerConfig, at: Place) -> Hits:
     optimizer, format = config.hyperparameters.optimizer, config.quantization
     wanted = [("hyperparameters.optimizer", optimizer.value, OPTIMIZER_PACKAGES[optimizer])]
     wanted += [("quantization", format.value, FORMAT_PACKAGES[format])] if format else []
+    mirror = config.engine.mirror or ""
+    wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     return [
         {"where": field, "value": value, "missing": " and ".join(lacking), "install": package.install}
         for field, value, package in wanted
@@ -159,8 +165,7 @@ RUN_ROWS = (
     *BASE_ROWS,
     Row(
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
-        "The path {path!r} {problem}.",
-        "Use a path inside a data root, or let the operator add the folder to data_roots.", scope="run",
+        "{because}.", "{instead}.", scope="run",
     ),
     Row(
         "R-ENGINE-UNRESOLVED", "ai_generator", "config.model", no_endpoint,

@@ -1,7 +1,8 @@
 """What stage grpo adds: completions to each prompt, and the cache that they are drawn with.
 
     length      max_length of the prompt + max_completion_length
-    rows        of n prompts a pass: num_generations to each, without the prompts that would not fill a step
+    rows        of n prompts a pass: num_generations × num_iterations to each, without the prompts that would not fill
+                a step
     cache       keys and values of all completions of a step on a device, drawn at once:
                 2 e · blocks · key-value heads · head size · length · batch_size · gradient_accumulation
 
@@ -23,13 +24,13 @@ def drawn_length(config: TrainerConfig) -> int:
 
 
 def rows_seen(config: TrainerConfig, rows: int) -> int:
-    """Rows of a pass that go through the model, out of those that arrive."""
+    """Rows of a pass that go through the model, out of those that arrive; again in each step that learns from them."""
     rollouts, hyper = config.rollouts, config.hyperparameters
     if config.stage is not Stage.GRPO or rollouts is None:
         return rows
     drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
     prompts = max(1, drawn // rollouts.num_generations)
-    return rows // prompts * prompts * rollouts.num_generations
+    return rows // prompts * prompts * rollouts.num_generations * rollouts.num_iterations
 
 
 def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
+from trainyard.spec.load.spellings import VALUES, right_name
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 TAGGED_LISTS = ("rewards",)
@@ -146,7 +147,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     if known := word_reasons({str(loc[-1]): given} if loc else {}, node, field):
         return known[0]
     if kind == "extra_forbidden":
-        return misspelt(node, field, str(loc[-1]), model_at(model, loc[:-1]))
+        return misspelt(node, field, str(loc[-1]), given, model_at(model, loc[:-1]))
     if kind == "missing":
         return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -154,14 +155,15 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
-    code = "E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE"
+    code = detail.get("ctx", {}).get("code") or ("E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE")
     return Reason(code, node, field, because, instead_of(detail))
 
 
-def misspelt(node: str | None, field: str, key: str, parent: type[BaseModel] | None) -> Reason:
+def misspelt(node: str | None, field: str, key: str, given: Any, parent: type[BaseModel] | None) -> Reason:
     names = [info.alias or name for name, info in parent.model_fields.items()] if parent else []
     near = closest(key, names)
-    instead = f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(names)}."
+    instead = right_name(key, given, parent) if parent else None
+    instead = instead or (f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(names)}.")
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
 
 
@@ -200,7 +202,7 @@ def instead_of(detail: Mapping[str, Any]) -> str:
         return text.format(f"{bound:,}" if isinstance(bound, int) else f"{bound:g}")
     if kind in ("enum", "literal_error"):
         choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
-        near = closest(given, choices) if isinstance(given, str) else None
+        near = ours_of(given, choices) if isinstance(given, str) else None
         return f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(choices)}."
     if kind == "string_pattern_mismatch":
         return NAME_RULE if "a-z0-9-" in str(context["pattern"]) else f"Write a text like {context['pattern']}."
@@ -249,6 +251,12 @@ def closest(given: str, allowed: Iterable[str]) -> str | None:
     by_plain = {word.lower().replace("-", "_"): word for word in allowed}
     near = difflib.get_close_matches(plain, by_plain, n=1, cutoff=0.6)
     return by_plain[near[0]] if near else None
+
+
+def ours_of(given: str, choices: list[str]) -> str | None:
+    """The choice that other tools call by the given word, or else the most similar one."""
+    ours = VALUES.get(given.lower())
+    return ours if ours in choices else closest(given, choices)
 
 
 def described(given: Any) -> str:

@@ -23,7 +23,7 @@ from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes import ADAPTER_METHODS, Precision
 from trainyard.stores.artifacts import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
-from trainyard.train.precision import ATTENTION_NAMES, Architecture
+from trainyard.train.precision import ATTENTION_NAMES, Architecture, native_bf16
 
 TRAINING_FILE = "training.json"
 """Record of a training, beside the weights that it made."""
@@ -94,7 +94,7 @@ def base_dtype(request: PolicyRequest) -> torch.dtype:
         return torch.float32
     if asked is Precision.FP16:
         return torch.float16
-    return torch.bfloat16 if request.device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if request.device == "cuda" and native_bf16("cuda") else torch.float32
 
 
 def training_record(folder: str | Path) -> dict[str, Any]:

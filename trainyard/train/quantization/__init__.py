@@ -29,6 +29,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Quantization
 from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
+from trainyard.train.precision import native_bf16
 
 CPU, CUDA = "cpu", "cuda"
 HQQ_GROUP = 64
@@ -185,7 +186,7 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
 
 def compute_dtype(device: str) -> torch.dtype:
     """What a quantised weight is multiplied in: bfloat16 on a GPU that has it, else float32."""
-    return torch.bfloat16 if device == CUDA and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if device == CUDA and native_bf16("cuda") else torch.float32
 
 
 def stored_config(folder: str) -> dict[str, Any] | None:

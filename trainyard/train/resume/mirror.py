@@ -4,7 +4,7 @@
     <mirror>/step-0000000120/manifest.json      put last: a step without it does not exist
 
 Four things are asked of an object store (`ObjectStore`), none of which is a rename, so that any store fits. Add one
-with a class and a row in `STORES`; the folder of `file://` is also the double that tests use.
+with a class and a row in `STORES`; the folder of `file://` is also the double that tests use, and `gs://` is a bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from trainyard.errors import InvalidInput, Unavailable
+from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.stores import objects
 from trainyard.stores.artifacts import MANIFEST, fsync_path
 from trainyard.train.checkpoints import Found, damage_of, newest_valid, put_aside, whole_or_nothing
 from trainyard.train.resume.kept import Best, metric_of, superfluous
@@ -76,7 +77,7 @@ class FolderStore:
 
 def folder_store(address: str) -> ObjectStore:
     parts = urlsplit(address)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.path[0] != "/":
         raise InvalidInput(
             f"{address!r} is no folder of this machine.",
             do="Write three slashes and an absolute path: file:///backup/checkpoints.",
@@ -85,7 +86,27 @@ def folder_store(address: str) -> ObjectStore:
     return FolderStore(Path(unquote(parts.path)))
 
 
-STORES: dict[str, Callable[[str], ObjectStore]] = {"file": folder_store}
+class BucketStore:
+    """A bucket, below the prefix of the address."""
+
+    def __init__(self, address: str) -> None:
+        self.objects = objects.open_store(address)
+
+    def put(self, name: str, path: Path) -> None:
+        self.objects.put(name, path)
+
+    def get(self, name: str, path: Path) -> None:
+        self.objects.download(name, path)
+
+    def names(self) -> list[str]:
+        return [info.name for info in self.objects.list()]
+
+    def remove(self, name: str) -> None:
+        for found in [info.name for info in self.objects.list(name)] if name.endswith("/") else [name]:
+            self.objects.delete(found)
+
+
+STORES: dict[str, Callable[[str], ObjectStore]] = {"file": folder_store, "gs": BucketStore}
 """Scheme of an address -> what opens it."""
 
 
@@ -96,7 +117,7 @@ def open_store(address: str) -> ObjectStore:
         raise InvalidInput(
             f"A mirror for checkpoints cannot be at {address!r}.",
             why=f"There is a store for: {', '.join(f'{name}://' for name in STORES)}.",
-            do="Write engine.mirror as file:///backup/checkpoints, or leave it out.",
+            do="Write engine.mirror as file:///backup/checkpoints or gs://bucket/prefix, or leave it out.",
             code="E-MIRROR-ADDRESS",
         )
     return STORES[scheme](address)
@@ -150,7 +171,7 @@ class Mirror:
             told["bytes"] = upload(self.store, folder)
             self._at("checkpoint.mirrored")
             prune(self.store, step, self.keep, self.best)
-        except OSError as error:
+        except (OSError, TrainyardError) as error:
             told |= {"code": "E-MIRROR-FAILED", "error": str(error)}
         finally:
             self.busy.discard(step)
@@ -214,7 +235,7 @@ def newest(root: Path, mirror: str | None = None) -> Found:
             if damage is None:
                 return Found(root / f"step-{step:010d}", step, tuple(told), fetched_from=mirror)
             told.append(f"The mirrored checkpoint of step {step} is damaged ({damage}) and was put aside.")
-    except OSError as error:
+    except (OSError, Unavailable) as error:
         raise Unavailable(
             f"The mirror {mirror} cannot be read: {error}.",
             why="It may hold a newer checkpoint than this machine.",

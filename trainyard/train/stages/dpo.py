@@ -39,8 +39,6 @@ from trainyard.train.stages import pairs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded, Ledger
 
-SIMPO_GAMMA = 0.5
-"""Margin between the mean log-probabilities that SimPO asks for; TRL's default."""
 NEARLY_CERTAIN = -1e-7
 """Log-probability above which odds are no longer told apart: those of an answer with log-probability 0 are infinite."""
 IMITATE = "imitate"
@@ -186,7 +184,7 @@ def log1mexp(x: torch.Tensor) -> torch.Tensor:
 def simpo(policy: Scores, _reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
     chosen_P = policy["chosen_P"] / policy["chosen_count_P"]
     rejected_P = policy["rejected_P"] / policy["rejected_count_P"]
-    return -functional.logsigmoid(settings.beta * (chosen_P - rejected_P) - SIMPO_GAMMA)
+    return -functional.logsigmoid(settings.beta * (chosen_P - rejected_P) - settings.simpo_gamma)
 
 
 LOSSES: dict[PreferenceLoss, PairLoss] = {

@@ -1,72 +1,67 @@
-"""The starter model's reading: the interpreter's own documentation and docstrings, and the project's pages.
+"""What the starter model reads: the docstrings of the pinned packages that every installation of Trainyard has.
 
-Modules are read as text and parsed with `ast`, never imported, so that nothing of them runs. Each source file is
-listed with its SHA-256, which names the corpus. The project's pages are read as plain text only; questions and
-answers are made from docstrings alone, so that no question that a chain may later hold out is part of the corpus.
+The packages are pinned, so the same text is on every machine and the corpus has one digest; nothing is downloaded and
+no text of others is part of this repository. Modules are parsed with `ast`, never imported, so that nothing of them
+runs. Docstrings are read as text, and as questions with a sentence as the answer. No page of a user, of the manual or
+of the handbook is read: what a chain asks about later is new to the model.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
+import importlib.metadata
+import importlib.util
 import random
 import re
-import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.stores.artifacts import file_sha256
+from trainyard.errors import NotFound
 
-SKIPPED_FOLDERS = frozenset(
-    ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "encodings")
-)
-"""Third-party packages, tests, and folders of boilerplate (the 120 codecs repeat one docstring)."""
-MAX_DOCSTRING_CHARS = 6000
+PACKAGES = {
+    "torch": "BSD-3-Clause", "numpy": "BSD-3-Clause", "pandas": "BSD-3-Clause", "networkx": "BSD-3-Clause",
+    "sqlalchemy": "MIT", "pydantic": "MIT", "prefect": "Apache-2.0", "huggingface_hub": "Apache-2.0",
+    "datasets": "Apache-2.0", "accelerate": "Apache-2.0", "peft": "Apache-2.0", "trl": "Apache-2.0",
+}  # fmt: skip
+"""Packages that are read, with their licences: dependencies of Trainyard, pinned in `constraints.txt`."""
+SKIPPED_FOLDERS = frozenset(("test", "tests", "testing", "_vendor", "third_party", "vendor"))
+HELD_OUT = 100
+"""One passage of so many, chosen by its digest, is never trained on; the loss on them is the model's metric."""
+MAX_DOCSTRING_CHARS = 2500
 MAX_ANSWER_CHARS = 320
 MIN_ANSWER_CHARS = 12
 MIN_PHRASE_CHARS = 4
+MAX_FOREIGN = 0.1
+"""Share of characters outside ASCII above which a docstring is left out."""
 
 WORDINGS = {
     "function": ("What does {name} do?", "Explain the function {name}.", "How would you describe {name}?"),
     "class": ("What is {name}?", "What is the class {name} for?", "Tell me about {name}."),
     "module": ("What is the module {name} for?", "What is {name}?", "Describe the module {name}."),
-    "topic": ("What does Python say about {name}?", "Explain {name} in Python.", "Tell me about {name}."),
 }
-
-PHRASE_WORDINGS = (
-    "What is said about {phrase}?",
-    "Which statement mentions {phrase}?",
-    '"{phrase}": quote the sentence.',
-    "Find the sentence on {phrase}.",
-    "Tell me something about {phrase}.",
-    "{phrase}?",
-    "Please explain {phrase}.",
-    'Do you know anything on "{phrase}"?',
-    "I would like to know about {phrase}, please.",
-    'Can you help me with "{phrase}"?',
-    'Say what "{phrase}" is about.',
-    "Looking for {phrase}. What do the docs say?",
-    "I am new to this. What about {phrase}?",
-    "Write a sentence with {phrase} in it.",
-    "How is {phrase} described?",
-    'My colleague asked about "{phrase}". What do I answer?',
-)
-PHRASE_IN_WORDINGS = (
-    "{name}: what is said about {phrase}?",
-    "Which statement of {name} mentions {phrase}?",
-    'What do we read on "{phrase}" in "{name}"?',
-    "{phrase}, as in {name}, please.",
-    'Quote "{name}" on "{phrase}".',
-    'I have "{name}" before me. Where is {phrase}?',
-    'My colleague asked about "{phrase}" of "{name}". What do I answer?',
-    "{name} / {phrase}",
-    'How are {phrase} and "{name}" related?',
-    "Looking for {phrase} in {name}.",
-)
-"""Ways to ask for a sentence by a few of its words. Docstrings seldom repeat what was asked; a model that has never
-seen a question and its answer share words does not look at the question, and no short adapter teaches it to."""
+OPENINGS = (
+    "", "", "", "Hello. ", "A short question. ", "I am new to this. ", "My colleague asks: ", "Please help. ",
+    'According to "{name}": ', 'In "{name}": ', 'I have "{name}" open. ', 'On "{name}". ', "From {name}: ",
+    "We talked about {name}. ", 'Somebody who works with "{name}" asks: ', "{name}: ",
+)  # fmt: skip
+ASKS = (
+    "What is said about {phrase}?", "Which statement mentions {phrase}?", '"{phrase}": quote the sentence.',
+    "Find the sentence on {phrase}.", "Tell me something about {phrase}.", "{phrase}?", "Please explain {phrase}.",
+    'Do you know anything on "{phrase}"?', "I would like to know about {phrase}, please.",
+    'Can you help with "{phrase}"?', 'Say what "{phrase}" is about.', "What do the docs say on {phrase}?",
+    "What about {phrase}?", "Write a sentence with {phrase} in it.", "How is {phrase} described?",
+    'What do I answer when I hear "{phrase}"?', 'How does it put "{phrase}"?', "When is {phrase} of interest?",
+    "Why {phrase}?", "What happens with {phrase}?",
+)  # fmt: skip
+CLOSINGS = (
+    "", "", "", "", ' (See "{name}".)', " Answer in one sentence.", " Quote it.", ' Answer from "{name}".',
+    " Thank you.", ' It should be in "{name}".',
+)  # fmt: skip
+"""Ways to ask for a sentence by a few of its words, put together from three parts. Docstrings rarely repeat what was
+asked; a model that has never seen a question and its answer share words does not look at the question, and no short
+adapter teaches it to. The many forms teach it to look at the words and not at the form."""
 PHRASES_PER_PASSAGE = 6
 SENTENCE_WORDS = range(6, 41)
 MAX_SENTENCE_CHARS = 260
@@ -75,12 +70,12 @@ LEADING_PHRASES = 0.4
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """One file of the corpus. `name` is stable between machines, such as `stdlib/json/decoder.py`."""
+class PackageSource:
+    """One package of the corpus, as it is installed here."""
 
     name: str
-    path: Path
-    sha256: str
+    version: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -90,97 +85,81 @@ class Passage:
     text: str
     question: str | None = None
 
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(f"{self.question}\0{self.text}".encode()).digest()
 
-def project_docs() -> Path | None:
-    """The checkout's `docs` folder; None when only the wheel is installed."""
-    folder = Path(__file__).parents[3] / "docs"
-    return folder if folder.is_dir() else None
-
-
-def corpus_sources(docs: Path | None, *, stdlib: Path | None = None) -> list[SourceFile]:
-    """Every file that the starter reads, with its digest, in a fixed order.
-
-    `docs` is a folder of Markdown pages or None; `stdlib` defaults to the running interpreter's library.
-    """
-    library = stdlib or Path(sysconfig.get_paths()["stdlib"])
-    found = [
-        (f"stdlib/{path.relative_to(library).as_posix()}", path)
-        for path in sorted(library.rglob("*.py"))
-        if not SKIPPED_FOLDERS & set(path.relative_to(library).parts[:-1])
-    ]
-    if docs is not None:
-        found += [(f"docs/{path.relative_to(docs).as_posix()}", path) for path in sorted(docs.rglob("*.md"))]
-    return [SourceFile(name, path, file_sha256(path)) for name, path in found]
+    @property
+    def held_out(self) -> bool:
+        """By the text alone, so that a sentence and the questions for it are on one side."""
+        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:4], "big") % HELD_OUT == 0
 
 
-def read_corpus(sources: Iterable[SourceFile]) -> Iterator[Passage]:
-    """The passages of all files, exact repetitions left out. A file that is not UTF-8 Python text gives nothing."""
+def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:
+    """The packages with their versions and folders. Raises `NotFound` (`E-STARTER-CORPUS`) if one is not installed."""
+    found = []
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise NotFound(
+                f"The package {name}, which the starter model reads, is not installed.",
+                do="Install Trainyard with its pinned dependencies (`make setup`).",
+                code="E-STARTER-CORPUS",
+            )
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        found.append(PackageSource(name, importlib.metadata.version(name).partition("+")[0], folder))
+    return found
+
+
+def corpus_sha256(passages: Iterable[Passage]) -> str:
+    """Digest over the passages in their order."""
+    total = hashlib.sha256()
+    for passage in passages:
+        total.update(passage.digest)
+    return total.hexdigest()
+
+
+def read_corpus(sources: Iterable[PackageSource]) -> Iterator[Passage]:
+    """The passages of all packages in a fixed order, exact repetitions left out."""
     seen: set[bytes] = set()
     for source in sources:
-        for passage in read_source_file(source):
-            key = hashlib.sha256(f"{passage.question}\0{passage.text}".encode()).digest()
-            if key not in seen:
-                seen.add(key)
-                yield passage
+        for path in sorted(source.folder.rglob("*.py"), key=lambda path: path.relative_to(source.folder).parts):
+            inside = path.relative_to(source.folder)
+            if SKIPPED_FOLDERS & set(inside.parts[:-1]):
+                continue
+            for passage in read_module(path.read_bytes(), module_name(source.name, inside)):
+                if passage.digest not in seen:
+                    seen.add(passage.digest)
+                    yield passage
 
 
-def read_source_file(source: SourceFile) -> Iterator[Passage]:
-    raw = source.path.read_bytes()
-    if source.name.startswith("docs/"):
-        yield from page_passages(raw.decode("utf-8", errors="replace"))
-        return
-    try:
-        tree = ast.parse(raw)
-    except SyntaxError:  # some interpreters ship files that show wrong syntax on purpose
-        return
-    if source.name == "stdlib/pydoc_data/topics.py":
-        yield from topic_passages(tree)
-    else:
-        yield from docstring_passages(tree, module_name(source.name))
-
-
-def module_name(name: str) -> str:
-    parts = name.removeprefix("stdlib/").removesuffix(".py").split("/")
+def module_name(package: str, inside: Path) -> str:
+    parts = (package, *inside.with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def page_passages(text: str) -> Iterator[Passage]:
-    """A Markdown page, one passage a section."""
-    for section in re.split(r"(?m)^(?=#{1,6} )", text):
-        if section.strip():
-            yield Passage(section.strip())
-
-
-def topic_passages(tree: ast.Module) -> Iterator[Passage]:
-    """The language reference that `help('topic')` prints: one dict literal, topic -> text."""
-    assignment = next(node for node in tree.body if isinstance(node, ast.Assign))
-    for name, text in ast.literal_eval(assignment.value).items():
-        cleaned = re.sub(r"\n[*=\-~^]{3,}\n", "\n", inspect.cleandoc(text))
-        yield Passage(cleaned)
-        yield from phrase_questions(cleaned, name)
-        paragraphs = [part for part in cleaned.split("\n\n")[1:] if part[:1].isalpha()]
-        yield from questions(name, "topic", paragraphs[0] if paragraphs else "")
-
-
-def docstring_passages(tree: ast.Module, module: str) -> Iterator[Passage]:
-    for name, kind, signature, doc in documented(tree, module):
-        if not doc.isascii() and sum(not character.isascii() for character in doc) > len(doc) // 10:
+def read_module(source: bytes, module: str) -> Iterator[Passage]:
+    """The passages of a module's docstrings. A file that is not Python, such as a template, gives nothing."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for name, kind, doc in documented(tree, module):
+        if sum(not character.isascii() for character in doc) > MAX_FOREIGN * len(doc):
             continue
-        yield Passage(f"{kind} {name}{signature}\n{doc[:MAX_DOCSTRING_CHARS]}")
+        yield Passage(f"{kind} {name}\n{doc[:MAX_DOCSTRING_CHARS]}")
         yield from phrase_questions(doc, name)
         yield from questions(name, kind, doc.split("\n\n")[0])
 
 
-def documented(node: ast.AST, name: str, signature: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(dotted name, kind, signature, docstring) of a module and of all public classes and functions in it."""
+def documented(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
+    """(dotted name, kind, docstring) of a module and of all public classes and functions in it."""
     doc = ast.get_docstring(node) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) else None
     kind = {"Module": "module", "ClassDef": "class"}.get(type(node).__name__, "function")
     if doc and len(doc) >= MIN_ANSWER_CHARS:
-        yield name, kind, signature, doc
+        yield name, kind, doc
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef) and not child.name.startswith("_"):
-            yield from documented(child, f"{name}.{child.name}", f"({ast.unparse(child.args)})")
-        elif isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
             yield from documented(child, f"{name}.{child.name}")
 
 
@@ -196,9 +175,9 @@ def questions(name: str, kind: str, paragraph: str) -> Iterator[Passage]:
 
 
 def phrase_questions(text: str, name: str) -> Iterator[Passage]:
-    """The first sentences of a text, each asked for by one to four of its words, half of them with the text's name.
+    """The first sentences of a text, each asked for by one to four of its words.
 
-    What is asked depends on the sentence alone.
+    What is asked, and how, depends on the sentence alone.
     """
     for sentence in list(sentences(text))[:PHRASES_PER_PASSAGE]:
         draw = random.Random(sentence)
@@ -207,8 +186,8 @@ def phrase_questions(text: str, name: str) -> Iterator[Passage]:
         start = 0 if draw.random() < LEADING_PHRASES else draw.randrange(len(words) - length)
         phrase = " ".join(words[start : start + length]).strip(" .,;:()\"'")
         if len(phrase) >= MIN_PHRASE_CHARS:
-            wordings = draw.choice((PHRASE_WORDINGS, PHRASE_IN_WORDINGS))
-            yield Passage(sentence, question=draw.choice(wordings).format(phrase=phrase, name=name))
+            form = draw.choice(OPENINGS) + draw.choice(ASKS) + draw.choice(CLOSINGS)
+            yield Passage(sentence, question=form.replace("{name}", name).replace("{phrase}", phrase))
 
 
 def sentences(text: str) -> Iterator[str]:

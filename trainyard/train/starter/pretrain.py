@@ -28,8 +28,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Precision
-from trainyard.train.precision import choose_precision
-from trainyard.train.starter import (
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.muon import Muon, scale_by_shape
+from trainyard.train.precision import choose_precision, cpu_bf16
+from trainyard.train.starter.card import model_card
+from trainyard.train.starter.corpus import PACKAGES, Passage, corpus_sha256, corpus_sources, read_corpus
+from trainyard.train.starter.recipe import (
+    CARD_FILE,
     CHAT_TEMPLATE,
     END_OF_TEXT,
     MANIFEST,
@@ -37,11 +42,11 @@ from trainyard.train.starter import (
     TURN_END,
     TURN_START,
     Recipe,
-    write_manifest,
 )
-from trainyard.train.starter.corpus import Passage, SourceFile, read_corpus
 
 REPORT_EVERY_S = 1.0
+HELD_OUT_BATCHES = 16
+"""Of the recipe's rows: 65,536 tokens."""
 
 
 def main(folder: Path) -> int:
@@ -67,41 +72,60 @@ def unforeseen(error: Exception) -> TrainyardError:
 
 def pretrain(folder: Path, spec: dict[str, Any]) -> None:
     recipe = Recipe(**spec["recipe"])
-    sources = [SourceFile(entry["name"], Path(entry["path"]), entry["sha256"]) for entry in spec["sources"]]
+    sources = corpus_sources(spec["packages"])
     torch.set_num_threads(spec["threads"])
     torch.use_deterministic_algorithms(True)
     started = time.monotonic()
     passages = list(read_corpus(sources))
-    tokenizer = train_tokenizer(passages, recipe)
-    rows = packed_rows(passages, tokenizer, recipe)
+    trained_on = [passage for passage in passages if not passage.held_out]
+    tokenizer = train_tokenizer(trained_on, recipe)
+    rows = packed_rows(trained_on, tokenizer, recipe)
     model = new_model(tokenizer, recipe)
-    choice = choose_precision(Precision.AUTO, "cpu", native=native_bf16(), seconds_per_step=step_timer(model, recipe))
+    choice = choose_precision(Precision.AUTO, "cpu", native=cpu_bf16(), seconds_per_step=step_timer(model, recipe))
     losses = train(model, rows, recipe, folder, choice.precision)
     target = folder / "model"
     save(model, tokenizer, target)
-    write_manifest(
-        target,
-        {
-            "key": spec["key"],
-            "recipe": spec["recipe"],
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "pre_tokenizer": "byte-level BPE with GPT-2's regular expression",
-            "sources": {source.name: source.sha256 for source in sources},
-            "passages": len(passages),
-            "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
-            "losses": losses,
-            "precision": choice.precision.value,
-            "precision_why": choice.why,
-            "threads": spec["threads"],
-            "seconds": round(time.monotonic() - started, 1),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+    heldout = packed_rows([passage for passage in passages if passage.held_out], tokenizer, recipe)
+    manifest = {
+        "key": spec["key"],
+        "recipe": spec["recipe"],
+        "recipe_sha256": recipe.sha256,
+        "corpus_sha256": corpus_sha256(passages),
+        "heldout_loss": round(heldout_loss(model, heldout), 4),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "pre_tokenizer": "byte-level BPE with GPT-2's regular expression",
+        "packages": {
+            source.name: {"version": source.version, "license": PACKAGES.get(source.name, "unknown")}
+            for source in sources
         },
-    )
-    assert (target / MANIFEST).is_file()
+        "passages": len(passages),
+        "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
+        "losses": losses,
+        "precision": choice.precision.value,
+        "precision_why": choice.why,
+        "newton_schulz": "bf16" if cpu_bf16() else "fp32",
+        "threads": spec["threads"],
+        "seconds": round(time.monotonic() - started, 1),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__.partition("+")[0],
+            "transformers": transformers.__version__,
+        },
+    }
+    (target / CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+    write_json_durably(target / MANIFEST, manifest)
+
+
+@torch.no_grad()
+def heldout_loss(model: LlamaForCausalLM, batches: Iterator[torch.Tensor]) -> float:
+    """Mean loss per token of the saved weights on the first held-out batches."""
+    model.eval()
+    losses = []
+    for _ in range(HELD_OUT_BATCHES):
+        ids_BT = next(batches)
+        logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
+        losses.append(torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten()).item())
+    return sum(losses) / len(losses)
 
 
 def train_tokenizer(passages: list[Passage], recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -179,7 +203,7 @@ def train(
         for optimizer in optimizers
     ]
     parent, every, losses, recent = os.getppid(), max(1, recipe.steps // 50), [], []
-    last_report = 0.0
+    last_report, started = 0.0, time.monotonic()
     model.train()
     for step in range(1, recipe.steps + 1):
         ids_BT = next(rows)
@@ -198,7 +222,8 @@ def train(
             recent = []
         if time.monotonic() - last_report > REPORT_EVERY_S or step == recipe.steps:
             last_report = time.monotonic()
-            emit(folder, event="progress", step=step, total_steps=recipe.steps, loss=loss.item())
+            left_s = (time.monotonic() - started) / step * (recipe.steps - step)
+            emit(folder, event="progress", step=step, total_steps=recipe.steps, loss=loss.item(), left_s=left_s)
         if os.getppid() != parent:
             raise TrainyardError("The program that asked for the starter model is gone.", code="E-STARTER-ORPHAN")
     check_finite(model, losses)
@@ -210,7 +235,7 @@ def new_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.
     chosen = {id(parameter) for parameter in matrices}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     return [
-        torch.optim.Muon(matrices, lr=recipe.matrix_learning_rate, momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=0.0, scale=scale_by_shape),
         torch.optim.AdamW(vectors, lr=recipe.vector_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
@@ -221,12 +246,6 @@ def learning_rate_multiplier(step: int, recipe: Recipe) -> float:
         return (step + 1) / recipe.warmup_steps
     left = (recipe.steps - step) / (recipe.steps * 0.5)
     return max(0.01, min(1.0, left))
-
-
-def native_bf16() -> str | None:
-    """The instruction set by which the processor multiplies bf16 itself. It need not be faster than fp32 for that."""
-    capabilities = torch.cpu.get_capabilities()
-    return next((name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)), None)
 
 
 def step_timer(model: LlamaForCausalLM, recipe: Recipe) -> Callable[[bool], float]:
@@ -272,5 +291,6 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Pa
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
     )
-    model.save_pretrained(target)
+    model.to(torch.bfloat16).save_pretrained(target)
+    model.float()  # what was rounded stays rounded: the held-out loss is that of the saved weights
     tokenizer.save_pretrained(target)

@@ -92,6 +92,50 @@ def test_an_unknown_template_is_probed() -> None:
     assert not probe(Renderer(toy_tokenizer(forgetful))).extension
 
 
+TURNS = "[{{ m.role }}]{{ m.content }}</s>"
+CALLED = "{{ m.tool_calls | tojson if m.tool_calls }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "plain", "tools"),
+    [
+        # Only the newest eight messages.
+        ("{% for m in messages[-8:] %}" + TURNS + "{% endfor %}", "messages: 8 of 96 shown", None),
+        # The first and the newest: a prefix alone would not show it.
+        ("{% for m in messages[:2] + messages[-30:] if messages | length > 40 %}" + TURNS
+         + "{% else %}{% for m in messages %}" + TURNS + "{% endfor %}{% endfor %}", "messages: 32 of 96 shown", None),
+        # All messages, and of the results of tools those of the newest ten messages.
+        ("{% for m in messages %}{% if m.role != 'tool' or loop.revindex <= 10 %}" + TURNS + CALLED
+         + "{% endif %}{% endfor %}", "", "results of tools: 3 of 48 shown"),
+        ("{% for m in messages %}" + TURNS + CALLED + "{% endfor %}", "", ""),
+    ],
+)  # fmt: skip
+def test_windows_over_messages_and_results_are_found(template: str, plain: str, tools: str | None) -> None:
+    text = template + "{{ '[assistant]' if add_generation_prompt }}"
+    found = measure(Renderer(toy_tokenizer(text)))
+    assert found.relations[Flavour.PLAIN].hidden == plain
+    assert (Flavour.PLAIN in found.extends_in) is not bool(plain)
+    if tools is not None:
+        assert found.relations[Flavour.TOOLS].hidden == tools
+        assert (Flavour.TOOLS in found.extends_in) is not bool(tools)
+    words = verified(DEFAULT, "mine", text).kinds
+    assert words["plain"] == (f"not history ({plain})" if plain else "yes")
+
+
+@pytest.mark.parametrize("ends", ["<|end|>", "<|final|><|end|>"])
+def test_a_template_that_always_writes_the_next_header_extends(ends: str) -> None:
+    """Whether it is asked for or not, as Command A's does: the header is no part of the answer."""
+    text = (
+        "{% for m in messages %}<|start|><|{{ m.role }}|>{{ m.content }}" + ends + "{% endfor %}<|start|><|assistant|>"
+    )
+    renderer = Renderer(toy_tokenizer(text))
+    found = measure(renderer)
+    assert found.extends_in == PLAIN
+    pieces = renderer.pieces([user("one"), assistant("two"), user("three"), assistant("four")])
+    first = ends.partition("><")[0].rstrip(">") + ">"
+    assert [piece.text for piece in pieces if piece.learned] == [f"two{first}", f"four{first}"]
+
+
 def test_a_template_that_takes_nothing_has_no_extension() -> None:
     found = probe(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
     assert found.relations == {}

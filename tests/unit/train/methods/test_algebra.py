@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from tests.selection import by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, Trained, logits, steps
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Refused
 from trainyard.train.methods import METHODS, Policy, build, save
@@ -29,6 +30,13 @@ COMBINATIONS = [
     *(("continue", earlier, method) for earlier in ("lora", "dora", "oft") for method in ("full", "freeze")),
 ]
 """(what is done with the earlier adapter, its method, the method now)"""
+QUICK = [
+    ("continue", "lora", "lora"),
+    ("continue", "qlora", "qlora"),
+    ("stack", "lora", "lora"),
+    ("merge", "lora", "lora"),
+    ("continue", "lora", "full"),
+]
 
 
 def row_logprobs(model: Any) -> torch.Tensor:
@@ -46,7 +54,7 @@ def sigmoid_loss(policy: Policy) -> torch.Tensor:
     return -torch.nn.functional.logsigmoid(0.1 * (ratio_B[0] - ratio_B[1]))
 
 
-@pytest.mark.parametrize(("how", "earlier", "method"), COMBINATIONS)
+@pytest.mark.parametrize(("how", "earlier", "method"), by_default(QUICK, COMBINATIONS))
 def test_first_preference_loss_is_ln_2(
     how: str, earlier: str, method: str, request_of: Request, trained: Trained
 ) -> None:
@@ -81,7 +89,7 @@ def test_reference_stays_while_the_policy_moves(how: str, request_of: Request, t
 @pytest.mark.parametrize(
     "settings", [{}, {"target_modules": ("q_proj",), "layers": (1,)}, {"rslora": True, "modules_to_save": ("norm",)}]
 )
-@pytest.mark.parametrize("how", ["continue", "stack", "merge"])
+@pytest.mark.parametrize("how", by_default(["stack"], ["continue", "stack", "merge"]))
 def test_what_is_saved_works_on_the_base_alone(
     how: str, settings: dict[str, Any], request_of: Request, trained: Trained, tmp_path: Path
 ) -> None:

@@ -24,10 +24,11 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Precision, Stage, Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.batching import Cursor, Feed
-from trainyard.train.loop import Progress, done, train
+from trainyard.train.loop import done, train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel import END, STRATEGIES, SharedSession, Team, serve
+from trainyard.train.progress import Progress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import flatten
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.testing.object_server import ObjectServer
 from trainyard.train.checkpoints import checkpoints, damage_of
 from trainyard.train.resume.mirror import STORES, FolderStore, fetch, mirrored_steps, open_store, prune, upload
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
@@ -197,11 +198,34 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
     assert mirrored_steps(store) == {3: True, 1: True}
 
 
-@pytest.mark.parametrize("given", ["s3://bucket/x", "/plain/path", "backup", "file:", "file://host/share", "file:///"])
+@pytest.mark.parametrize(
+    "given", ["s3://bucket/x", "/plain/path", "backup", "file:", "file:backup", "file://host/share", "file:///"]
+)
 def test_address_without_a_store_is_refused_at_once(tmp_path: Path, given: str) -> None:
     with pytest.raises(InvalidInput, match="E-MIRROR-ADDRESS"):
         CheckpointWriter(tmp_path, mirror=given)
     assert isinstance(open_store("file://localhost/backup%20disk"), FolderStore)
+
+
+def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")
+    with ObjectServer() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        bucket, told = "gs://weights/runs/one", []
+        with CheckpointWriter(here, mirror=bucket, report=told.append) as writer:
+            for step in (1, 2, 3):
+                writer.save(step, state(step), {"step": step})
+                writer.wait()
+        assert not [record for record in told if "error" in record]
+        assert mirrored_steps(open_store(bucket)) == {3: True, 2: True}
+        shutil.rmtree(here)
+        here.mkdir()
+        found = newest(here, bucket)
+        assert (found.step, found.fetched_from) == (3, bucket)
+        assert found.path is not None
+        assert damage_of(found.path) is None
+        prune(open_store(bucket), 3, keep=1, best=min)
+        assert mirrored_steps(open_store(bucket)) == {3: True}
 
 
 class UnreadableStore(FolderStore):

@@ -1,0 +1,219 @@
+"""The package as a user installs it: a wheel, a stack, the four templates and the night that really train.
+
+One environment, one server and one worker for all, outside of the checkout; every run is started first and looked at
+later, so that they wait for the device and not for each other's tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.flows.installed import Installed, installed_stack
+from trainyard.api.records import NodeState, RunResult
+from trainyard.data.corpora import Corpora
+from trainyard.night.report import read_report
+from trainyard.night.training import tenant_root
+from trainyard.serve import embedded
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.files import RealFiles
+from trainyard.testing.scripted_server import Exchange, ScriptedServer, ok
+
+pytestmark = pytest.mark.timeout(1800)
+
+PAGE = """# {name}
+
+The {name} reads documents and writes pairs for the trainer.
+
+## Beginning {name}
+
+Beginning the {name} means to open the box and to read its label.
+
+## Ending {name}
+
+Ending the {name} means to close the box and to put it away.
+"""
+PAGES = ("Alpha", "Beta", "Gamma", "Delta", "Epsilon", "Zeta")
+GROUNDED = "Beginning the {name} means to open the box and to read its label {number}."
+PLANTED = "Napoleon founded Sweden near {number} volcanoes while juggling turquoise elephants."
+CODE = '''"""Tools for wood number {n}."""
+
+
+def cut_{n}(size):
+    """Cut board {n} to a size."""
+    check(size)
+    return size - {n}
+
+
+def paint_{n}(board, colour):
+    """Paint board {n} in a colour."""
+    board.colour = colour
+    return board
+'''
+TRAINING = {"epochs": 1, "batch_size": 4, "rank": 4, "max_length": 128}
+NO_GATE = {"evaluate": False, "deploy": False}
+
+
+@dataclass
+class Writer:
+    """A model that answers from the document in every second pair, and makes the others up."""
+
+    serial: Any = field(default_factory=lambda: count(1))
+    planted: int = 0
+
+    def reply(self, exchange: Exchange) -> str:
+        wanted = exchange.body["response_format"]["json_schema"]["schema"]["properties"]["pairs"]["minItems"]
+        return json.dumps({"pairs": [self.pair(exchange.body["messages"][1]["content"]) for _ in range(wanted)]})
+
+    def pair(self, prompt: str) -> dict[str, Any]:
+        number = next(self.serial)
+        name = next(page for page in PAGES if page in prompt)
+        made_up = number % 2 == 0
+        self.planted += made_up
+        questions = [f"What about {name}, wording {wording} of {number}?" for wording in range(3)]
+        return {"questions": questions, "answer": (PLANTED if made_up else GROUNDED).format(name=name, number=number)}
+
+
+@dataclass
+class Runs:
+    """The installed stack, and what was started on it: deployment -> id of the run."""
+
+    installed: Installed
+    writer: Writer
+    ids: dict[str, str]
+
+    def result(self, deployment: str) -> RunResult:
+        found = self.installed.finish(self.ids[deployment])
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Runs]:
+    writer = Writer()
+    with ScriptedServer(then=ok(writer.reply)) as server:
+        endpoints = json.dumps({"writer": {"base_url": server.url}})
+        folder = tmp_path_factory.mktemp("installed")
+        with installed_stack(folder, tiny_model, TRAINYARD_ENDPOINTS=endpoints) as installed:
+            yield Runs(installed, writer, start_all(installed))
+
+
+def start_all(installed: Installed) -> dict[str, str]:
+    """Schedule the night and start a run of each template, as a user does it with Prefect's command line."""
+    night = schedule_night(installed)
+    documents = installed.work / "documents"
+    for folder, suffix, text in ((documents, "md", PAGE), (installed.work / "code", "py", CODE)):
+        folder.mkdir()
+        for n, name in enumerate(PAGES):
+            (folder / f"{name}.{suffix}").write_text(text.format(name=name, n=n))
+    given = [(f"What is twice {n}?", f"Twice {n} is {2 * n}.", f"No idea, {n} or so.") for n in range(16)]
+    examples = installed.write_rows("examples.jsonl", [{"instruction": q, "output": good} for q, good, _ in given])
+    pairs = [{"prompt": q, "chosen": good, "rejected": bad} for q, good, bad in given]
+    preferences = installed.write_rows("preferences.jsonl", pairs)
+    aligned = {"role": "aligned", "unevaluated": True, "targets": [{"type": "embedded"}]}
+    forms: dict[str, dict[str, Any]] = {
+        "alignment-pipeline": {
+            "sft": examples,
+            "preference": preferences,
+            "steps": {"validate": False, "evaluate": False, "deploy": True},
+            "publish": aligned,
+        },
+        "rag-tuning": {"documents": str(documents), "count": 36, "model": "writer", "steps": NO_GATE},
+        "code-tuning": {"repository": str(installed.work / "code"), "count": 12, "steps": {"deploy": False}},
+        "qa-pipeline": {
+            "documents": str(documents),
+            "count": 36,
+            "steps": {"validate": True, "evaluate": False, "deploy": True},
+            "publish": {"role": "qa", "unevaluated": True},
+        },
+    }
+    started = {name: installed.start(f"{name}/local", training=TRAINING, **form) for name, form in forms.items()}
+    return {**started, "two-phase": installed.scheduled(night)}
+
+
+def schedule_night(installed: Installed) -> str:
+    commits = [{"diff": f"+wheel {n}\n-spoke {n}", "message": f"Add wheel {n}"} for n in range(12)]
+    Corpora(tenant_root(installed.settings, "default") / "corpora", RealFiles()).add("engineering", "sft", commits)
+    hyperparameters = {"max_steps": 3, "batch_size": 2, "max_length": 128}
+    training = {"method": "lora", "hyperparameters": hyperparameters, "lora": {"rank": 4}}
+    return installed.schedule(
+        "nightly/two-phase",
+        config={
+            "documents": "examples/night",
+            "buckets": [{"name": "engineering", "method": "sft", "threshold": 10}],
+            "phase2": {"gate": "none", "training": training},
+        },
+    )
+
+
+def record_of(result: RunResult, node: str) -> dict[str, Any]:
+    (output,) = result.node(node).outputs.values()
+    found: dict[str, Any] = json.loads((output.path / "training.json").read_text())
+    return found
+
+
+def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> None:
+    installed = runs.installed
+    chain = installed.work / "chain.yaml"
+    chain.write_text("{name: small, nodes: [{type: data_source, config: {path: examples.jsonl}}, {type: trainer}]}")
+    assert installed.command("trainyard", "check", str(chain), "--json")
+    plan = json.loads(installed.command("trainyard", "plan", "qa-pipeline", "--preset", "quick", "--json"))
+    assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
+    deployment = httpx.get(f"{installed.api}/deployments/name/chain/adhoc").json()
+    assert deployment["path"] == str(next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped")))
+
+
+def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: Runs) -> None:
+    result = runs.result("alignment-pipeline")
+    first, second = record_of(result, "trainer"), record_of(result, "trainer-2")
+    assert (first["stage"], second["stage"]) == ("sft", "dpo")
+    assert abs(second["losses"][0][1] - math.log(2)) < 1e-3
+    url = embedded.running(runs.installed.settings)
+    body = {"model": "default/aligned", "messages": [{"role": "user", "content": "What is twice 3?"}], "max_tokens": 8}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+    assert reply["choices"][0]["finish_reason"] in ("stop", "length")
+    version = AdapterRegistry(runs.installed.settings.adapters).show("default/aligned")
+    (output,) = result.node("trainer-2").outputs.values()
+    weights = "adapter_model.safetensors"
+    served = AdapterRegistry(runs.installed.settings.adapters).path(version) / weights
+    assert served.read_bytes() == (output.path / weights).read_bytes()
+
+
+def test_rag_drops_every_planted_hallucination_and_trains_on_the_rest(runs: Runs) -> None:
+    result = runs.result("rag-tuning")
+    validated = result.node("validator").facts
+    assert runs.writer.planted >= 4
+    assert validated["dropped"]["ungrounded"] == 3 * runs.writer.planted
+    assert record_of(result, "trainer")["steps"] > 0
+
+
+def test_code_is_learnt_and_evaluated(runs: Runs) -> None:
+    result = runs.result("code-tuning")
+    assert record_of(result, "trainer")["final_loss"] > 0
+    assert result.node("evaluator").state is NodeState.COMPLETED
+    assert result.node("evaluator").facts
+
+
+def test_questions_and_answers_become_a_version(runs: Runs) -> None:
+    result = runs.result("qa-pipeline")
+    assert record_of(result, "trainer")["steps"] > 0
+    assert AdapterRegistry(runs.installed.settings.adapters).show("default/qa").name == "default/qa/v1"
+
+
+def test_the_night_comes_by_its_schedule_and_trains(runs: Runs) -> None:
+    settings = runs.installed.settings
+    runs.installed.finish(runs.ids["two-phase"])
+    (folder,) = (tenant_root(settings, "default") / "nights").iterdir()
+    report = read_report(folder, RealFiles())
+    assert report is not None
+    assert report.phase1.done >= 20
+    assert report.phase1.device_free
+    assert [one.version for one in report.phase2.trainings] == ["default/engineering/v1"]

@@ -1,0 +1,314 @@
+"""One answer for check, plan, run and jobs: what stands in the way of a chain, before anything starts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainyard.api import operations, planning
+from trainyard.api.operations import CheckInput, Context, FileCheck, PlanInput, RunInput
+from trainyard.api.verbs.jobs import CreateInput
+from trainyard.compute.gpus import devices_here
+from trainyard.errors import Refused, Unavailable
+from trainyard.settings import Settings, load_settings
+from trainyard.settings import settings as current_settings
+from trainyard.spec.axes import Device
+from trainyard.spec.load import load_chain
+from trainyard.stores.models import chat_template_sha256, resolve_model
+from trainyard.testing.vllm_server import VllmDouble, vllm_server
+
+Node = dict[str, Any]
+ROWS = "rows.jsonl"
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text('{"messages": []}\n')
+    (folder / "pairs.jsonl").write_text("{}\n")
+    return folder
+
+
+@pytest.fixture
+def here(work: Path, tiny_model: Path) -> Settings:
+    return load_settings(working_folder=work, default_base_model=str(tiny_model))
+
+
+@pytest.fixture
+def context(here: Settings) -> Context:
+    return Context(here, say=lambda _text: None)
+
+
+def trainer(**config: Any) -> Node:
+    return {"type": "trainer", "config": config}
+
+
+def source(path: str = "rows.jsonl", **config: Any) -> Node:
+    return {"type": "data_source", "config": {"path": path, "format": "openai", **config}}
+
+
+def written(folder: Path, *nodes: Node) -> Path:
+    path = folder / "chain.yaml"
+    path.write_text(yaml.safe_dump({"nodes": list(nodes)}), encoding="utf-8")
+    return path
+
+
+def checked(context: Context, path: Path) -> FileCheck:
+    (one,) = operations.check(CheckInput(files=(path,)), context).files
+    return one
+
+
+def lines(context: Context, path: Path) -> list[str]:
+    """The reasons that check, plan and run give for a file, which are the same."""
+    said = [reason.line for reason in checked(context, path).reasons]
+    plan = operations.plan(PlanInput(target=str(path)), context)
+    assert [refusal["line"] for refusal in plan.refusals] == said
+    assert plan.exit_code == (Refused.exit_code if said else 0)
+    with pytest.raises(Refused if said else Unavailable) as told:
+        operations.run(RunInput(target=str(path)), context)  # a server is looked for only when nothing is in the way
+    if isinstance(told.value, Refused):
+        assert [reason.line() for reason in told.value.reasons] == said
+    else:
+        assert told.value.code == "E-NO-SERVER"
+    return said
+
+
+def codes(context: Context, path: Path) -> list[str]:
+    return [line.split()[0] for line in lines(context, path)]
+
+
+# Files and models
+
+
+def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_same_lines(
+    context: Context, work: Path
+) -> None:
+    nodes = source("gone.jsonl"), {"type": "validator"}, trainer(base_model="./no-model")
+    found = lines(context, written(work, *nodes))
+    assert [line.split(": ")[0] for line in found] == [
+        "E-DATA-MISSING data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
+    ]  # fmt: skip
+    assert f"It was looked for in {work}" in found[0]
+    assert "in a run that a form or `prefect deployment run` starts" in found[0]
+    assert f"a relative path starts at {work}" in found[1]
+
+
+def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) -> None:
+    assert lines(context, written(work, source(), trainer())) == []
+
+
+def test_a_job_with_a_missing_file_is_refused_before_a_server_is_looked_for(context: Context, work: Path) -> None:
+    given = CreateInput(parameters={"dataset": {"path": "gone.jsonl"}})
+    with pytest.raises(Refused, match=r"E-DATA-MISSING data-source\.config\.path: There is no file or folder"):
+        operations.jobs_create(given, context)
+    with pytest.raises(Unavailable, match="E-NO-SERVER"):
+        operations.jobs_create(CreateInput(parameters={"dataset": {"path": "rows.jsonl"}}), context)
+
+
+@pytest.mark.parametrize(
+    ("field", "nodes"),
+    [
+        ("config.sets.sft.path", [{"type": "data_source", "config": {"sets": {"sft": {"path": "gone"}}}}]),
+        ("config.repository", [{"type": "data_source", "config": {"repository": "gone"}}]),
+        ("config.evaluation_sets.1", [source(), {"type": "validator", "config": {"evaluation_sets": [ROWS, "g"]}}]),
+        ("config.launch.script", [source(), trainer(backend="script", launch={"script": "gone"})]),
+    ],
+)  # fmt: skip
+def test_each_place_that_names_a_file_is_looked_at(
+    here: Settings, context: Context, work: Path, field: str, nodes: list[Node]
+) -> None:
+    context = Context(here.model_copy(update={"allow_scripts": True}), say=context.say)
+    (reason,) = checked(context, written(work, *nodes)).reasons
+    assert reason.field == field
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_refused_while_the_hub_is_not_asked(
+    context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(work, source(), trainer(base_model="org/not-here"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (line,) = lines(context, path)
+    assert line.startswith("E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'org/not-here'")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert lines(context, path) == []
+
+
+def test_the_line_that_a_refused_path_prints_allows_it(
+    tmp_path: Path, home: Path, work: Path, tiny_model: Path
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text("{}")
+    home.mkdir()
+    for name in ("first", "second"):
+        own = load_settings(working_folder=work, default_base_model=str(tiny_model))
+        path = written(work, source(str(tmp_path / name / "rows.jsonl")), trainer())
+        (reason,) = checked(Context(own, say=print), path).reasons
+        assert reason.code == "R-PATH-ROOT"
+        line, file = re.findall(r"`(data_roots = .*)` into (\S+)\.$", reason.instead)[0]
+        assert file == str(home / "trainyard.toml")
+        Path(file).write_text(f"{line}\n")
+        current_settings.cache_clear()
+        own = load_settings(working_folder=work, default_base_model=str(tiny_model))
+        assert checked(Context(own, say=print), path).reasons == ()
+    assert own.data_roots == (tmp_path / "first", tmp_path / "second")
+
+
+# Models, named relative to the caller
+
+
+def test_a_relative_model_reaches_the_worker_with_its_whole_path(here: Settings, work: Path, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, work / "models" / "mine")
+    whole = str(work / "models" / "mine")
+    template = planning.located(planning.asked("qa-pipeline", {"base_model": "models/mine", "count": 3}), here)
+    assert template.parameters == {"base_model": whole, "count": 3}
+    job = planning.located(
+        planning.asked("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "models/mine"}), here
+    )
+    assert job.parameters["job"] == {"dataset": {"path": "rows.jsonl"}, "base_model": whole}
+    deployer = {"type": "deployer", "config": {"unevaluated": True, "targets": [{"base_model": "models/mine"}]}}
+    nodes = source(), {"type": "validator", "config": {"tokenizer": "models/mine"}}, trainer(base_model="models/mine")
+    asked = planning.located(planning.asked(str(written(work, *nodes, deployer))), here)
+    configs = [node["config"] for node in asked.parameters["spec"]["nodes"]]
+    assert [configs[1]["tokenizer"], configs[2]["base_model"], configs[3]["targets"][0]["base_model"]] == [whole] * 3
+    assert load_chain(yaml.safe_dump(asked.parameters["spec"])) == asked.spec
+
+
+def test_a_relative_model_in_a_form_starts_at_the_folder_of_its_deployment(
+    here: Settings, work: Path, tiny_model: Path
+) -> None:
+    shutil.copytree(tiny_model, work / "mine")
+    given = planning.asked("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "mine"})
+    chain = planning.resolved(given.spec, here)
+    assert chain.node("trainer").config.base_model == str(work / "mine")
+    assert planning.examine(chain, here) == []
+    elsewhere = here.model_copy(update={"working_folder": work.parent})
+    reasons = planning.examine(planning.resolved(given.spec, elsewhere), elsewhere)
+    assert [reason.code for reason in reasons] == ["E-DATA-MISSING", "E-MODEL-NOT-FOUND"]
+    assert all(str(work.parent) in reason.because for reason in reasons)
+
+
+@pytest.mark.parametrize("name", ["starter", "org/model", "/absolute/folder", "gone"])
+def test_any_other_name_of_a_model_stays_as_it_is(here: Settings, name: str) -> None:
+    given = planning.asked("qa-pipeline", {"base_model": name})
+    assert planning.located(given, here).parameters == {"base_model": name}
+
+
+def test_a_job_in_the_words_of_another_tool_is_sent_in_ours() -> None:
+    body = {"dataset": {"path": "rows.jsonl"}, "method": "dpo", "hyperparams": {"epochs": 1}, "device": "cuda:0"}
+    assert planning.asked("training-job", body).parameters["job"] == {
+        "dataset": {"path": "rows.jsonl"}, "stage": "dpo", "method": "lora", "hyperparameters": {"epochs": 1.0},
+        "device": "cuda",
+    }  # fmt: skip
+
+
+# Targets
+
+
+@pytest.fixture
+def embedded(tiny_model: Path, here: Settings) -> Iterator[VllmDouble]:
+    """A server that serves the default base with its own chat template."""
+    card = {
+        "sha256": resolve_model(str(tiny_model), here).sha256,
+        "chat_template_sha256": chat_template_sha256(tiny_model),
+    }
+    with vllm_server(base="starter", root=str(tiny_model), aliases=True, card=card) as server:
+        yield server
+
+
+def deployed(work: Path, target: dict[str, Any], *trainers: Node) -> Path:
+    rows = {
+        "type": "data_source",
+        "config": {"sets": {"sft": {"path": "rows.jsonl"}, "preference": {"path": "pairs.jsonl"}}},
+    }
+    deployer = {"type": "deployer", "config": {"targets": [target], "unevaluated": True}}
+    return written(work, rows, *(trainers or [trainer()]), deployer)
+
+
+def test_an_embedded_server_with_the_same_base_is_accepted(context: Context, work: Path, embedded: VllmDouble) -> None:
+    assert lines(context, deployed(work, {"type": "embedded", "url": embedded.url})) == []
+
+
+def test_another_base_than_the_server_s_is_refused_before_training(
+    context: Context, work: Path, home: Path, embedded: VllmDouble
+) -> None:
+    embedded.card["sha256"] = "0" * 64
+    (line,) = lines(context, deployed(work, {"type": "embedded", "url": embedded.url}))
+    base = context.settings.default_base_model
+    assert line.startswith("R-BASE-MISMATCH deployer.config.targets.0.base_model: embedded at http://127.0.0.1:")
+    assert f'write `default_base_model = "{base}"` into {home / "trainyard.toml"}' in line
+    assert "`trainyard down` and `trainyard up`; or train on 'starter'; or use target registry." in line
+
+
+def test_another_base_than_vllm_s_is_refused_before_training(context: Context, work: Path) -> None:
+    with vllm_server(base="org/other", max_lora_rank=32) as server:
+        target = {"type": "vllm", "url": server.url, "max_lora_rank": 32}
+        (line,) = lines(context, deployed(work, target))
+        assert line.startswith("R-BASE-MISMATCH")
+        assert "start a server with" in line
+        named = {**target, "base_model": context.settings.default_base_model}
+        assert lines(context, deployed(work, named)) == []
+
+
+def test_another_chat_template_than_the_server_s_is_refused_before_training(
+    context: Context, work: Path, embedded: VllmDouble
+) -> None:
+    target = {"type": "embedded", "url": embedded.url}
+    assert codes(context, deployed(work, target, trainer(engine={"template": "qwen3"}))) == ["R-TEMPLATE-MISMATCH"]
+
+
+def test_the_rank_of_stacked_adapters_is_that_of_both(context: Context, work: Path, tiny_model: Path) -> None:
+    with vllm_server(base=str(tiny_model), max_lora_rank=16) as server:
+        stacked = trainer(lora={"rank": 12}), trainer(stage="dpo", adapter="stack", lora={"rank": 8})
+        (line,) = lines(context, deployed(work, {"type": "vllm", "url": server.url}, *stacked))
+        assert line.startswith("R-RANK-SERVER deployer.config.targets.0.max_lora_rank: the adapter has rank 20")
+        assert lines(context, deployed(work, {"type": "vllm", "url": server.url}, trainer(lora={"rank": 12}))) == []
+
+
+@pytest.mark.parametrize(("kind", "code"), [("llama_server", "R-TARGET-TOOL"), ("mlx", "R-TARGET-TOOL")])
+def test_a_target_without_its_program_is_refused_before_training(
+    context: Context, work: Path, kind: str, code: str
+) -> None:
+    assert code in codes(context, deployed(work, {"type": kind}))
+
+
+def test_a_server_that_does_not_answer_yet_is_asked_by_the_deployer(context: Context, work: Path) -> None:
+    target = {"type": "vllm", "url": "http://127.0.0.1:1", "max_lora_rank": 32}
+    assert lines(context, deployed(work, target)) == []
+
+
+def test_an_adapter_on_a_model_of_the_chain_is_for_no_running_server(context: Context, work: Path) -> None:
+    trainers = trainer(method="full"), trainer(stage="dpo")
+    path = deployed(work, {"type": "embedded", "url": "http://127.0.0.1:1"}, *trainers)
+    assert [reason.code for reason in checked(context, path).reasons] == ["R-BASE-MADE"]
+
+
+# Places elsewhere, and devices
+
+
+def test_a_git_address_and_a_bucket_without_its_client_are_refused(
+    context: Context, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address in ("https://host.example/code.git", "git@host.example:code.git"):
+        nodes = {"type": "data_source", "config": {"repository": address}}, {"type": "ai_generator"}, trainer()
+        assert "R-REPOSITORY-URL" in [reason.code for reason in checked(context, written(work, *nodes)).reasons]
+    path = written(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
+    monkeypatch.setattr(planning, "has_module", lambda name: not name.startswith("google"))
+    (line,) = lines(context, path)
+    assert line == (
+        "R-PACKAGE-MISSING trainer.config.engine.mirror: gs://bucket/checkpoints needs google.cloud.storage, which is "
+        "not installed here. Instead: Run `pip install 'trainyard[gcs]'`."
+    )
+
+
+def test_every_part_asks_the_same_function_for_the_devices(here: Settings, work: Path) -> None:
+    chain = planning.resolved(planning.asked(str(written(work, source(), trainer(device="wgpu")))).spec, here)
+    assert planning.run_facts(chain, here).devices == frozenset(devices_here())
+    assert chain.node("trainer").config.device is Device.AUTO

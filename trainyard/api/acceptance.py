@@ -1,0 +1,183 @@
+"""What stands in the way of a chain on this machine beside the rows of the table: files, models, templates, servers.
+
+`planning.examine` joins this with the table. It is the one function that check, plan, run, jobs and the flows ask, so
+what `trainyard check` accepts, a run on the same machine does not refuse. Nothing is started and nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainyard.api.keys import Dependency, dependencies, model_digest
+from trainyard.data.paths import data_roots
+from trainyard.data.renderers.choice import FILE_ENDING, choose
+from trainyard.errors import NotFound, Reason, Refused, TrainyardError
+from trainyard.serve.chat_templates import check_chat_template
+from trainyard.serve.expected import expect_candidate, target_reasons
+from trainyard.settings import Settings
+from trainyard.spec.axes import ADAPTER_METHODS, Engine, Port
+from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
+from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.models import model_folder, resolve_model
+
+ROOT_CODE = "R-PATH-ROOT"
+"""The row of the table says it, with the same words."""
+
+
+# Models, named for whoever runs the chain
+
+
+def locate_model(name: str, settings: Settings) -> str:
+    """The whole path of a model's folder that is named relative to the caller's folder; any other name as it is."""
+    folder = None if Path(name).is_absolute() else model_folder(name, settings)
+    return name if folder is None else str(folder)
+
+
+def locate_models(spec: ChainSpec, settings: Settings) -> ChainSpec:
+    """The chain with whole paths of its models: a worker has another working folder than its caller."""
+    nodes = []
+    for node in spec.nodes:
+        updates = located_fields(node.config, settings)
+        nodes.append(node.model_copy(update={"config": node.config.model_copy(update=updates)}) if updates else node)
+    return spec.model_copy(update={"nodes": tuple(nodes)})
+
+
+def located_fields(config: Any, settings: Settings) -> dict[str, Any]:
+    """The fields of a node's config that name a model by a relative folder, with its whole path."""
+    if isinstance(config, DeployerConfig):
+        targets = tuple(
+            target.model_copy(update={"base_model": locate_model(target.base_model, settings)})
+            if target.base_model
+            else target
+            for target in config.targets
+        )
+        return {} if targets == config.targets else {"targets": targets}
+    field = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}.get(type(config), "")
+    name = getattr(config, field) if field else None
+    place = locate_model(name, settings) if name else name
+    return {} if place == name else {field: place}
+
+
+def locate_parameters(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Parameters of a template or a job with the whole path of their base model."""
+    name = given.get("base_model")
+    return {**given, "base_model": locate_model(name, settings)} if isinstance(name, str) else dict(given)
+
+
+# What is not here
+
+
+def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """Files and models that the nodes will read and that are not here or may not be loaded; each is told once."""
+    found: dict[tuple[str, str], Reason] = {}
+    ordered = sorted(chain.nodes, key=lambda node: isinstance(node.config, ValidatorConfig))
+    for node in ordered:  # a validator counts with its trainer's tokenizer: a missing base is told at the trainer
+        for one in [*dependencies(node, settings, run_id=""), *generator_models(node, settings)]:
+            for reason in digest_reasons(one, node, settings):
+                found.setdefault((reason.code, reason.because), reason)
+    return list(found.values())
+
+
+def generator_models(node: ResolvedNode, settings: Settings) -> Iterator[Dependency]:
+    """The model of a generator whose server is started here."""
+    config = node.config
+    if isinstance(config, AiGeneratorConfig) and config.engine in (Engine.LOCAL, Engine.VLLM):
+        name = config.model or settings.default_base_model
+        yield Dependency("model", "config.model", lambda: model_digest(name, settings))
+
+
+def digest_reasons(one: Dependency, node: ResolvedNode, settings: Settings) -> list[Reason]:
+    try:
+        one.digest()
+        refuse_unreachable(one, node, settings)
+    except Refused as refused:
+        return [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
+    except TrainyardError as error:
+        return [reason_of(error, node.id, one.field)]
+    return []
+
+
+def refuse_unreachable(one: Dependency, node: ResolvedNode, settings: Settings) -> None:
+    """Raise `NotFound` (`E-MODEL-NOT-FOUND`) for a model of the Hub that is not here while the Hub is not asked."""
+    field = one.field.rpartition(".")[2]
+    name = getattr(node.config, field, None) if field in ("base_model", "tokenizer") else None
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    if name and offline and resolve_model(name, settings).path is None:
+        raise NotFound(
+            f"There is no model {name!r} on this machine.",
+            why=f"It is no folder (a relative path starts at {settings.working_folder}), it is not in the cache of the "
+            "Hub, and HF_HUB_OFFLINE says not to ask the Hub.",
+            do="Correct the path, or download the model first.",
+            code="E-MODEL-NOT-FOUND",
+        )
+
+
+def reason_of(error: TrainyardError, node: str, field: str) -> Reason:
+    """An error as a reason of a node."""
+    return Reason(error.code, node, field, f"{error.what} {error.why}".strip(), error.do)
+
+
+def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """What is wrong with the chat templates that trainers name; a file is tried in a child process with limits."""
+    reasons: list[Reason] = []
+    for node in chain.nodes:
+        wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
+        try:
+            chosen = choose(wanted, roots=data_roots(settings))
+            if wanted.endswith(FILE_ENDING):
+                check_chat_template(chosen.text)
+        except Refused as refused:
+            reasons += [replace(reason, node=node.id) for reason in refused.reasons if reason.code != ROOT_CODE]
+        except TrainyardError as error:
+            reasons.append(reason_of(error, node.id, "config.engine.template"))
+    return reasons
+
+
+# What the targets will say
+
+
+def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
+    """What the targets of the deployers have against the adapters of this chain."""
+    reasons: list[Reason] = []
+    for node in chain.nodes:
+        trainer = made_by(chain, node) if isinstance(node.config, DeployerConfig) else None
+        if trainer is None or made_by(chain, trainer, Port.MODEL):
+            continue  # the base of an adapter on a whole model of this chain is made by the chain itself
+        assert isinstance(trainer.config, TrainerConfig)
+        assert isinstance(node.config, DeployerConfig)
+        try:
+            candidate = expect_candidate(trainer.config, settings, rank=added_rank(chain, trainer))
+        except TrainyardError:
+            continue  # what is wrong with its base or its template is told at the trainer
+        found = target_reasons(node.config, candidate, settings)
+        reasons += [replace(reason, node=node.id) for reason in found]
+    return reasons
+
+
+def made_by(chain: ResolvedChain, node: ResolvedNode, *ports: Port) -> ResolvedNode | None:
+    """The trainer whose adapter or model a node takes, controls left out."""
+    taken = [s for port in ports or (Port.ADAPTER, Port.MODEL) for s in node.inputs.get(port, ()) if not s.control]
+    trainers = (chain.node(source.node_id) for source in taken)
+    return next((one for one in trainers if isinstance(one.config, TrainerConfig)), None)
+
+
+def added_rank(chain: ResolvedChain, trainer: ResolvedNode) -> int:
+    """Rank of the adapters that are stacked below or merged into the one that a trainer writes."""
+    config, before = trainer.config, made_by(chain, trainer, Port.ADAPTER)
+    assert isinstance(config, TrainerConfig)
+    if before is None or config.adapter == "continue":
+        return 0
+    assert isinstance(before.config, TrainerConfig)
+    own = (before.config.lora.rank or 0) if before.config.method in ADAPTER_METHODS else 0
+    return own + added_rank(chain, before)
+
+
+def in_chain_order(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason]:
+    """Reasons node by node, as the chain lists them."""
+    places = {node.id: number for number, node in enumerate(chain.nodes)}
+    return sorted(reasons, key=lambda reason: places.get(reason.node or "", -1))

@@ -1,0 +1,188 @@
+"""HTML pages: their characters, their title and their text with Markdown's marks.
+
+The charset is, in this order: that of a byte order mark, UTF-8 if the bytes are valid UTF-8, what the page declares if
+its bytes fit, and what charset-normalizer finds in the text. A wrong declaration is never forced on the bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from bs4 import BeautifulSoup
+from bs4.dammit import EncodingDetector
+from bs4.element import NavigableString, PreformattedString, Tag
+from charset_normalizer import from_bytes
+
+from trainyard.data.language import written_in
+from trainyard.data.quarantine import BadRow
+from trainyard.data.readers.streams import SNIFFED_BYTES, encoding_of
+from trainyard.errors import InvalidInput
+
+BLOCKS = ["p", "div", "section", "article", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "figure", "header"]
+UNREAD = ["script", "style", "noscript", "template", "svg", "nav", "head", "iframe", "form", "button"]
+MENU_ROLES = {"navigation", "menu", "menubar", "directory", "search"}
+MENU_NAME = re.compile(
+    r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
+)
+HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+MENU_LINKS = 0.5
+"""Share of a menu's text that is links, headings apart; a page whose body is called "with-sidebar" has less."""
+SELF_LINK = re.compile(r"\s*[¶§#🔗]\s*$")
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+WIDER = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}
+"""Declared codec -> the superset that browsers read instead (WHATWG Encoding, table of labels)."""
+STATEFUL = ("iso2022_jp", "hz")
+"""Codecs whose text is plain ASCII bytes, and so would pass for UTF-8."""
+JAPANESE_ESCAPE = b"\x1b$"
+"""How ISO-2022-JP changes to two bytes a character; no UTF-8 page contains it."""
+SAME_CHAOS, SAME_COHERENCE = 0.06, 0.05
+"""Two charsets are equally good for the detector if they differ by less, on its scales from 0 to 1."""
+CENTRAL = ("cs", "hu", "pl", "ro")
+"""Languages whose pages are not written in cp1252."""
+TAG = re.compile(rb"<!--.*?-->|<(script|style)\b.*?</\1>|<[^>]*>", re.S | re.I)
+DETECTED_BYTES = 1 << 18
+"""The detector looks at so many bytes of text: its time grows with the length and its answer does not change."""
+
+
+def read_html(data: bytes, name: str) -> tuple[str, str]:
+    """Text with headings, list items, table rows and code blocks in Markdown's marks, without scripts and menus."""
+    soup = BeautifulSoup(html_text(data, name), "lxml")
+    named = words_of(soup.title)
+    for element in soup(UNREAD):
+        element.decompose()
+    for element in [element for element in soup.find_all(True) if is_menu(element)]:
+        element.decompose()
+    title = page_title(soup, named)
+    mark_html(soup)
+    text = re.sub(r"[ \t]*\n[ \t]*(?:\n[ \t]*)+", "\n\n", soup.get_text())
+    return title, "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+
+
+def html_text(data: bytes, name: str) -> str:
+    """The characters of a page. Raises `BadRow` (`binary`, `charset`)."""
+    try:
+        unicode = encoding_of(data[:SNIFFED_BYTES], name)
+    except InvalidInput as error:
+        raise BadRow("binary", error.what) from error
+    given = EncodingDetector.find_declared_encoding(data, is_html=True)
+    declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(given) if given else None
+    first = [declared, unicode] if declared in STATEFUL and unicode == "utf-8" else [unicode, declared]
+    for codec in filter(None, first):
+        try:
+            return data.decode(codec).removeprefix("\ufeff")
+        except (UnicodeDecodeError, LookupError):
+            continue
+    try:
+        return data.decode(detected(TAG.sub(b" ", data)[:DETECTED_BYTES]))
+    except UnicodeDecodeError as error:
+        said = f"it declares {given!r}, which does not fit its bytes" if given else "it declares none"
+        raise BadRow("charset", f"the charset of the page is unknown: {said}; save it as UTF-8") from error
+
+
+def detected(text: bytes) -> str:
+    """The codec of bytes that are not UTF-8, or `utf-8` if none fits.
+
+    Between Western and Central European letters the detector often has no preference; the words decide then.
+    """
+    matches = from_bytes(text)
+    best = matches.best()
+    if best is None:
+        return "utf-8"
+    for match in matches:
+        as_good = match.chaos - best.chaos < SAME_CHAOS and best.coherence - match.coherence < SAME_COHERENCE
+        if match.encoding == "cp1252" and as_good and written_in(str(best)) not in CENTRAL:
+            return "cp1252"
+    return str(best.encoding)
+
+
+def codec_of(label: str) -> str | None:
+    """Python's codec for a declared charset; None for an unknown label, and for Unicode, which is tried anyway."""
+    try:
+        found = codecs.lookup(label.strip())
+    except (LookupError, ValueError):
+        return None
+    return None if found.name.startswith("utf-") else WIDER.get(found.name, found.name)
+
+
+def is_menu(element: Tag) -> bool:
+    """Whether an element leads to other pages: by its role, or by its name if most of its text is links."""
+    if element.attrs is None or element.name in ("html", "body", "main", "article", "a"):
+        return False
+    if element.get("role") in MENU_ROLES:
+        return True
+    names = [*(element.get("class") or []), str(element.get("id") or "")]
+    if not any(MENU_NAME.search(str(one)) for one in names):
+        return False
+    sizes = {name: sum(len(words_of(one)) for one in element.find_all(name)) for name in ("a", *HEADINGS)}
+    return sizes.pop("a") >= MENU_LINKS * (len(words_of(element)) - sum(sizes.values()))
+
+
+def page_title(soup: BeautifulSoup, named: str) -> str:
+    """The page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
+    headings = [heading for heading in soup.find_all("h1") if words_of(heading)]
+    inside = [heading for heading in headings if heading.find_parent(["main", "article"])]
+    body = [heading for heading in headings if not heading.find_parent(["header", "footer", "aside"])]
+    repeated = [heading for heading in body if words_of(heading).lower() in named.lower()]
+    best = next(iter([*repeated, *inside, *body]), None)
+    return words_of(best) or named or words_of(next(iter([*headings, *soup.find_all("h2")]), None))
+
+
+def words_of(element: Tag | None) -> str:
+    """The text of an element on one line, without the link to itself that documentation tools put behind a heading."""
+    return SELF_LINK.sub("", " ".join(element.get_text(" ").split())) if element is not None else ""
+
+
+def mark_html(soup: BeautifulSoup) -> None:
+    """Put Markdown's marks around the elements, so that their text alone still shows the outline."""
+    for string in soup.find_all(string=True):
+        if isinstance(string, PreformattedString):
+            string.extract()
+        elif string.find_parent("pre") is None:
+            string.replace_with(NavigableString(re.sub(r"\s+", " ", string)))
+    for element in soup.find_all(True):
+        if element.name in HEADINGS:
+            surround(element, f"\n\n{'#' * int(element.name[1])} ", "\n\n")
+        elif element.name == "pre":
+            surround(element, "\n\n```\n", "\n```\n\n")
+        elif element.name == "li":
+            surround(element, "\n- ", "")
+        elif element.name == "tr":
+            mark_row(element)
+        elif element.name in ("td", "th"):
+            surround(element, " ", " |")
+        elif element.name == "br":
+            element.insert_after("\n")
+        elif element.name == "sup" and element.get_text().strip().isdecimal():
+            element.string = element.get_text().strip().translate(SUPERSCRIPTS)
+        elif element.name in BLOCKS:
+            surround(element, "\n\n", "\n\n")
+
+
+def mark_row(row: Tag) -> None:
+    """A table row; the first one is followed by the line that makes it a head, or follows an empty head."""
+    table = row.find_parent("table")
+    if table is None or table.find("tr") is not row:
+        surround(row, "\n|", "")
+        return
+    cells = len(row.find_all(["td", "th"]))
+    line = f"\n|{' --- |' * cells}"
+    if row.find("th") is not None:
+        surround(row, "\n|", line)
+    else:
+        surround(row, f"\n|{'  |' * cells}{line}\n|", "")
+
+
+def surround(element: Tag, before: str, after: str) -> None:
+    element.insert(0, before)
+    element.append(after)

@@ -1,0 +1,147 @@
+"""DOCX files: paragraphs, tables, content controls and text boxes in the order of the text.
+
+python-docx opens the file and knows the styles; it passes over content controls (`w:sdt`), text boxes and inserted
+text, so the elements are walked here. A file in the Strict form of the standard (ISO/IEC 29500) has other names for the
+same elements, and is read after its names are replaced.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+
+import docx
+from docx.document import Document
+from docx.oxml.ns import qn
+from docx.oxml.xmlchemy import BaseOxmlElement
+from docx.text.paragraph import Paragraph
+from lxml.etree import _Element
+
+from trainyard.data.quarantine import BadRow
+
+MAX_ARCHIVE_EXPANSION = 100
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, AssertionError, RuntimeError, OSError, EOFError),
+)
+"""What the libraries raise on a damaged file; each means the same to the user."""
+STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
+TRANSITIONAL = rb"http://schemas.openxmlformats.org/\1/2006/"
+FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+"""A second copy of a text box, for programs that do not know the first one."""
+BOX, PARAGRAPH, TABLE, CONTROL = (qn(name) for name in ("w:txbxContent", "w:p", "w:tbl", "w:sdt"))
+ROW, CELL = qn("w:tr"), qn("w:tc")
+PASSED = {*(qn(f"w:{name}") for name in ("del", "moveFrom", "pPr", "rPr", "sdtPr", "sdtEndPr", "rt")), FALLBACK}
+"""Deleted text, formats, and the pronunciation above a word."""
+SIGNS = {qn("w:tab"): "\t", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
+
+
+def read_docx(data: bytes, name: str) -> tuple[str, str]:
+    """(title of the properties or an empty string, text). Heading styles become `#` lines, list styles `-` lines."""
+    try:
+        document = docx.Document(io.BytesIO(transitional(data)))
+        blocks = list(blocks_of(document.element.body, document))
+        title = document.core_properties.title
+    except DAMAGE as error:
+        raise BadRow("unreadable", f"the DOCX is damaged ({type(error).__name__}: {error})"[:300]) from error
+    return title, "\n\n".join(block for block in blocks if block.strip()) + "\n"
+
+
+def transitional(data: bytes) -> bytes:
+    """The file itself, or one with the names of the Transitional form in place of the Strict ones."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        expanded = sum(entry.file_size for entry in archive.infolist())
+        if expanded > max(1 << 20, MAX_ARCHIVE_EXPANSION * len(data)):
+            raise BadRow("too_large", f"the DOCX expands to {expanded:,} bytes out of {len(data):,}")
+        if not STRICT.search(archive.read("_rels/.rels")):
+            return data
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as rewritten:
+            for entry in archive.infolist():
+                part = archive.read(entry)
+                text = entry.filename.endswith((".xml", ".rels"))
+                rewritten.writestr(entry.filename, STRICT.sub(TRANSITIONAL, part) if text else part)
+    return stream.getvalue()
+
+
+def blocks_of(element: _Element, document: Document) -> Iterator[str]:
+    """The paragraphs and tables below an element; a text box follows the paragraph that it is anchored in."""
+    for child in element:
+        if child.tag == PARAGRAPH:
+            yield paragraph_text(child, document)
+            for box in boxes_of(child):
+                yield from blocks_of(box, document)
+        elif child.tag == TABLE:
+            yield table_text(child, document)
+        elif child.tag not in PASSED and not is_placeholder(child):
+            yield from blocks_of(child, document)
+
+
+def is_placeholder(element: _Element) -> bool:
+    """Whether a content control shows only its hint ("Click here to enter text")."""
+    return element.tag == CONTROL and element.find(f"{qn('w:sdtPr')}/{qn('w:showingPlcHdr')}") is not None
+
+
+def boxes_of(element: _Element) -> Iterator[_Element]:
+    """The outermost text boxes below an element, each once."""
+    for child in element:
+        if child.tag == BOX:
+            yield child
+        elif child.tag not in PASSED:
+            yield from boxes_of(child)
+
+
+def inline_text(element: _Element) -> str:
+    """The characters of a paragraph, without those of its text boxes."""
+    parts = []
+    for child in element:
+        if child.tag == qn("w:t"):
+            parts.append(child.text or "")
+        elif child.tag in SIGNS:
+            parts.append(SIGNS[child.tag])
+        elif child.tag == qn("w:br"):
+            parts.append("\n" if child.get(qn("w:type")) in (None, "textWrapping") else "")
+        elif child.tag not in PASSED and child.tag != BOX and not is_placeholder(child):
+            parts.append(inline_text(child))
+    return "".join(parts)
+
+
+def paragraph_text(element: BaseOxmlElement, document: Document) -> str:
+    text = inline_text(element)
+    found = Paragraph(element, document).style  # type: ignore[arg-type]
+    style = (found.name if found is not None else "") or ""
+    if style == "Title" or style.startswith("Heading"):
+        level = int(style.split()[-1]) if style.split()[-1].isdigit() else 1
+        return f"{'#' * min(level, 6)} {text}" if text else ""
+    return f"- {text}" if style.startswith("List") else text
+
+
+def below(element: _Element, tag: str) -> Iterator[_Element]:
+    """The rows of a table, or the cells of a row, also those inside of content controls."""
+    for child in element:
+        if child.tag == tag:
+            yield child
+        elif child.tag not in (PARAGRAPH, TABLE, *PASSED):
+            yield from below(child, tag)
+
+
+def table_text(table: _Element, document: Document) -> str:
+    """A Markdown table. A merged cell is repeated in each column and row that it covers."""
+    rows: list[list[str]] = []
+    for row in below(table, ROW):
+        cells: list[str] = []
+        for cell in below(row, CELL):
+            text = " ".join(" ".join(blocks_of(cell, document)).split())
+            merged = cell.find(f"{qn('w:tcPr')}/{qn('w:vMerge')}")
+            if merged is not None and merged.get(qn("w:val")) != "restart" and rows:
+                text = rows[-1][len(cells)] if len(cells) < len(rows[-1]) else text
+            span = cell.find(f"{qn('w:tcPr')}/{qn('w:gridSpan')}")
+            cells += [text] * (int(span.get(qn("w:val"), 1)) if span is not None else 1)
+        rows.append(cells)
+    width = max(map(len, rows), default=0)
+    lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in rows]
+    return "\n".join([*lines[:1], "|" + " --- |" * width, *lines[1:]]) if width else ""

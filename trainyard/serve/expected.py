@@ -1,0 +1,86 @@
+"""What the targets of a deployer will say to an adapter that is not trained yet: their own checks, asked beforehand.
+
+What training will write into the adapter's files is known from the trainer's config and its base, so the functions
+that the deployer calls (`targets.TARGETS[…].check`) answer now. A server that does not answer now may answer then: it
+is asked again by the deployer, and nothing is refused because of it here.
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from trainyard.data.paths import data_roots
+from trainyard.data.renderers.choice import choose
+from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.serve.deploy import address
+from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.settings import Settings
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, TargetType
+from trainyard.spec.nodes import DeployerConfig, Target
+from trainyard.spec.training import TrainerConfig
+from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.models import ModelSource, chat_template, resolve_model
+
+ANSWER_S = 5.0
+"""How long a server may take to say what it serves."""
+NOT_YET = ("E-TARGET-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
+"""What may be otherwise when the deployer asks: a server that is not up, a key that only the worker has."""
+
+
+def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0) -> Candidate:
+    """What the adapter of a trainer will be. `rank` is that of the adapters that are written as one with it.
+
+    Raises what `resolve_model` raises for a base that is not here or may not be loaded.
+    """
+    base = resolve_model(str(config.base_model), settings)
+    template = expected_template(config, base, settings)
+    adapter = {
+        "peft_type": "OFT" if config.method is Method.OFT else "LORA",
+        "r": (config.lora.rank or 0) + rank,
+        "use_dora": config.method is Method.DORA,
+        "modules_to_save": list(config.lora.modules_to_save),
+    }
+    return Candidate(
+        kind="adapter" if config.method in ADAPTER_METHODS else "model",
+        base_model=str(config.base_model),
+        base_path=base.location,
+        base_sha256=base.sha256 if base.path else "",
+        chat_template_sha256=template[0],
+        adapter_config=adapter,
+        template=template[1],
+    )
+
+
+def expected_template(config: TrainerConfig, base: ModelSource, settings: Settings) -> tuple[str, str]:
+    """Digest and text of the chat template that training will use; empty where only the training knows it."""
+    if base.path is None or config.backend is BackendName.SCRIPT:
+        return "", ""
+    chosen = choose(config.engine.template, chat_template(base.path), roots=data_roots(settings))
+    return chosen.sha256, chosen.text
+
+
+def target_reasons(config: DeployerConfig, candidate: Candidate, settings: Settings) -> list[Reason]:
+    """Every reason why a target would not take the candidate, as far as it can be asked now."""
+    found: list[Reason] = []
+    for index, target in enumerate(config.targets):
+        if target.type is TargetType.REGISTRY:
+            continue
+        try:
+            found += ask_target(target, index, candidate, settings)
+        except Refused as refused:
+            found += refused.reasons
+        except TrainyardError as error:
+            if error.code not in NOT_YET:
+                because = f"{error.what} {error.why}".strip()
+                found.append(Reason(error.code, None, f"config.targets.{index}.url", because, error.do))
+    return found
+
+
+def ask_target(target: Target, index: int, candidate: Candidate, settings: Settings) -> list[Reason]:
+    site = Site(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
+    if target.type not in SERVERS:
+        return TARGETS[target.type].check(site)
+    with http_client(target, address(target, settings)) as client:
+        client.timeout = httpx.Timeout(ANSWER_S)
+        site.http = client
+        return TARGETS[target.type].check(site)

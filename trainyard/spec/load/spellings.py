@@ -1,0 +1,127 @@
+"""What other tools call our settings and values, to suggest the right name: Hugging Face, Axolotl, LLaMA-Factory.
+
+Only suggestions: what is read in other words is in `spec/migrate.py`. A name is looked up in lower case.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from trainyard.spec.training import TrainerConfig, TrainingSettings
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "base_model": (
+        "model", "model_name", "model_id", "model_path", "model_name_or_path", "pretrained_model_name_or_path",
+    ),
+    "method: qlora": ("load_in_4bit", "use_qlora"),
+    "method: dora": ("use_dora", "peft_use_dora"),
+    "max_rows": ("max_samples", "max_train_samples", "num_samples"),
+    "hyperparameters.epochs": ("num_train_epochs", "num_epochs", "n_epochs"),
+    "hyperparameters.max_steps": ("max_train_steps", "num_train_steps", "num_training_steps", "num_steps", "iters"),
+    "hyperparameters.batch_size": (
+        "per_device_train_batch_size", "per_device_batch_size", "micro_batch_size", "train_batch_size",
+    ),
+    "hyperparameters.gradient_accumulation": (
+        "gradient_accumulation_steps", "accumulate_grad_batches", "grad_accumulation_steps", "grad_accum",
+    ),
+    "hyperparameters.learning_rate": ("lr", "peak_lr", "max_lr"),
+    "hyperparameters.schedule": ("lr_scheduler_type", "lr_schedule", "scheduler", "scheduler_type"),
+    "hyperparameters.warmup_ratio: 0.03": ("warmup_steps", "num_warmup_steps", "warmup"),
+    "hyperparameters.optimizer": ("optim", "optimiser"),
+    "hyperparameters.max_grad_norm": ("gradient_clipping", "gradient_clip_val", "clip_grad_norm", "grad_clip"),
+    "hyperparameters.max_length": (
+        "max_seq_length", "max_seq_len", "max_sequence_length", "sequence_len", "cutoff_len", "model_max_length",
+    ),
+    "hyperparameters.precision": ("mixed_precision", "torch_dtype", "dtype"),
+    "hyperparameters.precision: bf16": ("bf16",),
+    "hyperparameters.precision: fp16": ("fp16",),
+    "hyperparameters.gradient_checkpointing": ("use_gradient_checkpointing", "activation_checkpointing"),
+    "hyperparameters.seed": ("random_seed", "random_state", "data_seed"),
+    "hyperparameters.save_steps": ("save_interval", "save_every", "checkpoint_steps"),
+    "lora.rank": ("r", "lora_r", "lora_rank"),
+    "lora.alpha": ("lora_alpha",),
+    "lora.dropout": ("lora_dropout",),
+    "lora.target_modules": ("lora_target_modules", "lora_target"),
+    "lora.modules_to_save": ("lora_modules_to_save", "additional_target"),
+    "lora.layers": ("layers_to_transform",),
+    "lora.rslora": ("use_rslora", "peft_use_rslora"),
+    "lora.lora_plus_ratio": ("loraplus_lr_ratio",),
+    "preference.loss": ("loss_type", "pref_loss"),
+    "preference.beta": ("dpo_beta", "pref_beta", "rl_beta"),
+    "preference.simpo_gamma": ("gamma", "gamma_beta_ratio"),
+    "rollouts.num_generations": ("group_size",),
+    "rollouts.epsilon": ("clip_range", "cliprange"),
+    "rollouts.beta": ("kl_coef",),
+    "rollouts.rewards": ("reward_funcs",),
+    "quantization": ("quantization_bit", "bnb_4bit_quant_type"),
+    "engine.attention": ("attn_implementation", "flash_attn", "flash_attention"),
+    "engine.batching: packed": ("packing", "sample_packing"),
+    "engine.keep_checkpoints": ("save_total_limit",),
+    "engine.trackers": ("report_to",),
+    "engine.template": ("chat_template",),
+    "launch.processes": ("num_processes", "nproc_per_node", "num_gpus", "n_gpus"),
+    "launch.strategy": ("distributed_type", "deepspeed", "fsdp"),
+}  # fmt: skip
+"""Our setting below a trainer's config, perhaps with its value -> the names that it has elsewhere."""
+ELSEWHERE = {"tenant_id": "Write `tenant` at the top of the chain or job."}
+"""Names of settings that are not near where they were written."""
+VALUES = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adam": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_8bit", "paged_adamw_32bit": "paged_adamw_8bit",
+    "lion_32bit": "lion", "lion_8bit": "lion", "paged_lion_8bit": "lion", "galore_adamw": "galore",
+    "ademamix_8bit": "ademamix", "warmup_stable_decay": "wsd", "reduce_lr_on_plateau": "reduce_on_plateau",
+    "onecycle": "one_cycle", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "no": "fp32",
+    "4bit": "nf4", "8bit": "int8", "chatml": "openai", "chat_template": "openai", "messages": "openai",
+    "gpu": "cuda", "flash_attention_2": "fa2", "flash_attention_3": "fa3",
+}  # fmt: skip
+"""A value elsewhere -> ours."""
+OURS = {name: ours for ours, names in SPELLINGS.items() for name in names}
+
+
+def right_name(key: str, given: Any, parent: type[BaseModel]) -> str | None:
+    """What to write instead of a key that the model `parent` does not have; None where no other name is known.
+
+    A setting of a trainer that was written in the wrong group is known as well.
+    """
+    name = key.lower()
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    places = [OURS[name]] if name in OURS else sorted(paths_of(key))
+    found = [here for place in places if (here := seen_from(parent, place)) is not None]
+    if not found:
+        return None
+    if given is False and ": " in found[0]:
+        return f"Remove it; `{found[0]}` is what switches it on."
+    return f"Write {' or '.join(f'`{place}`' for place in found)}."
+
+
+def seen_from(parent: type[BaseModel], place: str) -> str | None:
+    """A trainer's setting as it is written in `parent`; None where it cannot be written there or next to it."""
+    setting, colon, value = place.partition(": ")
+    last = setting.rpartition(".")[2]
+    if last in parent.model_fields:
+        return f"{last}{colon}{value}"
+    in_trainer = issubclass(parent, TrainingSettings) or parent in GROUPS.values()
+    return place if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
+
+
+def paths_of(key: str) -> Iterator[str]:
+    """Where a trainer has a setting of this name."""
+    if key in TrainerConfig.model_fields:
+        yield key
+    yield from (f"{group}.{key}" for group, model in GROUPS.items() if key in model.model_fields)
+
+
+def groups() -> Iterator[tuple[str, type[BaseModel]]]:
+    """The groups of settings of a trainer."""
+    for name, info in TrainerConfig.model_fields.items():
+        for part in (info.annotation, *typing.get_args(info.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield name, part
+
+
+GROUPS = dict(groups())

@@ -1,0 +1,72 @@
+"""What a run has trained on: counted in the batches themselves, whatever the data set holds.
+
+A run that ends before its first epoch does has seen a part of the rows, one of three epochs has seen each row three
+times. So the record of a run has two accounts: `data`, the ledger of one pass over the set, and `tokens` with `rows`,
+what was in the batches. `counted` says how the second one is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from trainyard.train.head import IGNORED
+from trainyard.train.stages.contract import Batch
+from trainyard.train.tokens import Ledger
+
+
+class Origin(StrEnum):
+    """How the account of a run is known."""
+
+    BATCHES = "batches"
+    """Counted in each batch that moved the weights."""
+    PLAN = "plan"
+    """The batches that were planned for an external program, which does not report what it took."""
+
+
+@dataclass
+class Counted:
+    """Sums over batches."""
+
+    trained: int = 0
+    """Labelled tokens: those that took part in the loss, each as often as it did."""
+    masked: int = 0
+    """Tokens that the model was shown without a label."""
+    rows: int = 0
+    """Conversations, pairs, answers or blocks of text."""
+    skipped: int = 0
+    """Labelled tokens of steps that moved nothing, because fp16 overflowed."""
+
+    def add(self, other: Counted) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def add_step(self, batches: Sequence[Batch], rows: Sequence[Sequence[int]], *, skipped: bool) -> None:
+        """Count the batches of a step, made of these `rows`; `skipped` where the step moved nothing."""
+        for batch, own in zip(batches, rows, strict=True):
+            count = count_batch(batch, len(own))
+            self.add(Counted(skipped=count.trained) if skipped else count)
+
+    def record(self, ledger: Ledger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
+        """The two accounts as `training.json` has them."""
+        return {**account_fields(asdict(self), origin), "data": {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}}
+
+
+def account_fields(counted: Mapping[str, int], origin: Origin) -> dict[str, Any]:
+    """Fields `tokens`, `rows` and `counted` of a record."""
+    tokens = {"trained": counted["trained"], "masked": counted["masked"]}
+    if counted.get("skipped"):
+        tokens["skipped"] = counted["skipped"]
+    return {"tokens": tokens, "rows": {"trained": counted["rows"]}, "counted": origin.value}
+
+
+def count_batch(batch: Batch, rows: int) -> Counted:
+    """Count a batch of `rows` examples. The label of a row's first position has no predecessor and takes no part."""
+    labels_BT = batch.get("row_labels", batch["labels"])
+    trained = int((labels_BT[:, 1:] != IGNORED).sum())
+    shown = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    return Counted(trained, int(shown.count_nonzero()) - trained, rows)

@@ -1,0 +1,31 @@
+"""Where a run stands, as its checkpoints keep it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainyard.train.batching import Cursor
+from trainyard.train.counts import Counted
+
+
+@dataclass
+class Progress:
+    """Part of a checkpoint."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    losses: list[list[float]] = field(default_factory=list)
+    """[step, loss, learning rate] of every step."""
+    partial: dict[str, float] = field(default_factory=dict)
+    """Sums over the micro-batches of a step that is not complete."""
+    counted: Counted = field(default_factory=Counted)
+    """What the complete steps were trained on."""
+
+    def as_values(self) -> dict[str, Any]:
+        plain = {"losses": list(self.losses), "partial": dict(self.partial)}
+        return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted)}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Progress:
+        losses = [list(point) for point in values["losses"]]
+        return cls(Cursor(**values["cursor"]), losses, dict(values["partial"]), Counted(**values.get("counted", {})))
