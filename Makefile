@@ -37,7 +37,7 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q tests/architecture
 
-test: setup ## The default tests (at most ten minutes, offline)
+test: setup ## The default tests (at most six minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not slow and not faults and not gpu and not network and not backends'
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars

@@ -31,6 +31,7 @@ from trainyard.spec.axes import Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
+from trainyard.stores.metrics import Pace
 
 Config = TypeVar("Config", bound=Strict)
 Make = Callable[[Path], Produced]
@@ -74,6 +75,8 @@ class NodeContext:
     """Ports that the nodes before it have filled, also those that it does not take."""
     devices: list[int] = field(default_factory=list)
     """What it has a slot of while it works, by number."""
+    pace: Pace = field(default_factory=Pace)
+    """How fast its training goes."""
 
     @property
     def wanted(self) -> Callable[[], Wanted]:
@@ -116,9 +119,7 @@ class NodeContext:
     def on_event(self, event: dict[str, Any]) -> None:
         """Hand on what a supervised child says: progress to the bar, warnings and restarts to the log."""
         if event["event"] == "progress":
-            step, total = event.get("step", 0), event.get("total_steps") or 1
-            figures = [f"step {step}/{total}"] + [f"{k} {event[k]:.4g}" for k in ("loss",) if event.get(k) is not None]
-            self.show(step / total, ", ".join(figures))
+            self.show(event.get("step", 0) / (event.get("total_steps") or 1), self.pace.line(event))
         elif event["event"] in ("warning", "restart"):
             self.say(str(event.get("text") or event.get("message") or event), logging.WARNING)
 

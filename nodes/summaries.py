@@ -50,7 +50,8 @@ def evaluation(output: NodeOutput) -> str:
     facts = output.facts
     line = (facts.get("benchmarks") or {}).get(facts.get("primary"))
     figures = f" on {facts['primary']} ({line['baseline']:.3f} to {line['candidate']:.3f})" if line else ""
-    return ("better than the baseline" if facts.get("better") else "not better than the baseline") + figures
+    cautions = f", on few rows: {' '.join(facts['cautions'])}" if facts.get("better") and facts.get("cautions") else ""
+    return ("better than the baseline" if facts.get("better") else "not better than the baseline") + figures + cautions
 
 
 def deployment(output: NodeOutput) -> str:

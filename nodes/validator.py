@@ -46,7 +46,7 @@ def prepare(context: NodeContext) -> Make:
                 made = validate(
                     config, source, folder, tokens=tokens, documents=folder_of_documents, report=context.report
                 )
-                for warning in made.facts["warnings"]:
+                for warning in (*made.facts["warnings"], *made.facts["cautions"]):
                     context.say(f"{port.value}: {warning}", logging.WARNING)
                 outputs |= made.outputs
                 facts |= {port.value: made.facts}

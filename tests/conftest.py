@@ -24,14 +24,13 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1"
 
 END_S = 5.0
 """How long a thread or process may take to end after its test."""
-LASTING: dict[str, str] = {}
-"""Start of the name of a thread that a library keeps for good -> why it cannot be ended."""
+PREFECTS_THREADS = ("APILogWorkerThread", "EventsWorkerThread", "GlobalEventLoopThread", "RunSyncEventLoopThread")
+"""Prefect keeps them from the first flow of a process on; the fixture `prefect` ends them with its server."""
 
 
 def others() -> set[threading.Thread | psutil.Process]:
-    """The threads and child processes that are running, without those that libraries keep."""
-    threads = {one for one in threading.enumerate() if not one.name.startswith(tuple(LASTING))}
-    return threads | running_children()
+    """The threads and child processes that are running."""
+    return set(threading.enumerate()) | running_children()
 
 
 def running_children() -> set[psutil.Process]:
@@ -43,12 +42,16 @@ def running_children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-def nothing_left(before: set[threading.Thread | psutil.Process]) -> None:
+def nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[str, ...] = ()) -> None:
     """Fail if a thread or process has come since `before`: what it does next happens in another test."""
     deadline = time.monotonic() + END_S
-    while left := others() - before:
+    while left := {one for one in others() - before if thread_name(one) not in spared}:
         assert time.monotonic() < deadline, f"still running: {sorted(map(str, left))}"
         time.sleep(0.02)
+
+
+def thread_name(one: threading.Thread | psutil.Process) -> str:
+    return one.name if isinstance(one, threading.Thread) else ""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,7 +66,7 @@ def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
     before = others()
     yield
-    nothing_left(before)
+    nothing_left(before, spared=PREFECTS_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.architecture.test_budgets import REPOSITORY, name_of, sources, tracked_files
 
@@ -43,10 +45,21 @@ def test_no_machine_path_and_no_registry_host() -> None:
 
 def test_every_dependency_is_pinned() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins()}
-    names = [re.split(r"[\s<>=!\[;]", requirement)[0].lower().replace("_", "-") for requirement in wanted]
-    assert not sorted(set(names) - pinned)
+    wanted = [Requirement(one) for one in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in pins()}
+    assert not [one.name for one in wanted if canonicalize_name(one.name) not in pinned]
+    assert not [str(one) for one in wanted if not one.specifier.contains(pinned[canonicalize_name(one.name)])]
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_resolves(version: str, tmp_path: Path) -> None:
+    """Each Python finds every requirement as a wheel under the pins; nothing is installed."""
+    wheel = build_wheel(tmp_path)
+    argv = ["install", "--dry-run", "--quiet", "--python-version", version, "--only-binary=:all:"]
+    argv += ["--target", str(tmp_path / "target"), "--constraint", "constraints.txt", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *argv], cwd=REPOSITORY, check=True)
 
 
 def test_every_dependency_is_used() -> None:
@@ -96,11 +109,23 @@ def test_changelog_names_the_version() -> None:
     assert f"## {version.group(1)}" in (REPOSITORY / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_only_the_package(tmp_path: Path) -> None:
+def build_wheel(folder: Path) -> Path:
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=REPOSITORY, check=True
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=REPOSITORY, check=True
     )
-    (wheel,) = tmp_path.glob("*.whl")
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_takes_one_name_and_contains_what_is_deployed(tmp_path: Path) -> None:
+    with zipfile.ZipFile(build_wheel(tmp_path)) as archive:
+        names = set(archive.namelist())
+    tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"trainyard"}
+    deployed = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    flows = {f"trainyard/shipped/{one['entrypoint'].partition(':')[0]}" for one in deployed}
+    assert not sorted((flows | {"trainyard/shipped/prefect.yaml"}) - names)
+    folders = ("flows", "nodes", "tasks", "deployments", "examples")
+    tracked = [name_of(path) for path in tracked_files()]
+    shipped = {f"trainyard/shipped/{name}" for name in tracked if name.startswith(tuple(f"{one}/" for one in folders))}
+    assert not sorted(shipped - names)

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from prefect._internal.concurrency import threads
 from prefect.context import _temporary_global_settings_context, get_settings_context
+from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
@@ -37,8 +39,20 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # The second context is for threads that a test starts: they have none of their own.
     with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):
         yield
-        APILogWorker.instance().drain()
+        end_threads_of_prefect()
     stop(own, "server")
+
+
+def end_threads_of_prefect() -> None:
+    """End what Prefect keeps until the process exits; without its server it would try to connect, with pauses drawn
+    from the global `random`, while the tests of another room run.
+    """
+    APILogWorker.drain_all()
+    EventsWorker.drain_all()
+    for portal in list(threads._active_instances):
+        portal.shutdown()
+        if portal.thread.is_alive():
+            portal.thread.join(10)
 
 
 @pytest.fixture(autouse=True, scope="module")

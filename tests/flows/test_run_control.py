@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from trainyard.api.records import RunRecord, RunResult, RunState, read_events
 from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
 from trainyard.api.stack import worker_name
+from trainyard.api.verbs import jobs
 from trainyard.api.work import FRUITLESS, fruitless
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import Wanted
@@ -195,6 +197,42 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     assert run_id not in [one["id"] for one in runs.list_jobs(RunState.COMPLETED)]
     with pytest.raises(NotFound, match="E-NO-RUN: There is no job 'nothing'"):
         runs.find_job("nothing")
+
+
+def test_the_seconds_of_a_running_job_count(deployed: Settings) -> None:
+    run_id = started(deployed, Running())
+    before = runs.find_job(run_id)["seconds"]
+    time.sleep(1.1)
+    assert runs.find_job(run_id)["seconds"] >= before + 1.0
+
+
+def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) -> None:
+    run_id = started(deployed, Running())
+    record = RunRecord(deployed.runs / run_id)
+    record.folder.mkdir(parents=True)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "child.log").write_text("tokens: read 10\n")
+    record.emit("trainer", "job", digest="d", folder=str(work))
+    now = time.time() + 1
+    lines = [
+        {"event": "begin", "time": now, "total_steps": 9},
+        {"event": "progress", "time": now, "step": 1, "total_steps": 9, "loss": 4.5, "tokens_per_second": 1234.4},
+        {"event": "progress", "time": now + 1, "step": 2, "total_steps": 9, "loss": 4.4},
+        {"event": "progress", "time": now + 6, "step": 3, "total_steps": 9, "loss": 4.25},
+        {"event": "begin", "time": now + 60, "total_steps": 9, "restarted_from": {"step": 3}},
+        {"event": "progress", "time": now + 61, "step": 4, "total_steps": 9, "loss": 4.0},
+        {"event": "progress", "time": now + 62, "step": 9, "total_steps": 9, "loss": 3.5},
+    ]
+    (work / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = jobs.logs(runs, jobs.LogsInput(job=run_id), deployed, lambda line: None)
+    assert [line.text for line in log.lines if line.source == "trainer"] == [
+        "tokens: read 10",
+        "step 1/9, loss 4.5000, 1,234 tokens/s",
+        "step 3/9, loss 4.2500, about 18 s left",
+        "step 4/9, loss 4.0000",
+        "step 9/9, loss 3.5000",
+    ]
 
 
 def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:

@@ -37,6 +37,7 @@ from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
 from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
@@ -326,6 +327,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 
 
 def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason]) -> PlanNode:
+    own = advice(node.config) if isinstance(node.config, TrainerConfig) else []
     return PlanNode(
         id=node.id,
         type=node.type,
@@ -336,7 +338,7 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequ
         key=look.key,
         reused=look.output is not None,
         problem="\n".join(reason.line() for reason in reasons if reason.node == node.id),
-        advice=tuple(advice(node.config, devices_here()[0])) if isinstance(node.config, TrainerConfig) else (),
+        advice=(*own, *tiny_sets(node.config, estimated.rows)),
         estimate=estimated,
     )
 

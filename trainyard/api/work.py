@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -16,7 +17,8 @@ from trainyard.api.records import RunRecord, read_events
 from trainyard.backends.oom import REMEMBERED_FILE
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.stores.metrics import Point, Progress, curve, later, progress
+from trainyard.compute.tail import EventTail
+from trainyard.stores.metrics import Pace, Point, Progress, curve, later, progress
 from trainyard.stores.metrics import read_events as events_of
 
 READ_BYTES = 1 << 20
@@ -102,6 +104,35 @@ class LogTail:
         if self._rest:
             yield self._rest.decode("utf-8", "replace")
             self._rest = b""
+
+
+STEP_EVERY_S = 5.0
+"""Least time between two lines about the steps of one trainer, by the trainer's own clock."""
+
+
+@dataclass
+class StepLog:
+    """A trainer's steps as lines of a log: the first one, then one every few seconds, and the last."""
+
+    events: EventTail
+    since: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+    shown: float = 0.0
+
+    def read(self) -> Iterator[tuple[float, str]]:
+        """(time, text) of the steps since the last call."""
+        while events := self.events.read():
+            for event in later(iter(events), self.since):
+                if event["event"] == "begin":
+                    self.pace, self.shown = Pace(), 0.0
+                elif event["event"] == "progress" and "step" in event:
+                    yield from self.line(event)
+
+    def line(self, event: dict[str, Any]) -> Iterator[tuple[float, str]]:
+        text, time = self.pace.line(event), float(event.get("time") or 0.0)
+        if time - self.shown >= STEP_EVERY_S or event["step"] == event.get("total_steps"):
+            self.shown = time
+            yield time, text
 
 
 FRUITLESS = 3

@@ -39,6 +39,8 @@ from trainyard.compute.tail import Event, EventTail
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
 """What the child has for saving when the caller itself is interrupted."""
+NO_BARS = {"TQDM_DISABLE": "1"}
+"""A child writes into a file, where the bars of the libraries are hundreds of lines that say nothing."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
 
 
@@ -194,7 +196,7 @@ def started(
     argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
     """The running child; its whole tree is gone when the block is left, by whatever way."""
-    environment = {**os.environ, **(env or {}), PARENT_VARIABLE: str(os.getpid())}
+    environment = {**os.environ, **NO_BARS, **(env or {}), PARENT_VARIABLE: str(os.getpid())}
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
     tree = ProcessTree(process.pid)

@@ -37,6 +37,7 @@ from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
+from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_json_durably
 
@@ -230,6 +231,7 @@ def summary(survivors: Survivors, sieve: Sieve) -> dict[str, Any]:
             "longest": int(survivors.tokens[train].max(initial=0)),
         },
         "warnings": sets.too_few(survivors, sieve.config),
+        "cautions": few_rows(ledger.kept, max(ledger.heldout.values()) if ledger.heldout else None),
     }
 
 

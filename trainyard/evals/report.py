@@ -15,6 +15,7 @@ from trainyard.evals.benchmarks import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts
 from trainyard.evals.statistics import Flips, Interval, bootstrap, count_flips, improvements
+from trainyard.spec.estimate.heldout import few_rows
 
 Report = dict[str, Any]
 LONGEST_SAMPLE = 300
@@ -37,12 +38,20 @@ def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
         "baseline": job.baseline.name,
         "adapter_sha256": job.candidate_sha256,
         "benchmarks": lines,
-        "gate": verdict.as_dict(),
+        "gate": {**verdict.as_dict(), "cautions": cautions(job, lines, primary)},
         "notes": notes(lines, primary),
         "samples": list(scores["samples"]),
         "training": training_summary(job),
         "facts": dict(scores["facts"]),
     }
+
+
+def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
+    """What makes the verdict rest on little: few rows to train on, few rows in the primary benchmark."""
+    trained = training_facts(Path(job.candidate.path)) if job.candidate.path else {}
+    rows = ((trained.get("data") or {}).get("rows") or {}).get("trained")
+    evaluated = next(line["rows"] for line in lines if line_label(line) == primary)
+    return few_rows(rows, evaluated)
 
 
 def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
@@ -162,6 +171,8 @@ def bullets(texts: Sequence[str]) -> str:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
+    if verdict["better"] and verdict.get("cautions"):
+        return f"**Better, on few rows.** The candidate may replace its baseline. {' '.join(verdict['cautions'])}"
     if verdict["better"]:
         return "**Better.** The candidate may replace its baseline."
     count = len(verdict["reasons"])
@@ -244,6 +255,7 @@ def headline(report: Report) -> dict[str, Any]:
         "better": report["gate"]["better"],
         "primary": report["primary"],
         "reasons": report["gate"]["reasons"],
+        "cautions": report["gate"]["cautions"],
         "adapter_sha256": report["adapter_sha256"],
         "benchmarks": sets,
     }

@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import orjson
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.night.planner import Planner
 from trainyard.night.report import Quarantined
-from trainyard.night.streams import Content, Document, find_documents, read_document
+from trainyard.night.streams import (
+    GONE,
+    Content,
+    Document,
+    file_of,
+    find_documents,
+    gone_part,
+    read_document,
+    read_parts,
+)
 from trainyard.night.world import World
 from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import make_folders, telling, write_whole
+from trainyard.stores.files import Files, make_folders, telling, write_whole
 from trainyard.stores.graph import Graph, Mutation, document_key
 
 INTENT_FILE = "intent.json"
@@ -100,13 +110,15 @@ def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Cont
     """The documents that wait for the model, stream by stream; and those whose content is known under another name.
 
     The first have a present content that the ledger does not stand on. The second need no model: their content is done
-    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named.
+    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named;
+    or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
     doubtful = Intents(world).unsettled()
     found = {(one.key.stream, one.document.name): one for one in present(config, world)}
     moving = {place for place, one in found.items() if place not in current or current[place].key != one.key}
-    moving |= doubtful.keys()
+    gone = gone_parts(found, current)
+    moving |= doubtful.keys() | gone.keys()
     kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in moving}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
     waiting: dict[DocumentKey, Document] = {}
@@ -116,14 +128,28 @@ def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Cont
             waiting.setdefault(one.key, one.document)
         elif place in moving and one.key in kept:
             same.append(one)
-    return list(waiting.values()), same
+    return list(waiting.values()), same + list(gone.values())
+
+
+def gone_parts(
+    found: Mapping[tuple[str, str], Content], current: Mapping[tuple[str, str], Entry]
+) -> dict[tuple[str, str], Content]:
+    """Parts that the ledger knows and that a file which can be read no longer has."""
+    readable = {place for place, one in found.items() if not one.unreadable}
+    missing = {place: entry for place, entry in current.items() if place not in found}
+    return {
+        (stream, name): gone_part(stream, name, entry.key.version)
+        for (stream, name), entry in missing.items()
+        if entry.key.content_sha256 != GONE and (stream, file_of(name)[0]) in readable
+    }
 
 
 def present(config: NightConfig, world: World) -> Iterator[Content]:
     """Every document of the streams, read for the key of its content, without its text."""
     for document in find_documents(config.streams, world.documents, world.files):
         try:
-            yield replace(read(document, config, world), text="")
+            contents = read_parts(document, *how_to_read(config, world))
+            yield from (replace(one, text="") for one in contents)
         except FileNotFoundError:
             continue  # it was removed since it was listed
 
@@ -138,7 +164,7 @@ def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: 
     writer = Writer(config, world, graph, run)
     lost: dict[DocumentKey, Document] = {}
     for key, one in zip(keys, same, strict=True):
-        if key in known:
+        if key in known or one.key.content_sha256 == GONE:
             writer.add(one, Extraction((), ()))
         else:
             lost.setdefault(one.key, one.document)
@@ -147,8 +173,13 @@ def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: 
 
 
 def read(document: Document, config: NightConfig, world: World) -> Content:
+    return read_document(document, *how_to_read(config, world))
+
+
+def how_to_read(config: NightConfig, world: World) -> tuple[str, Path, Files, int]:
+    """(version, folder of documents, its files, most bytes) as the functions of `streams` take them."""
     serving = config.serving
-    return read_document(document, version_of(serving), world.documents, world.files, serving.max_document_bytes)
+    return version_of(serving), world.documents, world.files, serving.max_document_bytes
 
 
 class Writer:

@@ -3,17 +3,22 @@
 A document that cannot be read (too large, no text, no valid YAML or JSON) is data like any other: it goes to quarantine
 with its reason, and is looked at again when its content has changed. A link that leads out of the folder of documents
 is not followed.
+
+A long document is read in parts, and each part is a document of its own: with a name, a key, an entry in the ledger and
+its own facts in the graph. The first has the file's name, the others follow below it (`notes.md/#2`), where no file can
+be. An edit is read again part by part; a part that the file no longer has is replaced by nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trainyard.errors import InvalidInput, Refused
+from trainyard.serve.extraction.parts import split_document
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import StreamSpec
 from trainyard.stores.documents import DocumentKey
@@ -21,16 +26,26 @@ from trainyard.stores.files import Files
 
 PARSERS = {".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 MOST_FOLDERS_DEEP = 16
+PART_OF = "/#"
+"""Between a file's name and the number of its part: no file is below a file."""
+GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
+"""The content of a part that its file no longer has. No text has it: NUL is never read."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One file of one stream. `name` is its path below the folder of documents, with slashes."""
+    """One file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
 
     stream: str
     name: str
     path: Path
     parser: str
+    part: int = 1
+
+    @property
+    def file(self) -> Document:
+        """The document without its part."""
+        return replace(self, name=file_of(self.name)[0], part=1)
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,16 @@ class Content:
     key: DocumentKey
     text: str = ""
     unreadable: str = ""
+
+
+def file_of(name: str) -> tuple[str, int]:
+    """(name of the file, number of the part) of a document's name."""
+    file, mark, number = name.rpartition(PART_OF)
+    return (file, int(number)) if mark and number.isdecimal() else (name, 1)
+
+
+def part_name(file: str, part: int) -> str:
+    return f"{file}{PART_OF}{part}" if part > 1 else file
 
 
 def find_documents(streams: tuple[StreamSpec, ...], root: Path, files: Files) -> list[Document]:
@@ -88,21 +113,47 @@ def match_parts(parts: list[str], globs: list[str]) -> bool:
 
 
 def read_document(document: Document, version: str, root: Path, files: Files, most_bytes: int) -> Content:
-    """The text of a document and the key of its content. Raises only `OSError` of a disk that fails."""
+    """The text of a document, or of a part, and the key of its content.
+
+    Raises only `OSError` of a disk that fails, and `FileNotFoundError` for a part that the file no longer has.
+    """
+    contents = read_parts(document.file, version, root, files, most_bytes)
+    if document.part > len(contents):
+        raise FileNotFoundError(f"{document.name} is gone: its file has {len(contents)} parts.")
+    return contents[document.part - 1]
+
+
+def read_parts(document: Document, version: str, root: Path, files: Files, most_bytes: int) -> tuple[Content, ...]:
+    """The contents of a file: one, or one for each part of a long one. Raises only `OSError` of a disk that fails."""
     if not inside(document.path, root):
-        return refused(document, version, "it is a link that leads out of the folder of documents")
+        return (refused(document, version, "it is a link that leads out of the folder of documents"),)
     try:
         size = files.size(document.path)
         if size > most_bytes:
-            return refused(document, version, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(size))
+            return (refused(document, version, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(size)),)
         data = files.read(document.path)
     except (PermissionError, IsADirectoryError) as error:
-        return refused(document, version, f"it cannot be read: {error.strerror}")
+        return (refused(document, version, f"it cannot be read: {error.strerror}"),)
     key = DocumentKey(hashlib.sha256(data).hexdigest(), document.stream, version)
     try:
-        return Content(document, key, text_of(data, document.parser))
+        parts = split_document(text_of(data, document.parser))
     except InvalidInput as error:
-        return Content(document, key, unreadable=error.why or error.what)
+        return (Content(document, key, unreadable=error.why or error.what),)
+    if len(parts) == 1:
+        return (Content(document, key, parts[0]),)
+    return tuple(content_of_part(document, version, text, number) for number, text in enumerate(parts, 1))
+
+
+def content_of_part(document: Document, version: str, text: str, number: int) -> Content:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    part = replace(document, name=part_name(document.name, number), part=number)
+    return Content(part, DocumentKey(digest, document.stream, version), text)
+
+
+def gone_part(stream: str, name: str, version: str) -> Content:
+    """A part that its file no longer has."""
+    file, number = file_of(name)
+    return Content(Document(stream, name, Path(file), "text", number), DocumentKey(GONE, stream, version))
 
 
 def refused(document: Document, version: str, why: str, more: str = "") -> Content:

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.serve.inference import Engine, Generation, Step, TokenLogprob, Worker
-from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, Sampling, from_trainyard, sse
+from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, Sampling, from_trainyard, not_found, sse
 from trainyard.serve.served import Served
 
 DEFAULT_MAX_TOKENS = 512
@@ -98,7 +98,9 @@ class Answers:
         def work(ticket: Ticket) -> None:
             prompt = self.chat_prompt(asked)
             budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens))
-            self.generate(ticket, Generation(prompt, budget, cancelled=ticket.cancelled, **options))
+            for seed in self.wanted_seeds(asked, ticket):
+                generation = Generation(prompt, budget, cancelled=ticket.cancelled, seed=seed, **options)
+                self.generate(ticket, generation)
 
         ticket = Ticket(self.worker, work)
         shape = ChatShape(asked, self.engine)
@@ -117,20 +119,24 @@ class Answers:
             for prompt in prompts:
                 ids = self.text_prompt(prompt)
                 budget = self.budget(len(ids), wanted, wanted)
-                generation = Generation(ids, budget, cancelled=ticket.cancelled, **options)
-                echoed = self.engine.score(generation) if asked.echo and asked.logprobs is not None else None
-                self.generate(ticket, generation, echoed)
+                for seed in self.wanted_seeds(asked, ticket):
+                    generation = Generation(ids, budget, cancelled=ticket.cancelled, seed=seed, **options)
+                    echoed = self.engine.score(generation) if asked.echo and asked.logprobs is not None else None
+                    self.generate(ticket, generation, echoed)
 
         ticket = Ticket(self.worker, work)
         shape = CompletionShape(asked, self.engine)
         return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+
+    def wanted_seeds(self, asked: Sampling, ticket: Ticket) -> Iterator[int | None]:
+        """The seed of each choice, until the client leaves."""
+        return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), asked.seeds())
 
     def options(self, asked: Sampling, adapter: str | None) -> dict[str, Any]:
         return {
             "adapter": adapter,
             "temperature": asked.temperature,
             "top_p": asked.top_p,
-            "seed": asked.seed,
             "stops": asked.stops(),
             "schema": asked.response_format.schema_to_enforce() if asked.response_format else None,
         }
@@ -141,7 +147,7 @@ class Answers:
         The first token is computed before anything is sent, so that what is refused there still gets its status.
         """
         if asked.adapter is not None and asked.adapter not in self.engine.adapters:
-            raise ApiError(404, f"The model `{asked.adapter}` does not exist.", "NotFoundError", "model")
+            raise not_found(asked.adapter, self.served.names())
         started, count = time.perf_counter(), 0
         steps = self.engine.generate(asked)
         first = list(itertools.islice(steps, 1))
@@ -159,8 +165,12 @@ class Answers:
         messages = [message.for_template() for message in asked.messages]
         if self.engine.tokenizer.chat_template is None:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", param="messages")
+        tools = asked.offered()
         try:
-            return self.renderer.ids(self.renderer.text(messages, ask=True))
+            text = self.renderer.text(messages, tools, ask=True)
+            if tools is not None and text == self.renderer.text(messages, ask=True):
+                raise ApiError(400, "This model's chat template has no place for tools.", param="tools")
+            return self.renderer.ids(text)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ApiError(400, f"The chat template does not take these messages: {error}", param="messages") from error
 
@@ -217,10 +227,12 @@ class Answers:
             for chunk in shape.opening():
                 yield sse(chunk)
             try:
-                async for step in events:
-                    shape.take(step)
-                    if step.text or step.logprob is not None:
-                        yield sse(shape.chunk(step))
+                async for event in events:
+                    if not isinstance(event, Step):
+                        yield sse(shape.ended())
+                    shape.take(event)
+                    for chunk in shape.chunks(event):
+                        yield sse(chunk)
             except ApiError as error:
                 yield sse(error.body())
             for chunk in shape.closing():
@@ -257,11 +269,12 @@ class Shape:
             self.steps.append([])
 
     def usage(self) -> dict[str, int]:
-        prompt = sum(len(generation.prompt) for generation in self.generations)
+        choices = self.asked.n or 1
+        prompt = sum(len(generation.prompt) for generation in self.generations[::choices])
         completion = sum(step.token >= 0 for steps in self.steps for step in steps)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def finish_reason(self, number: int = 0) -> str:
+    def finish_reason(self, number: int) -> str:
         reason = self.generations[number].finish_reason
         return "stop" if reason == "cancelled" else reason
 
@@ -270,11 +283,21 @@ class Shape:
         return {**self.head, "object": self.object, "choices": choices, "usage": self.usage()}
 
     def chunk_of(self, **choice: Any) -> dict[str, Any]:
-        choices = [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
+        choices = [{"index": len(self.generations) - 1, "logprobs": None, "finish_reason": None, **choice}]
         return {**self.head, "object": self.chunk_object, "choices": choices}
 
+    def chunks(self, event: tuple[Generation, Any] | Step) -> list[dict[str, Any]]:
+        """What a stream sends for an event that was taken: a choice's beginning, or a step that says something."""
+        if not isinstance(event, Step):
+            return self.opening()
+        return [self.chunk(event)] if event.text or event.logprob is not None else []
+
+    def ended(self) -> dict[str, Any]:
+        """The last part of the present choice."""
+        return self.chunk_of(**self.last_part(), finish_reason=self.finish_reason(len(self.generations) - 1))
+
     def closing(self) -> list[dict[str, Any]]:
-        chunks = [self.chunk_of(**self.last_part(), finish_reason=self.finish_reason())]
+        chunks = [self.ended()]
         if self.asked.stream_options and self.asked.stream_options.include_usage:
             chunks.append({**self.head, "object": self.chunk_object, "choices": [], "usage": self.usage()})
         return chunks

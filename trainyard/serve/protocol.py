@@ -1,19 +1,21 @@
 """The shapes of the OpenAI-compatible interface: requests, and errors as clients of OpenAI and vLLM expect them.
 
 A field that this server cannot honour is refused by name, never ignored: a client that asks for `tools` must not get
-an answer that was made without them.
+an answer that was made without them, so a chat template that has no place for them refuses them too.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trainyard.errors import TrainyardError
 
-MAX_STOPS = 16
+MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
+"""Choices are computed one after another."""
 Parsed = TypeVar("Parsed", bound="Request")
 
 
@@ -29,8 +31,9 @@ class ApiError(Exception):
         return {"error": error}
 
 
-def not_found(model: str) -> ApiError:
-    return ApiError(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
+def not_found(model: str, served: Iterable[str]) -> ApiError:
+    names = ", ".join(f"`{name}`" for name in served)
+    return ApiError(404, f"The model `{model}` does not exist. Served are: {names}.", "NotFoundError", "model")
 
 
 def from_trainyard(error: TrainyardError) -> ApiError:
@@ -46,14 +49,66 @@ class TextPart(Request):
     text: str
 
 
+class CalledFunction(Request):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(Request):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(Request):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
-    def for_template(self) -> dict[str, str]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    @model_validator(mode="before")
+    @classmethod
+    def content_of_a_call(cls, given: Any) -> Any:
+        """A message that calls tools may leave its content out."""
+        return {"content": None, **given} if isinstance(given, dict) and given.get("tool_calls") else given
+
+    @model_validator(mode="after")
+    def fits_its_role(self) -> ChatMessage:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is null; only a message with tool_calls has none")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to an assistant's message")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id belongs to a tool's message")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        parts = self.content if isinstance(self.content, list) else []
+        text = "".join(part.text for part in parts) if parts else self.content or ""
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            turn["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.role == "tool":
+            turn |= {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
+        return turn
+
+
+class Function(Request):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: Literal[False] | None = None
+    """A call is not bound by the schema here."""
+
+
+class Tool(Request):
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
 class JsonSchemaSpec(Request):
@@ -83,8 +138,7 @@ class StreamOptions(Request):
 
 
 class Sampling(Request):
-    """What chat and text completions share. `frequency_penalty`, `presence_penalty` and `n` only in their neutral
-    value."""
+    """What chat and text completions share. `frequency_penalty` and `presence_penalty` only in their neutral value."""
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
@@ -93,11 +147,16 @@ class Sampling(Request):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
+
+    def seeds(self) -> list[int | None]:
+        """The seed of each choice: the first has the one that was given, so that more choices leave it as it was."""
+        seed = self.seed
+        return [None if seed is None else (seed + number) % 2**63 if number else seed for number in range(self.n or 1)]
 
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -112,6 +171,13 @@ class ChatRequest(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none"] | None = None
+    """Nothing makes a model call a tool here, so it cannot be required."""
+
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools as a chat template takes them."""
+        return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
 
 
 class CompletionRequest(Sampling):

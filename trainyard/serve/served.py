@@ -38,7 +38,18 @@ class Served:
             return target
         if target in (self.base.name, str(self.base.path)):
             return None
-        raise not_found(model)
+        raise not_found(model, self.names())
+
+    def names(self) -> list[str]:
+        return [self.base.name, *self.paths, *self.aliases]
+
+    def model(self, name: str) -> dict[str, Any]:
+        """The entry of one model, also by the base's folder. Raises `ApiError` 404 that lists the names."""
+        wanted = self.base.name if name == str(self.base.path) else name
+        found = next((entry for entry in self.models() if entry["id"] == wanted), None)
+        if found is None:
+            raise not_found(name, self.names())
+        return found
 
     def models(self) -> list[dict[str, Any]]:
         """Entries of `/v1/models`, with vLLM's `root` and `parent`."""
@@ -132,7 +143,7 @@ class Served:
             if asked.alias in self.paths or asked.alias == self.base.name:
                 raise user_error(f"'{asked.alias}' is the name of a served model.", "alias")
             if asked.model in self.aliases or (asked.model not in self.paths and asked.model != self.base.name):
-                raise not_found(asked.model)
+                raise not_found(asked.model, self.names())
             self.aliases[asked.alias] = asked.model
         return {"alias": asked.alias, "model": asked.model}
 

@@ -105,6 +105,10 @@ def add_routes(app: FastAPI, served: Served, answers: Answers, authorised: Any) 
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": served.models()}
 
+    @app.get("/v1/models/{name:path}", dependencies=[authorised])
+    async def model(name: str) -> dict[str, Any]:
+        return served.model(name)
+
     @app.post("/v1/chat/completions", dependencies=[authorised])
     async def chat(request: Request) -> Response:
         return counted(request, await answers.chat(request, parse(ChatRequest, await json_body(request))))

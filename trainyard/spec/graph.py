@@ -221,6 +221,7 @@ def complete(ordered: Sequence[Placed], wiring: Wiring, tenant: str, defaults: D
     for one in ordered:
         configs[one.id] = complete_config(one.config, wiring.inputs[one.id], configs, tenant, defaults)
     name_tokenizers(ordered, wiring, configs, defaults)
+    name_holdouts(ordered, wiring, configs)
     return {
         one.id: ResolvedNode.model_construct(
             id=one.id,
@@ -284,6 +285,19 @@ def trainer_before(inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str
             if isinstance(config, TrainerConfig):
                 return config
     return None
+
+
+def name_holdouts(ordered: Sequence[Placed], wiring: Wiring, configs: dict[str, Strict]) -> None:
+    """A generator writes, on top of the rows to train on, what the validator behind it will hold out."""
+    for one in ordered:
+        config = configs[one.id]
+        if not isinstance(config, ValidatorConfig):
+            continue
+        for port, sources in wiring.inputs[one.id].items():
+            for source in sources if port in DATA_PORTS else ():
+                before = configs[source.node_id]
+                if isinstance(before, AiGeneratorConfig) and before.holdout is None:
+                    configs[source.node_id] = before.model_copy(update={"holdout": config.holdout})
 
 
 def name_tokenizers(ordered: Sequence[Placed], wiring: Wiring, configs: dict[str, Strict], defaults: Defaults) -> None:

@@ -78,6 +78,14 @@ class DataSourceConfig(Strict):
         return SourceSet(**{name: getattr(self, name) for name in names})
 
 
+class HoldoutRules(Strict):
+    """What is set aside before training, for the evaluator."""
+
+    documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
+    min_rows: int = Field(20, ge=0, le=100_000)
+    wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
+
+
 class AiGeneratorConfig(Strict):
     """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
 
@@ -85,7 +93,10 @@ class AiGeneratorConfig(Strict):
     engine: Engine | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
     base_url: Url | None = Field(None, description="OpenAI-compatible address; default: the settings' endpoint.")
     api_key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$", description="Variable that holds the key.")
-    count: int = Field(200, ge=1, le=10_000_000, description="Rows wanted over all documents.")
+    count: int = Field(200, ge=1, le=10_000_000, description="Rows to train on, over all documents.")
+    holdout: HoldoutRules | None = Field(
+        None, description="What is generated on top of count; default: what the validator after it holds out."
+    )
     template: GenerationTemplate = GenerationTemplate.QA
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
     wordings: int = Field(3, ge=1, le=8, description="Wordings of each question; the last is kept from training.")
@@ -106,14 +117,6 @@ class QualityRules(Strict):
     max_repeated_line_fraction: float = Field(0.5, ge=0, le=1)
     max_symbol_fraction: float = Field(0.5, ge=0, le=1)
     refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer holds one of these is dropped.")
-
-
-class HoldoutRules(Strict):
-    """What is set aside before training, for the evaluator."""
-
-    documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
-    min_rows: int = Field(20, ge=0, le=100_000)
-    wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
 
 
 class ValidatorConfig(Strict):

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainyard.spec.axes import Engine, GenerationTemplate, Method, Port, PreferenceLoss, Stage
+from trainyard.spec.axes import (
+    Engine,
+    GenerationTemplate,
+    Method,
+    Optimizer,
+    Port,
+    PreferenceLoss,
+    Schedule,
+    Stage,
+)
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import (
     AiGeneratorConfig,
@@ -57,10 +66,19 @@ class TrainingForm(Form):
         "lora", title="Method", description="Which weights move."
     )
     epochs: float = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
+    max_steps: int | None = Field(
+        None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
+    )
     learning_rate: float | None = Field(
         None, gt=0, le=1, title="Learning rate", description="Peak; empty takes the method's vetted value."
     )
-    batch_size: int = Field(4, ge=1, le=4096, title="Batch size", description="Rows per step.")
+    schedule: Schedule = Field(Schedule.LINEAR, title="Schedule", description="How the learning rate changes.")
+    warmup_ratio: float = Field(0.03, ge=0, le=1, title="Warm-up", description="Share of the steps at the start.")
+    optimizer: Optimizer = Field(Optimizer.ADAMW, title="Optimizer", description="How a step is made.")
+    batch_size: int = Field(4, ge=1, le=4096, title="Batch size", description="Rows per micro-batch.")
+    gradient_accumulation: int = Field(
+        1, ge=1, le=4096, title="Gradient accumulation", description="Micro-batches per optimizer step."
+    )
     rank: int = Field(32, ge=1, le=256, title="Rank", description="Rank of a low-rank adapter; alpha is twice it.")
     max_length: int = Field(
         512, ge=8, le=1_048_576, title="Longest row", description="In tokens; longer rows are dropped."
@@ -76,6 +94,9 @@ class AlignmentForm(Form):
         0.1, gt=0, le=100, title="Beta", description="How strongly the model is held to where it began."
     )
     epochs: float = Field(1, gt=0, le=1000, title="Epochs")
+    max_steps: int | None = Field(
+        None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
+    )
     learning_rate: float | None = Field(None, gt=0, le=1, title="Learning rate")
     batch_size: int = Field(4, ge=1, le=4096, title="Batch size")
 
@@ -144,7 +165,7 @@ class QaPipeline(Form):
     """Questions and answers from documents, and an adapter that learned them."""
 
     documents: Path = Field("docs", title="Documents", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
@@ -200,7 +221,7 @@ class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
     documents: Path = Field("docs", title="Knowledge base", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted, all wordings counted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
@@ -231,7 +252,7 @@ class CodeTuning(Form):
     learn_from: Literal["files", "commits"] = Field(
         "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
     )
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows wanted.")
+    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
     )
@@ -274,17 +295,17 @@ def validator_node(training: TrainingForm, grounding: float | None = None) -> Va
 
 
 def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
-    hyperparameters = Hyperparameters(
-        epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        batch_size=training.batch_size,
-        max_length=training.max_length,
-        seed=training.seed,
-    )
+    hyperparameters = hyperparameters_of(training)
     config = TrainerConfig(
         method=Method(training.method), base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
     )
     return TrainerNode(type="trainer", id="trainer", config=config)
+
+
+def hyperparameters_of(training: TrainingForm) -> Hyperparameters:
+    """The fields of the form that a trainer has under the same name."""
+    names = TrainingForm.model_fields.keys() & Hyperparameters.model_fields.keys()
+    return Hyperparameters(**{name: getattr(training, name) for name in names})
 
 
 def shape(training: TrainingForm) -> LoraSettings:
@@ -293,13 +314,8 @@ def shape(training: TrainingForm) -> LoraSettings:
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:
-    hyperparameters = Hyperparameters(
-        epochs=alignment.epochs,
-        learning_rate=alignment.learning_rate,
-        batch_size=alignment.batch_size,
-        max_length=training.max_length,
-        seed=training.seed,
-    )
+    own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
+    hyperparameters = hyperparameters_of(training).model_copy(update=own)
     config = TrainerConfig(
         stage=Stage.DPO,
         method=Method(training.method),

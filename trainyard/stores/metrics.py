@@ -7,6 +7,7 @@ word on a step counts, and steps beyond the checkpoint that it continued from ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,45 @@ def kept(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
     if isinstance(restarted_from, dict) and isinstance(step := restarted_from.get("step"), int):
         return {at: point for at, point in points.items() if at <= step}
     return {}
+
+
+@dataclass
+class Pace:
+    """Puts a training's progress into words, with the time that is left at the mean pace since its last start."""
+
+    first: tuple[int, float] | None = None
+    """The first step since then, and when it was done."""
+
+    def line(self, event: Event) -> str:
+        """`step 12/400, loss 4.3100, 1,234 tokens/s, about 3 min left`, as far as the event says it."""
+        step, total = int(number(event.get("step")) or 0), number(event.get("total_steps"))
+        loss, speed = number(event.get("loss")), number(event.get("tokens_per_second"))
+        left = self.left_s(step, total, number(event.get("time")))
+        parts = [
+            f"step {step}/{total:.0f}" if total else f"step {step}",
+            "" if loss is None else f"loss {loss:.4f}",
+            "" if speed is None else f"{speed:,.0f} tokens/s",
+            "" if left is None else f"about {in_time(left)} left",
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def left_s(self, step: int, total: float | None, time: float | None) -> float | None:
+        """Seconds to the last step; None before the second step, and at the last."""
+        if time is None or total is None or step >= total:
+            return None
+        if self.first is None or step <= self.first[0]:
+            self.first = (step, time)
+            return None
+        since, began = self.first
+        return (total - step) * (time - began) / (step - since)
+
+
+def in_time(seconds: float) -> str:
+    """`45 s`, `12 min`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def number(value: object) -> float | None:

@@ -106,6 +106,18 @@ def test_a_job_file_becomes_a_folder_to_run_by_hand(here: Settings, tmp_path: Pa
         eject(EjectInput(target=job(tmp_path, tiny_model)), here)
 
 
+def test_eject_from_another_folder_names_the_command_that_finds_the_rows(
+    here: Settings, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths of a job start in the working folder, for `run` and for `eject` alike."""
+    file = job(tmp_path, tiny_model)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(NotFound, match=rf"E-DATA-MISSING.*`cd {tmp_path} && trainyard eject job\.yaml`"):
+        eject(EjectInput(target=file), load_settings(home=here.home))
+    assert not (tmp_path / "elsewhere" / "trainer-script").exists()
+
+
 def test_what_the_built_in_script_lacks_is_not_ejected(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
     more = "hyperparameters: {optimizer: muon}"
     with pytest.raises(Refused, match=r"R-SCRIPT-BUILTIN .*does not carry out optimizer muon"):

@@ -188,6 +188,12 @@ def test_program_outside_the_contract_gives_its_last_log_line(tmp_path: Path) ->
     assert (result.error["code"], result.error["why"]) == ("E-EXIT", "no such flag: --x")
 
 
+def test_bars_of_the_libraries_are_not_in_the_log(tmp_path: Path) -> None:
+    result, _ = run(tmp_path, "import tqdm\nfor _ in tqdm.tqdm(range(3)): print('said')")
+    assert result.status is Status.DONE
+    assert (tmp_path / LOG_FILE).read_text() == "said\n" * 3
+
+
 @pytest.mark.parametrize(("fault", "emitted"), [("b", 1), ("b#2", 2), ("c", 3), (None, 3)])
 def test_faultpoint_kills_at_its_name_and_pass_only(tmp_path: Path, fault: str | None, emitted: int) -> None:
     body = "for _ in range(3): faultpoint('a'); events.emit('between'); faultpoint('b')"

@@ -18,10 +18,13 @@ from trainyard.data.generation.accounting import Account, Books, spread_by_weigh
 from trainyard.data.generation.asking import pairs_per_request, pieces, reason_of
 from trainyard.data.generation.shapes import rows_per_pair
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, write_rows
+from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.serve.client import completer
 from trainyard.spec.axes import Port
-from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.spec.estimate.heldout import few_rows
+from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
+from trainyard.stores.artifacts import Reference
 from trainyard.testing.scripted_server import (
     Behaviour,
     Exchange,
@@ -105,6 +108,34 @@ def test_the_extractive_engine_gives_exactly_the_rows_asked_for(tmp_path: Path) 
     counts = {"pairs": 6, "unseen_wording": 6, "asked": 18, "kept": 18, "rejected": {}, "documents": 3, "surplus": 0}
     assert part.facts.items() >= ({"engine": "extractive", "model": None, "template": "qa"} | counts).items()
     assert [entry["kept"] for entry in accounting(tmp_path)["documents"]] == [6, 6, 6]
+
+
+def section(page: int) -> str:
+    return f"## How to {{0}} boxes of kind {page}\n\nTo {{0}} a box of kind {page} takes {page}{{1:02}} minutes.\n\n"
+
+
+@pytest.mark.parametrize(("count", "pages"), [(60, 30), (60, 12), (40, 3)])
+def test_count_is_what_is_left_to_train_on(tmp_path: Path, count: int, pages: int) -> None:
+    """Rows of held-out documents, unseen and spare wordings come on top, as the validator behind it will take them."""
+    words = [f"{letter}{letter}" for letter in "abcdefghijklmnopqrst"]
+    texts = [
+        f"# Page {page}\n\n" + "".join(map(section(page).format, words, range(len(words)))) for page in range(pages)
+    ]
+    config = AiGeneratorConfig(count=count, holdout=HoldoutRules())
+    produced = generate(config, documents_in(tmp_path / "documents", texts), tmp_path, complete=None, report=silent)
+    part = produced.outputs[Port.SFT]
+    assert part.rows is not None
+    assert part.facts["wanted"] == count < part.rows
+    source = Reference(uri=f"file://{tmp_path / 'sft'}", sha256="", kind=Port.SFT, rows=part.rows)
+    rules = ValidatorConfig(near_duplicates=None, decontaminate=0)
+    facts = (
+        validate(rules, source, tmp_path / "checked", tokens=lambda items: [1] * len(items), report=silent)
+        .outputs[Port.SFT]
+        .facts
+    )
+    assert count <= facts["kept"] <= count + 12
+    assert facts["heldout"]["unseen_documents"] >= (20 if pages > 3 else 10)
+    assert facts["cautions"] == few_rows(facts["kept"], max(facts["heldout"].values()))
 
 
 def test_the_last_wording_of_each_pair_is_kept_from_training(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from trainyard.evals.curves import loss_curves, points
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.evals.report import build_report, cell, headline, markdown, number
+from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import EvaluatorConfig
 
 TRAINING = {
@@ -19,10 +20,11 @@ TRAINING = {
     "method": "lora",
     "backend": "trl",
     "base_model": "tiny",
-    "tokens": {"read": 1000, "trained": 300, "masked": 690, "truncated": 10, "dropped": 0},
+    "tokens": {"trained": 300, "masked": 690},
+    "rows": {"trained": 80},
     "steps": 20,
-    "first_loss": 5.25,
-    "final_loss": 3.5,
+    "loss_at_start": 5.25,
+    "loss_at_end": 3.5,
     "losses": [[1, 5.25, 1e-3], [10, 4.0, 1e-3], [20, 3.5, 0.0]],
     "seconds": 12.5,
 }
@@ -99,11 +101,31 @@ def test_a_candidate_like_its_control_synthetic_gold_and_skipped_rows_are_noted(
 
 def test_the_page_says_the_verdict_first_and_shows_the_ledger(tmp_path: Path) -> None:
     page = markdown(report(tmp_path))
-    assert page.startswith("# Evaluation report\n\n**Better.**")
+    assert page.startswith(
+        "# Evaluation report\n\n**Better, on few rows.** The candidate may replace its baseline. "
+        "Fewer than 30 rows to evaluate on (8): a verdict rests on little."
+    )
     assert "| unseen_wording | synthetic (extractive) |" in page
     assert "| tokens trained | 300 | 300 |" in page
+    assert "| rows trained | 80 | 80 |" in page
+    assert "| loss_at_start | 5.25 | 5.25 |" in page
     assert "![Training loss](curves.svg)" in page
     assert "| heldout_loss/unseen_wording (nats per answer token) | 8 | 5.0625 | 4.3375 | +0.7250 [" in page
+
+
+def test_better_on_few_rows_says_so_and_on_many_does_not(tmp_path: Path) -> None:
+    given = job(tmp_path, control=False)
+    facts = {**TRAINING, "data": {"tokens": {}, "rows": {"read": 20, "trained": 14}}}
+    (tmp_path / "candidate" / "training.json").write_text(json.dumps(facts))
+    found = build_report(
+        given, scores(scored("heldout_loss", "unseen_wording", {"baseline": BASE, "candidate": TUNED}))
+    )
+    assert found["gate"]["cautions"] == headline(found)["cautions"] == few_rows(14, 8)
+    many = {"baseline": BASE * 5, "candidate": TUNED * 5}
+    (tmp_path / "candidate" / "training.json").write_text(json.dumps(TRAINING))
+    found = build_report(given, scores(scored("heldout_loss", "unseen_wording", many)))
+    assert found["gate"]["cautions"] == []
+    assert markdown(found).startswith("# Evaluation report\n\n**Better.**")
 
 
 def test_not_better_lists_every_reason(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from trainyard.stores.models import chat_template_sha256, model_sha256
 pytestmark = pytest.mark.xdist_group("model-server")
 
 TOKEN = "a-token-for-tests"
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 ASK = {"messages": [{"role": "user", "content": "What is a chain?"}]}
 
 
@@ -315,8 +316,11 @@ def test_an_adapter_comes_only_from_the_roots(server: Server, path: str, status:
     ("body", "status", "message"),
     [
         ({"model": "nope"}, 404, "The model `nope` does not exist."),
-        ({"tools": []}, 400, "`tools` is not supported by this server."),
-        ({"n": 2}, 400, "n: Input should be 1"),
+        ({"model": "nope"}, 404, "Served are: `tiny`."),
+        ({"functions": []}, 400, "`functions` is not supported by this server."),
+        ({"tools": [TOOL]}, 400, "This model's chat template has no place for tools."),
+        ({"tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice: Input should be 'auto' or 'none'"),
+        ({"n": 9}, 400, "n: Input should be less than or equal to 8"),
         ({"temperature": 3}, 400, "temperature: "),
         ({"messages": []}, 400, "messages: "),
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content: Field required"),

@@ -23,7 +23,9 @@ from trainyard.spec.estimate import (
     time_of,
     trainable,
 )
+from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.graph import resolve
+from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer
 
 
@@ -294,14 +296,53 @@ SIX = [
 def test_rows_follow_the_chain_as_bounds() -> None:
     found = planned(*SIX, shapes={"starter": TINY})
     assert [(name, one.rows, one.steps) for name, one in found.items()] == [
-        ("data-source", None, None), ("ai-generator", 200, None), ("validator", 180, None), ("trainer", 180, 135),
+        ("data-source", None, None), ("ai-generator", 360, None), ("validator", 200, None), ("trainer", 200, 150),
         ("evaluator", None, None), ("deployer", None, None),
     ]  # fmt: skip
     assert found["data-source"].basis == ("rows: not known before the files are read",)
-    assert found["ai-generator"].basis == ("rows: at most the count of 200",)
-    assert found["validator"].basis == ("rows: what arrives without what is held out; filters drop more",)
+    assert found["ai-generator"].basis == (
+        "rows: about 200 to train on, 20 of unseen documents, 100 of unseen wording, 40 spare wordings; "
+        "at most what the texts give",
+    )
+    assert found["validator"].basis == (
+        "rows: the count of the generator, which writes what is held out on top; filters drop more",
+    )
     assert found["evaluator"].basis == found["deployer"].basis == ()
-    assert found["trainer"].basis[0] == "steps: at most 180 rows, 4 a step, 3 epochs"
+    assert found["trainer"].basis[0] == "steps: at most 200 rows, 4 a step, 3 epochs"
+
+
+def test_a_generator_without_a_validator_writes_its_count() -> None:
+    found = planned(source("docs"), node("ai_generator", count=60), node("trainer"))
+    assert (found["ai-generator"].rows, found["trainer"].rows) == (60, 60)
+    assert found["ai-generator"].basis == ("rows: at most the count of 60",)
+
+
+@given(
+    count=st.integers(1, 3000),
+    documents=st.none() | st.integers(1, 400),
+    wordings=st.integers(1, 5),
+    rules=st.builds(HoldoutRules, documents=st.floats(0, 0.9), min_rows=st.integers(0, 200), wording=st.booleans()),
+)
+def test_what_is_generated_is_the_least_that_leaves_the_count(
+    count: int, documents: int | None, wordings: int, rules: HoldoutRules
+) -> None:
+    shares = rows_to_generate(count, documents, wordings, rules)
+    assert shares.trained >= count
+    assert shares.generated >= shares.trained + shares.unseen_documents + shares.unseen_wording
+    assert shares.generated % wordings == 0
+    assert shares.generated <= 2 * wordings * (count + (documents or 0) + wordings + 2)  # at most half is held out
+
+
+def test_tiny_sets_are_warned_about() -> None:
+    assert few_rows(50, 30) == few_rows(None, None) == []
+    assert few_rows(49, 29) == [
+        "Fewer than 50 rows to train on (49): little but form is learned.",
+        "Fewer than 30 rows to evaluate on (29): a verdict rests on little.",
+    ]
+    chain = resolved(source("docs"), node("ai_generator", count=20), node("validator"), node("trainer"))
+    assert tiny_sets(chain.node("trainer").config, 20) == few_rows(20, None)
+    assert tiny_sets(chain.node("ai-generator").config, 87) == few_rows(None, 10)
+    assert tiny_sets(chain.node("validator").config, 20) == []
 
 
 def test_counted_rows_win() -> None:

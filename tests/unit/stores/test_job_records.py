@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes import BackendName, JobState, Method, Stage
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import curve, metrics, progress, read_events
+from trainyard.stores.metrics import Pace, curve, in_time, metrics, progress, read_events
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -78,6 +78,20 @@ def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) 
     times = [("started", 100), ("progress", 110), ("stopped", 112), ("started", 500), ("progress", 505), ("done", 90)]
     path = written(tmp_path / "events.jsonl", *({"event": name, "time": time, "step": 1} for name, time in times))
     assert metrics(path).duration_s == 17.0
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (7500, "2 h 5 min")])
+def test_a_time_is_put_into_words(seconds: float, words: str) -> None:
+    assert in_time(seconds) == words
+
+
+def test_the_time_that_is_left_is_that_of_the_mean_pace() -> None:
+    pace = Pace()
+    event = {"event": "progress", "step": 10, "total_steps": 40, "loss": 4.31234, "time": 100.0}
+    assert pace.line(event) == "step 10/40, loss 4.3123"
+    assert pace.line({**event, "step": 20, "time": 120.0}).endswith("about 40 s left")
+    assert pace.line({**event, "step": 40, "time": 150.0}) == "step 40/40, loss 4.3123"
+    assert pace.line({"event": "progress"}) == "step 0"
 
 
 def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.extractive.questions import WORDINGS as GENERATED
+from trainyard.data.extractive.wordings import WORDINGS as GENERATED
+from trainyard.data.language import ENGLISH
 from trainyard.train.starter.corpus import (
     ASKS,
     CLOSINGS,
@@ -119,7 +120,7 @@ def test_a_sentence_and_its_questions_are_on_one_side() -> None:
 def test_no_form_is_a_wording_that_chains_hold_out() -> None:
     """What `unseen wording` measures has to be unseen by the base model, too."""
     forms = [*OPENINGS, *ASKS, *CLOSINGS, *(wording for kind in WORDINGS.values() for wording in kind)]
-    reserved = [wordings[-1] for wordings in GENERATED.values() if wordings[0] != wordings[-1]]
+    reserved = [wordings[-1] for wordings in GENERATED[ENGLISH].values() if wordings[0] != wordings[-1]]
     pieces = [piece.strip(' "`?.') for wording in reserved for piece in wording.replace("}", "{").split("{")]
     long_pieces = [piece for piece in pieces if len(piece.split()) >= 3]
     assert long_pieces

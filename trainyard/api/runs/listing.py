@@ -95,7 +95,7 @@ def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
         "message": (run.state.message if run.state else "") or "",
         "created": stamp(run.created),
         "started": stamp(run.start_time),
-        "seconds": round(run.total_run_time.total_seconds(), 1),
+        "seconds": round(run.estimated_run_time.total_seconds(), 1),
         "attempts": run.run_count,
         "pid": process.pid if process else None,
         "url": run_url(prefect, run.id),

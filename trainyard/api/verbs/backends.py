@@ -137,13 +137,25 @@ def eject(given: EjectInput, settings: Settings) -> EjectOutput:
     node = trainer_of(chain, given.node)
     place = (given.into or Path(f"{node.id}-script")).absolute()
     with tempfile.TemporaryDirectory() as scratch:
-        job = job_of(node, chain, Finder(chain, result, settings, Path(scratch)))
+        try:
+            job = job_of(node, chain, Finder(chain, result, settings, Path(scratch)))
+        except NotFound as error:
+            raise elsewhere(error, Path(given.target), settings) from error
         reasons = script.reasons(job)
         if reasons:
             raise Refused(reasons)
         counts = files.write(job, place, keep_work=False)
     line = f"cd {shlex.quote(str(place))} && {shlex.quote(sys.executable)} {files.SCRIPT_FILE} {files.SPEC_NAME}"
     return EjectOutput(folder=place, rows=counts["written"], command=line)
+
+
+def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
+    """The error; one about data with the command that finds them, where paths start at the file's own folder."""
+    if error.code != "E-DATA-MISSING" or not target.is_file() or target.parent.resolve() == settings.working_folder:
+        return error
+    command = f"cd {shlex.quote(str(target.parent))} && trainyard eject {shlex.quote(target.name)}"
+    do = f"Start it where its paths start, by `{command}` if that is its own folder; or correct the path."
+    return NotFound(error.what, why=error.why, do=do, code=error.code)
 
 
 def chain_of(target: str, settings: Settings) -> tuple[ResolvedChain, RunResult | None]:

@@ -25,8 +25,8 @@ ROLE = "handbook"
 QUESTIONS = 20
 PARAMETERS: dict[str, Any] = {
     "documents": "examples/handbook",
-    "count": 240,
-    "training": {"epochs": 12, "learning_rate": 3e-3, "batch_size": 8, "rank": 32, "max_length": 256},
+    "count": 120,
+    "training": {"epochs": 10, "learning_rate": 3e-3, "batch_size": 4, "rank": 32, "max_length": 256},
     "publish": {
         "role": ROLE,
         "targets": [{"type": "registry"}, {"type": "embedded"}],

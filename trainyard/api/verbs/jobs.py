@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunState, read_result
 from trainyard.api.verbs.waiting import require_trainer
-from trainyard.api.work import LogTail, Work, works_of
+from trainyard.api.work import LogTail, StepLog, Work, works_of
+from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.tail import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
@@ -295,9 +297,10 @@ class LogReader:
         self.runs, self.run_id, self.folder = runs, run_id, settings.runs / run_id
         self.told = 0
         self.tails: dict[str, LogTail] = {}
+        self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
-        """The run's new lines, then each trainer's: a trainer's own lines carry no time by which to sort them in."""
+        """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
         for line in self.runs.read_log(self.run_id, self.told):
             self.told += 1
             yield LogLine(source="run", **line)
@@ -305,7 +308,9 @@ class LogReader:
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
                 tail = self.tails[work.node] = LogTail(work.log)
+                self.steps[work.node] = StepLog(EventTail(work.folder / EVENTS_FILE), work.since)
             yield from (LogLine(source=work.node, text=text) for text in tail.read())
+            yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())
 
     def rest(self) -> Iterator[LogLine]:
         for node, tail in self.tails.items():

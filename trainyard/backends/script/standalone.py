@@ -33,6 +33,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from jinja2.exceptions import TemplateError
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, logsigmoid, relu
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -110,7 +111,7 @@ def encode(spec: dict[str, Any], tokenizer: Any) -> tuple[list[Any], dict[str, i
         found = ([block] for block in blocks(rows, tokenizer, longest))
     else:
         chat = Chat(tokenizer)
-        found = (chat.pair(row) if paired else [chat.conversation(row)] for row in rows)
+        found = (sides for row in rows if (sides := chat.sides(row, paired)))
     admitted = [admit(sides, longest, spec["engine"]["too_long"], account) for sides in found]
     examples = [sides if paired else sides[0] for sides in admitted if sides]
     if not examples:
@@ -154,6 +155,14 @@ class Chat:
         self.ends = {tokenizer.convert_tokens_to_ids(token) for token in special | written}
         newline, word = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "a"))
         self.keeps_start = tokenizer("\na", add_special_tokens=False)["input_ids"] == newline + word
+
+    def sides(self, row: dict[str, Any], paired: bool) -> list[Example]:
+        """A pair, or a conversation as the only side; empty for a row that the template refuses."""
+        try:
+            return self.pair(row) if paired else [self.conversation(row)]
+        except TemplateError as error:
+            tell("warning", text=f"A row is left out, as the chat template refuses it: {error}")
+            return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
         marked = [
@@ -255,7 +264,8 @@ def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
         torch.manual_seed(seed)
         model = peft.get_peft_model(model, config)
     if spec["hyperparameters"]["gradient_checkpointing"]:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        model.disable_input_require_grads()  # asked for along with it, and needed by re-entrant checkpoints alone
     return model
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 SPACES = re.compile(r"\s+")
 CODE_SPAN = re.compile(r"(`+[^`]*`+)")
@@ -15,9 +15,9 @@ ATTRIBUTES = re.compile(r"\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
 """`{#anchor}`, `{: #anchor .note}` and `{.class}` of kramdown, Pandoc, MkDocs and Hugo."""
 SHORTCODE = re.compile(r"\{\{[<%]\s*[^{}]*?\btext=[\"“]([^\"”]*)[\"”][^{}]*[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}")
 FOOTNOTES = (
-    re.compile(r"\s?\[\^[^\]\s]+\]"),
-    re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:\w])"),
-    re.compile(r"(?<=[^\W\d_])\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:\w])"),
+    re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
+    re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
+    re.compile(r"(?<=[^\W\d_])\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
     re.compile(r"(?<=[^\W\d_]{3})[¹²³⁰⁴-⁹]+|(?<=[.,;:!?)»”\"。，、！？）」])[¹²³⁰⁴-⁹]+"),
     re.compile(r"\s?[†‡]"),
     re.compile(r"(?<=[^\W\d_]{3})\*{1,3}(?=[\s.,;:)。，、]|$)"),
@@ -89,10 +89,12 @@ def speakers_of(paragraphs: Iterable[str]) -> set[str]:
     return {label for label, count in labels.items() if count > 1}
 
 
-def spoken(text: str, speakers: set[str]) -> bool:
-    """Whether a text is something that a person says in a transcript."""
+def spoken(text: str, speakers: Collection[str] = ()) -> bool:
+    """Whether a text is something that a person says in a transcript; a definition continues in small letters."""
     label = LABEL.match(text)
-    return bool((label and (label["label"] in speakers or SPEAKER.fullmatch(label["label"]))) or TIMED.match(text))
+    if label is None or text[label.end()].islower():
+        return bool(TIMED.match(text))
+    return label["label"] in speakers or bool(SPEAKER.fullmatch(label["label"]) or TIMED.match(text))
 
 
 def only_refers(text: str) -> bool:

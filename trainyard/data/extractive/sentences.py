@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from trainyard.data.extractive.cleaning import AND
+from trainyard.data.extractive.cleaning import AND, only_refers, spoken
 
 LEAST_WORDS, ENOUGH_WORDS, WANTED_WORDS, MOST_WORDS = 5, 8, 40, 60
 CJK = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
@@ -63,7 +63,8 @@ POINTING = re.compile(
 )
 """Beginnings that depend on the sentence before."""
 REMAINS = re.compile(
-    r"\{\s*[#:%{.]|[%}]\}|\ufffd|\[\^|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
+    r"\{\s*[#:%{.]|[%}]\}|\ufffd|\[\^|\[[1-9]\d{0,2}\]|\]\(|^\W*(?:!!!|:::|\||>|@|#)|^\W*$"
+    r"|^[.,;:!?。，、；：！？]|\.\.|[.。]。|。\s*\."
     rf"|[^\W\d_]- (?!(?:{'|'.join(AND)})\b)[^\W\d_A-ZÄÖÜ]",
 )
 """Markup that was not understood, a lost character, or a hyphen that a line end left behind."""
@@ -102,6 +103,8 @@ def short_answer(text: str, most_sentences: int = 1) -> str | None:
 
     `most_sentences` above 1 adds the next ones while the answer has at most 40 words.
     """
+    if spoken(text) or only_refers(text):
+        return None
     taken: list[str] = []
     words = 0
     for sentence in sentences(text)[:most_sentences]:

@@ -56,6 +56,7 @@ def generate(
         "engine": (Engine.EXTRACTIVE if complete is None else config.engine or Engine.OPENAI).value,
         "model": config.model,
         "template": config.template.value,
+        "wanted": config.count,
         "pairs": books.pairs,
         "unseen_wording": books.unseen_wording,
     }

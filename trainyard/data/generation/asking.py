@@ -21,7 +21,14 @@ import orjson
 from jsonschema import Draft202012Validator
 
 from trainyard.data.generation.accounting import Account, Books, spread_by_weight
-from trainyard.data.generation.shapes import preference_row, read_documents, rows_per_pair, wording_rows, wordings_of
+from trainyard.data.generation.shapes import (
+    preference_row,
+    read_documents,
+    rows_per_pair,
+    with_heldout,
+    wording_rows,
+    wordings_of,
+)
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
 from trainyard.errors import TrainyardError, Unavailable
@@ -151,6 +158,7 @@ async def opened(complete: Complete) -> AsyncIterator[Complete]:
 
 async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
     """Ask for all rows and write what comes back to the books. Never raises for a server that fails."""
+    config = with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
     wordings = wordings_of(config)
     line = Line(complete, max(4, PATIENCE * config.concurrency))
     reader = ReplyReader(config.template, wordings, books)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from trainyard.data.extractive import Pair, pairs
 from trainyard.data.generation.accounting import Account, Books, spread_evenly
-from trainyard.data.generation.shapes import preference_row, read_documents, rows_per_pair, wording_rows, wordings_of
+from trainyard.data.generation.shapes import (
+    preference_row,
+    read_documents,
+    rows_per_pair,
+    with_heldout,
+    wording_rows,
+    wordings_of,
+)
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import GenerationTemplate
@@ -21,7 +28,6 @@ def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Calla
     Raises `TrainyardError` (`E-GENERATOR-EMPTY`) when the rules find nothing in any document.
     """
     wordings = wordings_of(config)
-    wanted = -(-config.count // wordings)
     found: list[tuple[DocumentRow, list[Pair]]] = []
     for number, document in enumerate(read_documents(documents), 1):
         own = [
@@ -36,7 +42,8 @@ def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Calla
             do="Give documents with headings, or name a model that writes the pairs.",
             code="E-GENERATOR-EMPTY",
         )
-    shares = spread_evenly(wanted, [len(own) for _, own in found])
+    config = with_heldout(config, sum(bool(own) for _, own in found))
+    shares = spread_evenly(-(-config.count // wordings), [len(own) for _, own in found])
     rows = rows_per_pair(config.count, shares, wordings)
     short = spread_evenly(max(0, config.count - sum(map(sum, rows))), [config.count] * len(found))
     for (document, own), wanted_rows, missing in zip(found, rows, short, strict=True):

@@ -8,6 +8,7 @@ from typing import cast
 
 from trainyard.data.rows import ROWS_FILE, TRAIN, UNSEEN_WORDING, DocumentRow, Message, PreferenceRow, SftRow, read_rows
 from trainyard.spec.axes import GenerationTemplate, Port
+from trainyard.spec.estimate.heldout import rows_to_generate
 from trainyard.spec.nodes import AiGeneratorConfig
 
 
@@ -23,6 +24,15 @@ def port_of(template: GenerationTemplate) -> Port:
 def wordings_of(config: AiGeneratorConfig) -> int:
     """Rows of one pair: only questions are asked in several wordings."""
     return config.wordings if config.template is GenerationTemplate.QA else 1
+
+
+def with_heldout(config: AiGeneratorConfig, documents: int) -> AiGeneratorConfig:
+    """The config with all rows that are to be written as its `count`: those to train on, and what is held out.
+
+    `documents` is how many can give rows.
+    """
+    shares = rows_to_generate(config.count, max(1, documents), wordings_of(config), config.holdout)
+    return config.model_copy(update={"count": shares.generated})
 
 
 def rows_per_pair(count: int, shares: Sequence[int], wordings: int) -> list[list[int]]:

@@ -43,8 +43,10 @@ from trainyard.night.simulate.stand_ins import (
     SimulatedTrainer,
     run_in,
 )
+from trainyard.night.streams import GONE, file_of
 from trainyard.night.worker import poll
 from trainyard.night.world import Stores, World
+from trainyard.serve.extraction.parts import split_document
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
@@ -57,6 +59,10 @@ HOME, DOCUMENTS = Path("/home"), Path("/documents")
 NAMES = ("Ada", "Bo", "Cy", "Di", "Eve", "Flo", "Gus", "Hal")
 KINDS = ("person", "company", "project", "account", "location")
 DAY_S = 86_400.0
+LONG_SHARE = 0.12
+"""Of the new Markdown documents: they are read in one to three parts."""
+PADDING = ("-" * 6_999 + "\n") * 4
+"""Of a section: no line of it names anything, and two sections fit into one part."""
 MOST_ATTEMPTS = 4
 VERSION = re.compile(r"v[0-9]+")
 FAULT_POINTS = (*sorted(POINTS), *MARKER_POINTS)
@@ -70,7 +76,7 @@ CONFIG = NightConfig(
         BucketSpec(name="apprenticeship", method="dpo", threshold=4),
     ),
     window=Window(window_s=14_400, boot_s=5_400, phase1_s=600, phase2_s=2_400),
-    serving=Serving(concurrency=3, seconds_per_document=5.0, max_document_bytes=1_000),
+    serving=Serving(concurrency=3, seconds_per_document=5.0, max_document_bytes=400_000),
     phase2=Phase2(lease_s=60, attempts=3),
 )
 
@@ -134,8 +140,8 @@ class Campaign:
         self.inside: list[Process] = []
         """Processes within a night."""
         self.contents: dict[str, str] = {}
-        self.texts: dict[str, str] = {}
-        """SHA-256 of every content that a document ever had -> its text."""
+        self.texts: dict[str, str] = {GONE: ""}
+        """SHA-256 of every content that a document, or a part of one, ever had -> its text."""
         self.faults: list[Fault] = []
         self.calls = 0
         self.trained: list[tuple[str, str]] = []
@@ -322,20 +328,25 @@ class Campaign:
 
     def some_text(self, name: str) -> str:
         chance = self.random
+        if name.endswith("md") and chance.random() < LONG_SHARE:
+            return "".join(f"# {number}\n{self.few_lines()}\n{PADDING}" for number in range(chance.randint(3, 5)))
         if chance.random() < 0.08:
             return "nonsense"
         twins = sorted(text for other, text in self.contents.items() if other[-2:] == name[-2:])
         if twins and chance.random() < 0.15:
             return chance.choice(twins)  # the same content under a second name
-        lines = [f"{chance.choice(KINDS)} {chance.choice(NAMES)}" for _ in range(chance.randint(1, 3))]
-        return json.dumps("\n".join(lines)) if name.endswith("json") else "\n".join(lines)
+        return json.dumps(self.few_lines()) if name.endswith("json") else self.few_lines()
+
+    def few_lines(self) -> str:
+        chance = self.random
+        return "\n".join(f"{chance.choice(KINDS)} {chance.choice(NAMES)}" for _ in range(chance.randint(1, 3)))
 
     def write_document(self, name: str, text: str) -> None:
         self.disk.write(DOCUMENTS / name, text.encode())
         FLUSH(self.disk, DOCUMENTS / name)
         FLUSH_FOLDER(self.disk, DOCUMENTS)
         self.contents[name] = text
-        self.texts[content_sha256(text.encode())] = text
+        self.texts |= {content_sha256(part.encode()): part for part in split_document(text)}
 
     def fill_corpora(self, most: int) -> None:
         corpora = Corpora(HOME / "acme" / "corpora", self.disk)
@@ -403,8 +414,15 @@ class Campaign:
         """Documents whose write to the graph was begun and never recorded, as the next night will find them."""
         return Intents(self.world(Process(0))).unsettled()
 
-    def digest(self, content: bytes) -> str:
-        return content_sha256(content)
+    def digests(self, file: str) -> list[str]:
+        """What the parts of a document contain now."""
+        return [content_sha256(part.encode()) for part in split_document(self.contents[file])]
+
+    def digest(self, name: str) -> str:
+        """What a document, or a part of one, contains now."""
+        file, part = file_of(name)
+        digests = self.digests(file)
+        return digests[part - 1] if part <= len(digests) else GONE
 
     def night_of(self, process: Process, trouble: set[str] | None = None) -> NightReport | None:
         """One attempt by one process; None if it died."""

@@ -14,8 +14,9 @@ from trainyard.data.corpora import Corpora
 from trainyard.night.extracting import version_of
 from trainyard.night.publish import manifest_of, place
 from trainyard.night.report import NightReport
-from trainyard.night.simulate.campaign import DOCUMENTS, HOME, Campaign
+from trainyard.night.simulate.campaign import HOME, Campaign
 from trainyard.night.simulate.stand_ins import answer_of
+from trainyard.night.streams import GONE, part_name
 from trainyard.serve.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
@@ -72,8 +73,7 @@ def ledger_and_graph(campaign: Campaign) -> None:
 
 def to_be_redone(campaign: Campaign, entry: Entry) -> bool:
     """Whether the next night reads this document again: its content has changed, or its write was left half done."""
-    path = DOCUMENTS / entry.name
-    changed = campaign.digest(campaign.disk.read(path)) != entry.key.content_sha256
+    changed = campaign.digest(entry.name) != entry.key.content_sha256
     return changed or (entry.key.stream, entry.name) in campaign.doubtful()
 
 
@@ -225,16 +225,21 @@ def everything_read(campaign: Campaign) -> None:
     campaign.checked += 1
     if list(oracle.dump()) != list(campaign.graph.dump()):
         campaign.violated("the graph is not what the documents say")
-    for name in campaign.contents:
+    for file in campaign.contents:
+        for number, sha256 in enumerate(campaign.digests(file), 1):
+            campaign.checked += 1
+            name = part_name(file, number)
+            known = digests.get(sha256)
+            wanted = "quarantined" if "nonsense" in campaign.texts[sha256] else "done"
+            if known is None or (known.status != wanted and known.key.version == version_of(campaign.config.serving)):
+                campaign.violated(f"{name} was never {wanted}")
+            own = entries.get((STREAMS[file.rpartition(".")[2]], name))
+            if wanted == "done" and (own is None or own.key.content_sha256 != sha256):
+                campaign.violated(f"{name} is not known to have its present content")
+    for entry in entries.values():
         campaign.checked += 1
-        text = campaign.disk.read(DOCUMENTS / name)
-        known = digests.get(campaign.digest(text))
-        wanted = "quarantined" if b"nonsense" in text else "done"
-        if known is None or (known.status != wanted and known.key.version == version_of(campaign.config.serving)):
-            campaign.violated(f"{name} was never {wanted}")
-        own = entries.get((STREAMS[name.rpartition(".")[2]], name))
-        if wanted == "done" and (own is None or own.key.content_sha256 != campaign.digest(text)):
-            campaign.violated(f"{name} is not known to have its present content")
+        if campaign.digest(entry.name) == GONE != entry.key.content_sha256:
+            campaign.violated(f"{entry.name} still has facts, and its document has no such part")
 
 
 def half_written(campaign: Campaign, entries: dict[tuple[str, str], Entry]) -> dict[tuple[str, str], tuple[str, str]]:

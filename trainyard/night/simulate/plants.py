@@ -159,6 +159,11 @@ def adds_up(self: Any, mutations: Any) -> Any:
     return MUTATE(self, renamed)
 
 
+def keeps_parts(*_given: Any) -> dict[Any, Any]:
+    """What a document stated in a part that it no longer has stays for good."""
+    return {}
+
+
 MUTATE = stand_ins.FlakyGraph.mutate
 
 
@@ -170,6 +175,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "ledger-before-graph": ((extracting.Writer, "flush", ledger_first),),
         "quarantine-as-done": ((extracting.Writer, "entry", nonsense_is_done),),
         "edited-adds": ((stand_ins.FlakyGraph, "mutate", adds_up),),
+        "keeps-parts-that-are-gone": ((extracting, "gone_parts", keeps_parts),),
         "no-lease-check": ((claim.Hold, "sure", not_asked), (claim.Hold, "on_time", not_asked)),
         "claim-without-fencing": (
             (local, "renewed", never_growing),

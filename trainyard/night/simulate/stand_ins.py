@@ -204,11 +204,11 @@ class SimulatedServer:
 
 
 def answer_of(text: str) -> str:
-    """What a model that reads `kind name` lines answers; a line `nonsense` spoils the answer."""
+    """What a model that reads `kind name` lines under headings answers; a line `nonsense` spoils the answer."""
     if "nonsense" in text:
         return "I would rather not."
     text = json.loads(text) if text.startswith('"') else text
-    pairs = [line.split(" ", 1) for line in text.splitlines() if " " in line]
+    pairs = [line.split(" ", 1) for line in text.splitlines() if " " in line and not line.startswith("#")]
     return json.dumps({"entities": [{"kind": kind, "name": name} for kind, name in pairs], "relations": []})
 
 

@@ -33,7 +33,7 @@ Complete = Callable[[Messages, dict[str, Any] | None, int], Awaitable[str]]
 
 MAX_ENTITIES, MAX_RELATIONS = 100, 150
 MAX_DOCUMENT_CHARS = 60_000
-"""About 15,000 tokens. A longer document is refused: it would not fit the server, and half of it would be a lie."""
+"""About 15,000 tokens. A longer text would not fit the server: a night reads such a document in parts (`parts.py`)."""
 MAX_ANSWER_CHARS = 200_000
 ANSWER_TOKENS, THINKING_TOKENS = 2_048, 2_048
 RULES = "rules"

@@ -36,6 +36,7 @@ from trainyard.stores.artifacts import write_json_durably
 READY_FILE = "embedded.json"
 MAX_BODY_BYTES = 4 << 20
 WARM_UP = "warm"
+CARD = {"id": MODEL, "object": "model", "owned_by": "trainyard", "root": MODEL, "parent": None}
 
 
 class RulesServer:
@@ -49,9 +50,10 @@ class RulesServer:
         try:
             asked = parse(ChatRequest, await body_of(request))
             if asked.model != MODEL:
-                raise not_found(asked.model)
-            if asked.stream:
-                raise ApiError(400, "stream is not supported by the model `rules`.", param="stream")
+                raise not_found(asked.model, [MODEL])
+            for name, given in (("stream", asked.stream), ("n", (asked.n or 1) > 1), ("tools", asked.tools)):
+                if given:
+                    raise ApiError(400, f"{name} is not supported by the model `rules`.", param=name)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             messages = [message.for_template() for message in asked.messages]
@@ -65,8 +67,13 @@ class RulesServer:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _request: Request) -> Response:
-        card = {"id": MODEL, "object": "model", "owned_by": "trainyard", "root": MODEL, "parent": None}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [CARD]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != MODEL:
+            raise not_found(name, [MODEL])
+        return JSONResponse(CARD)
 
     async def metrics(self, _request: Request) -> Response:
         return PlainTextResponse(
@@ -78,6 +85,7 @@ class RulesServer:
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]

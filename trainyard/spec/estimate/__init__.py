@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, BackendName, Device, Port, Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
 from trainyard.spec.estimate.memory import GIB, PAIR_STAGES, STATE_BYTES, Memory, memory_of, positions, trainable
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
@@ -76,10 +77,11 @@ def estimate(chain: ResolvedChain, known: Known | None = None) -> tuple[Estimate
     """One estimate for each node, in the order in which they run."""
     known = known or Known()
     rows: dict[str, dict[Port, int]] = {}
+    generators = written_by_generator(chain)
     found = []
     for node_id in chain.order:
         node = chain.node(node_id)
-        rows[node_id], basis = rows_of(node, rows, known)
+        rows[node_id], basis = rows_of(node, rows, known, generators)
         if isinstance(node.config, TrainerConfig):
             found.append(estimate_training(node, node.config, rows, known))
         else:
@@ -91,14 +93,22 @@ def estimate(chain: ResolvedChain, known: Known | None = None) -> tuple[Estimate
 # Rows
 
 
-def rows_of(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]], known: Known) -> tuple[dict[Port, int], str]:
+def rows_of(
+    node: ResolvedNode,
+    earlier: Mapping[str, Mapping[Port, int]],
+    known: Known,
+    generators: Mapping[str, Mapping[Port, int]],
+) -> tuple[dict[Port, int], str]:
     """Rows that a node gives on each port, at most, and how that is known."""
     if node.id in known.rows:
         return dict(known.rows[node.id]), "rows: counted"
     if isinstance(node.config, DataSourceConfig):
         return {}, "rows: not known before the files are read"
     if isinstance(node.config, AiGeneratorConfig):
-        return {node.produces[0]: node.config.count}, f"rows: at most the count of {node.config.count:,}"
+        shares = generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
+        return {node.produces[0]: shares.generated}, generator_basis(node.config, shares)
+    if isinstance(node.config, ValidatorConfig) and (made := generators.get(node.id)):
+        return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
     if isinstance(node.config, ValidatorConfig):
         kept = {port: trained_rows(node.config, port, n) for port, n in arriving(node, earlier).items()}
         return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""

@@ -1,0 +1,121 @@
+"""The script that `trainyard eject` writes takes the steps of the native engine: the same losses, rates and tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.small_jobs import Jobs, train_here
+from trainyard.backends.rows import plain
+from trainyard.backends.script import files
+from trainyard.data.renderers.choice import choose
+from trainyard.data.rows import Message, PreferenceRow, SftRow
+from trainyard.spec.axes import Port
+from trainyard.train.stages.pairs import answered
+from trainyard.train.tokens import encode_preference, encode_sft
+
+STEPS = 10
+CLOSE = 1e-5
+"""The losses are about 6; the two sum float32 numbers in another order."""
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    """The script as a module; its handlers of signals and its working folder are put back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = Path.cwd()
+    monkeypatch.setenv("TRAINYARD_EVENTS", str(tmp_path / "events.jsonl"))
+    spec = importlib.util.spec_from_file_location("ejected", files.BUILT_IN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "ejected", module)
+    spec.loader.exec_module(module)
+    yield module
+    os.chdir(before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def later(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("port", "config"),
+    [
+        (Port.SFT, {}),
+        (Port.SFT, {"lora": {"profile": "classic", "dropout": 0.2, "layers": [1]}}),
+        (Port.SFT, {"method": "lora_plus", "engine": {"token_budget": 48, "too_long": "drop"}}),
+        (Port.SFT, {"method": "freeze", "engine": {"freeze_blocks": 1, "freeze_head": True}}),
+        (Port.SFT, {"hyperparameters": {"optimizer": "sgd", "batch_size": 2, "gradient_accumulation": 3}}),
+        (Port.TEXT, {"stage": "cpt", "method": "full", "hyperparameters": {"schedule": "cosine", "warmup_ratio": 0.3}}),
+        (Port.PREFERENCE, {"lora": {"dropout": 0.2}}),
+        (Port.PREFERENCE, {"stage": "reward", "hyperparameters": {"optimizer": "adafactor", "weight_decay": 0.1}}),
+        later(Port.SFT, {"engine": {"batching": "packed"}, "control": "shuffled_answers"}),
+        later(Port.SFT, {"engine": {"batching": "padded"}, "lora": {"target_modules": "attention-only"}}),
+        later(Port.SFT, {"method": "dora", "hyperparameters": {"gradient_checkpointing": True}}),
+        later(Port.SFT, {"method": "oft", "engine": {"template": "chatml"}}),
+        later(Port.SFT, {"method": "full", "hyperparameters": {"max_steps": None, "epochs": 2.5}}),
+        later(Port.PREFERENCE, {"stage": "sft"}),
+        later(Port.PREFERENCE, {"method": "full", "preference": {"loss": "ipo"}}),
+        later(Port.PREFERENCE, {"stage": "reward", "method": "freeze", "engine": {"freeze_blocks": 1}}),
+    ],
+    ids=lambda value: value.value if isinstance(value, Port) else json.dumps(value),
+)
+def test_the_script_takes_the_steps_of_the_native_engine(
+    *, port: Port, config: dict[str, Any], jobs: Jobs, script: ModuleType, tmp_path: Path, home: Path
+) -> None:
+    given = {**config, "hyperparameters": {"max_steps": STEPS, **config.get("hyperparameters", {})}}
+    native = train_here(jobs(port, backend="native", **given), tmp_path / "native").record
+    files.write(jobs(port, backend="script", **given), tmp_path / "mine", keep_work=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries, as in `train_here`
+        script.main(str(tmp_path / "mine" / "spec.json"))
+    report = json.loads((tmp_path / "mine" / "output" / "report.json").read_text())
+    assert len(report["losses"]) == len(native["losses"]) >= STEPS
+    for (step, loss, rate), expected in zip(report["losses"], native["losses"], strict=True):
+        assert (step, rate) == (expected[0], pytest.approx(expected[2], rel=1e-9))
+        assert loss == pytest.approx(expected[1], abs=CLOSE)
+    assert report["tokens"] == native["tokens"]
+
+
+ROWS = [
+    SftRow([Message("user", "One?"), Message("assistant", "First."), Message("user", "A <|im_end|> in it?"),
+            Message("assistant", "Second.\n")]),
+    SftRow([Message("user", "One?"), Message("assistant", "First."), Message("user", "and then?")]),
+]  # fmt: skip
+PAIR = PreferenceRow([Message("user", "What?")], [Message("assistant", "A node.")], [Message("assistant", "No.")])
+
+
+@pytest.mark.parametrize("template", ["auto", "chatml", "gemma", "llama3.1", "mistral", "role_colon", "qwen2.5"])
+def test_the_script_reads_rows_as_the_native_engine(template: str, tiny_model: Path, script: ModuleType) -> None:
+    """Where turns begin and end, what is learned, and control tokens that a user writes."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = choose(template, tokenizer.chat_template).text
+    chat = script.Chat(tokenizer)
+    expected = [encode_sft([row], tokenizer, 10_000)[0] for row in ROWS]
+    assert [chat.sides(plain(row), False) for row in ROWS] == expected
+    (pair,) = encode_preference([PAIR], tokenizer, 10_000)[0]
+    sides = [answered(pair["prompt_ids"], pair[side]) for side in ("chosen_ids", "rejected_ids")]
+    assert chat.sides(plain(PAIR), True) == sides
+
+
+def test_a_row_that_the_template_refuses_is_left_out(tiny_model: Path, script: ModuleType, tmp_path: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = choose("gemma").text
+    row = SftRow([Message("system", "Be short."), Message("user", "One?"), Message("assistant", "First.")])
+    assert encode_sft([row], tokenizer, 100)[0] == []
+    assert script.Chat(tokenizer).sides(plain(row), False) == []
+    assert "as the chat template refuses it" in (tmp_path / "events.jsonl").read_text()

@@ -1,0 +1,164 @@
+"""Several choices, tools and single models of the embedded server, over its application in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from trainyard.serve.answers import Answers
+from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.protocol import MAX_CHOICES
+from trainyard.serve.served import Served
+from trainyard.serve.server import build_app
+from trainyard.stores.models import ModelSource
+
+NAME = "acme/tiny"
+CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "What is a chain?"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Look a word up.", "parameters": {"type": "object"}},
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "chain"}'}}
+WITH_TOOLS = (
+    "{%- if tools -%}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{%- endif -%}"
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls or [] -%}[{{ call.function.name }}]{%- endfor -%}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+
+
+@pytest.fixture(scope="module")
+def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """The server over a model whose chat template has a place for tools."""
+    folder = tmp_path_factory.mktemp("served") / "model"
+    shutil.copytree(tiny_model, folder)
+    engine, worker = Engine(folder), Worker()
+    engine.tokenizer.chat_template = WITH_TOOLS
+    served = Served(engine, worker, ModelSource(NAME, folder, "0" * 64), [])
+    app = build_app(served, Answers(engine, worker, served, max_tokens=100), token=None, hosts=["testserver"])
+    with TestClient(app) as made:
+        yield made
+    worker.stop()
+
+
+def chat(client: TestClient, **more: Any) -> dict[str, Any]:
+    answer = client.post(CHAT, json={"model": NAME, "messages": MESSAGES, "max_tokens": 8, "seed": 5, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    answer = client.post(path, json={"model": NAME, "max_tokens": 8, "seed": 5, "stream": True, **body})
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def refusal(client: TestClient, path: str, **body: Any) -> tuple[int, str, str | None]:
+    answer = client.post(path, json={"model": NAME, **body})
+    error = answer.json()["error"]
+    return answer.status_code, error["message"], error["param"]
+
+
+def test_one_model_is_shown_by_its_name_with_slashes(client: TestClient) -> None:
+    shown = client.get(f"{MODELS}/{NAME}").json()
+    assert shown == client.get(MODELS).json()["data"][0]
+    assert (shown["id"], shown["object"], shown["owned_by"]) == (NAME, "model", "trainyard")
+    unknown = client.get(f"{MODELS}/gpt-4")
+    assert unknown.status_code == 404
+    error = unknown.json()["error"]
+    assert error["message"] == f"The model `gpt-4` does not exist. Served are: `{NAME}`."
+    assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
+
+
+def test_a_wrong_model_lists_the_names(client: TestClient) -> None:
+    client.post("/v1/aliases", json={"alias": "live", "model": NAME})
+    try:
+        found = refusal(client, CHAT, model="gpt-4", messages=MESSAGES)
+        assert found == (404, f"The model `gpt-4` does not exist. Served are: `{NAME}`, `live`.", "model")
+        assert client.get(f"{MODELS}/live").json()["alias_of"] == NAME
+    finally:
+        client.post("/v1/aliases", json={"alias": "live", "model": None})
+
+
+def test_several_choices_have_their_own_seeds(client: TestClient) -> None:
+    several = chat(client, n=3, logprobs=True)
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    texts = [choice["message"]["content"] for choice in several["choices"]]
+    alone = [chat(client, seed=seed)["choices"][0]["message"]["content"] for seed in (5, 6, 7)]
+    assert texts == alone
+    assert len(set(texts)) > 1
+    one = chat(client)["usage"]
+    assert several["usage"]["prompt_tokens"] == one["prompt_tokens"]
+    counted = sum(len(choice["logprobs"]["content"]) for choice in several["choices"])
+    assert counted <= several["usage"]["completion_tokens"] <= 24
+
+
+def test_a_stream_has_every_choice(client: TestClient) -> None:
+    whole = chat(client, n=2)["choices"]
+    chunks = streamed(client, CHAT, messages=MESSAGES, n=2, stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] <= 16
+    for index, choice in enumerate(whole):
+        own = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(part["delta"].get("content", "") for part in own) == choice["message"]["content"]
+        assert [part["finish_reason"] for part in own if part["finish_reason"]] == [choice["finish_reason"]]
+
+
+def test_choices_of_text_completions_follow_their_prompts(client: TestClient) -> None:
+    body = {"prompt": ["A chain", "The quick"], "n": 2, "max_tokens": 4, "seed": 1, "model": NAME}
+    answer = client.post(TEXT, json=body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    second = client.post(TEXT, json={**body, "prompt": "The quick"}).json()
+    assert [one["text"] for one in answer["choices"][2:]] == [one["text"] for one in second["choices"]]
+    chunks = streamed(client, TEXT, prompt="A chain", n=2)
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
+
+
+@pytest.mark.parametrize("n", [0, MAX_CHOICES + 1])
+def test_the_number_of_choices_has_a_cap(client: TestClient, n: int) -> None:
+    status, message, param = refusal(client, CHAT, messages=MESSAGES, n=n)
+    assert (status, param) == (400, "n")
+    assert "equal to" in message
+
+
+def test_tools_reach_the_prompt(client: TestClient) -> None:
+    plain = chat(client)["usage"]["prompt_tokens"]
+    with_tools = chat(client, tools=[TOOL])["usage"]["prompt_tokens"]
+    assert with_tools > plain + 10
+    assert chat(client, tools=[TOOL], tool_choice="auto")["usage"]["prompt_tokens"] == with_tools
+    assert chat(client, tools=[TOOL], tool_choice="none")["usage"]["prompt_tokens"] == plain
+
+
+def test_a_call_and_its_result_are_messages(client: TestClient) -> None:
+    called = {"role": "assistant", "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "A list of nodes."}
+    longer = chat(client, messages=[*MESSAGES, called, result], tools=[TOOL])["usage"]["prompt_tokens"]
+    without = chat(client, messages=[*MESSAGES, {"role": "assistant", "content": ""}, result], tools=[TOOL])
+    assert longer > without["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tools": []}, "tools: "),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0.type: "),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: Input should be 'auto' or 'none'"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "content is null"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "tool_calls belong to an assistant's"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "tool_call_id belongs to a tool's"),
+    ],
+)
+def test_what_is_no_tool_is_refused(client: TestClient, body: dict[str, Any], message: str) -> None:
+    status, found, _ = refusal(client, CHAT, **{"messages": MESSAGES, **body})
+    assert status == 400
+    assert message in found

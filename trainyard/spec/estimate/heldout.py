@@ -1,0 +1,107 @@
+"""How many rows have to be generated so that a number of them is left to train on.
+
+A validator keeps whole documents apart, and of every other question one wording. Of a held-out question one wording is
+evaluated and the others are spare. Pairs of question and answer are taken as spread evenly over the documents.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from trainyard.spec.axes import DATA_PORTS, GenerationTemplate, Port
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
+from trainyard.spec.training import Strict, TrainerConfig
+
+MOST = 0.5
+"""At most half of the documents are held out, whatever number of rows is asked."""
+FEW_TRAINING_ROWS, FEW_EVALUATION_ROWS = 50, 30
+"""Below, a training teaches little beyond the form of the answers, and a verdict rests on little."""
+
+
+class Shares(NamedTuple):
+    """What becomes of generated rows."""
+
+    generated: int
+    trained: int
+    unseen_documents: int
+    unseen_wording: int
+
+
+def rows_to_generate(count: int, documents: int | None, wordings: int, rules: HoldoutRules | None) -> Shares:
+    """The smallest set of pairs, all of their wordings counted, that leaves `count` rows to train on.
+
+    `documents` is how many the pairs are spread over, None if that is not known. Without rules all rows are trained.
+    """
+    if rules is None:
+        return Shares(count, count, 0, 0)
+    kept_back = rules.wording and wordings > 1
+    each = wordings - 1 if kept_back else wordings
+    pairs = math.ceil(count / each)
+    while (trained := each * (pairs - held_pairs(pairs, documents, rules))) < count:
+        pairs += max(1, (count - trained) // each)
+    held = held_pairs(pairs, documents, rules)
+    return Shares(pairs * wordings, trained, held, pairs - held if kept_back else 0)
+
+
+def held_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
+    """Pairs of the documents that are held out: the share that is asked for, and enough for the least rows.
+
+    Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
+    """
+    if rules.documents <= 0:
+        return 0
+    if documents is None:
+        return min(math.ceil(max(rules.documents * pairs, rules.min_rows) - 1e-9), int(pairs * MOST))
+    used = min(documents, pairs)
+    most = -(-pairs // used)
+    by_rows = rules.min_rows + most - 1 if rules.min_rows else 0
+    by_share = math.ceil(math.ceil(rules.documents * used - 1e-9) * pairs / used)
+    return min(max(by_rows, by_share), int(used * MOST) * most)
+
+
+def few_rows(trained: int | None, evaluated: int | None) -> list[str]:
+    """A sentence for each set that is tiny; what is not known is not judged."""
+    found = []
+    if trained is not None and trained < FEW_TRAINING_ROWS:
+        found.append(f"Fewer than {FEW_TRAINING_ROWS} rows to train on ({trained}): little but form is learned.")
+    if evaluated is not None and evaluated < FEW_EVALUATION_ROWS:
+        found.append(f"Fewer than {FEW_EVALUATION_ROWS} rows to evaluate on ({evaluated}): a verdict rests on little.")
+    return found
+
+
+def tiny_sets(config: Strict, rows: int | None) -> list[str]:
+    """What a plan warns of: a trainer with few rows, a generator that leaves few rows for the evaluator."""
+    if isinstance(config, TrainerConfig):
+        return few_rows(rows, None)
+    if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
+        shares = generated_rows(config, None)
+        return few_rows(None, max(shares.unseen_documents, shares.unseen_wording))
+    return []
+
+
+def generated_rows(config: AiGeneratorConfig, documents: int | None) -> Shares:
+    wordings = config.wordings if config.template is GenerationTemplate.QA else 1
+    return rows_to_generate(config.count, documents, wordings, config.holdout)
+
+
+def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
+    """How the rows that are asked for are divided."""
+    if config.holdout is None:
+        return f"rows: at most the count of {config.count:,}"
+    held = f"{shares.unseen_documents:,} of unseen documents, {shares.unseen_wording:,} of unseen wording"
+    spare = shares.generated - shares.trained - shares.unseen_documents - shares.unseen_wording
+    return f"rows: about {shares.trained:,} to train on, {held}, {spare:,} spare wordings; at most what the texts give"
+
+
+def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:
+    """Validator -> port -> rows to train on, where a generator writes them for it."""
+    found: dict[str, dict[Port, int]] = {}
+    for node in chain.nodes:
+        for port, sources in node.inputs.items() if isinstance(node.config, ValidatorConfig) else ():
+            configs = [chain.node(source.node_id).config for source in sources if port in DATA_PORTS]
+            for config in configs:
+                if isinstance(config, AiGeneratorConfig) and config.holdout is not None:
+                    found.setdefault(node.id, {})[port] = config.count
+    return found
