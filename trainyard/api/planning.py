@@ -327,7 +327,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 
 
 def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason]) -> PlanNode:
-    own = advice(node.config) if isinstance(node.config, TrainerConfig) else []
+    own = advice(node.config, devices_here()[0]) if isinstance(node.config, TrainerConfig) else []
     return PlanNode(
         id=node.id,
         type=node.type,
