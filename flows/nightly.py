@@ -17,13 +17,13 @@ from prefect.states import Completed, Failed
 from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.api.runs.nights import night_slot
-from trainyard.api.verbs.night import at_home
+from trainyard.api.verbs.night import at_home, unfit_words
 from trainyard.errors import TrainyardError
 from trainyard.night.phases import Night, begin, documents, skipped
 from trainyard.night.report import NightReport, markdown
 from trainyard.night.surroundings import world_of
 from trainyard.settings import settings
-from trainyard.spec.night import NightConfig
+from trainyard.spec.night import NightConfig, require_trainable
 from trainyard.stores.clock import RealClock
 
 DEFAULT = NightConfig()
@@ -41,8 +41,9 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     own = at_home(settings().model_copy(update={"tenant": config.tenant}))
     run = config.window.date_of(RealClock().now())
     try:
+        require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = world_of(config, own, say=get_run_logger().info, held=True)
+            world = world_of(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
             report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:

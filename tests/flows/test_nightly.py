@@ -15,7 +15,7 @@ from trainyard.api.runs.slots import lock_of
 from trainyard.night.phases import read_report
 from trainyard.night.training import tenant_root
 from trainyard.settings import settings
-from trainyard.spec.night import read_night
+from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.files import RealFiles
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,6 +36,16 @@ def test_a_night_runs_as_a_flow_and_only_once(home: Path) -> None:
     assert report is not None
     assert report.phase1.done >= 20
     assert report.phase1.device_free
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_training_that_no_chain_may_have_fails_before_the_night_begins(home: Path) -> None:
+    """A form makes the config by its types alone."""
+    training = {"method": "lora", "quantization": "nf4"}
+    state = nightly(NightConfig.model_validate({"phase2": {"training": training}}), return_state=True)
+    assert state.is_failed()
+    assert "R-QUANT-METHOD phase2.training.quantization" in (state.message or "")
+    assert not (tenant_root(settings(), "default") / "nights").exists()
 
 
 HOLDER = """

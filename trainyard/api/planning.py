@@ -36,6 +36,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.job import JobSpec
@@ -44,7 +45,7 @@ from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Reference
-from trainyard.stores.models import resolve_model
+from trainyard.stores.models import base_facts, resolve_model
 
 JOB = "training-job"
 JOB_DEPLOYMENT = f"{JOB}/local"
@@ -226,11 +227,21 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         endpoints=frozenset(settings.endpoints),
         path_problem=path_problem,
         backends=backends(settings),
+        base=lambda name: facts_of(name, settings),
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
         embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
         has_module=has_module,
     )
+
+
+def facts_of(name: str, settings: Settings) -> BaseFacts | None:
+    """What the files of a base model say; None if it is not here, which the trainer's own line reports."""
+    try:
+        folder = resolve_model(name, settings).path
+        return base_facts(folder) if folder else None
+    except TrainyardError:
+        return None
 
 
 def has_module(name: str) -> bool:
@@ -316,7 +327,7 @@ def look_at(node: ResolvedNode, inputs: dict[Port, list[Reference]], settings: S
 
 
 def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequence[Reason]) -> PlanNode:
-    own = advice(node.config) if isinstance(node.config, TrainerConfig) else []
+    own = advice(node.config, devices_here()[0]) if isinstance(node.config, TrainerConfig) else []
     return PlanNode(
         id=node.id,
         type=node.type,

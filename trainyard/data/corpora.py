@@ -24,8 +24,8 @@ import orjson
 from trainyard.data.readers.repositories import Repository, commit_documents
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
-from trainyard.spec.axes import Port
 from trainyard.spec.chain import canonical_json
+from trainyard.spec.night import BUCKET_PORTS
 from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
 
 MOST_CHARS = 200_000
@@ -35,7 +35,6 @@ LEAST_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
 CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
 """Of source code and small vocabularies; prose has four characters a token."""
-PORTS = {"sft": Port.SFT, "dpo": Port.PREFERENCE}
 TURN_KEYS = ("role", "content")
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 HELDOUT_FILE = "heldout/heldout.arrow"
@@ -353,8 +352,8 @@ def write_training_set(
     """
     train, apart = held_out(tuples, share)
     chars = CHARS_PER_TOKEN * max_length
-    kept = write_rows(folder / ROWS_FILE, PORTS[method], rows_of(train, method, chars))
-    aside = write_rows(folder / HELDOUT_FILE, PORTS[method], rows_of(apart, method, chars)) if apart else 0
+    kept = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], rows_of(train, method, chars))
+    aside = write_rows(folder / HELDOUT_FILE, BUCKET_PORTS[method], rows_of(apart, method, chars)) if apart else 0
     return {"train": kept, "heldout": aside}
 
 

@@ -286,7 +286,7 @@ def why_not_here(night: Night, first: Phase1Report) -> str:
     if not night.config.phase2.train:
         return "training is switched off: the markers wait"
     if missing := night.world.trainer.missing():
-        return f"no trainer is installed: {missing}"
+        return missing
     return "" if first.device_free else "the device is not proven free: the markers wait"
 
 

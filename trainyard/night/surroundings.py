@@ -12,7 +12,7 @@ from trainyard.compute.lease import device_lock
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.points import nothing
-from trainyard.night.training import HouseTrainer, tenant_root
+from trainyard.night.training import HouseTrainer, fits, tenant_root
 from trainyard.night.world import Stores, World
 from trainyard.project import project_folder
 from trainyard.serve.extraction import SCHEMA, Complete
@@ -73,8 +73,11 @@ def world_of(
     *,
     say: Callable[[str], None] = nothing,
     held: bool = False,
+    unfit: Callable[[], str] = fits,
 ) -> World:
-    """What a night of this config touches on this machine. `held`: the caller has the device's lease already.
+    """What a night of this config touches on this machine.
+
+    `held`: the caller has the device's lease already. `unfit`: what of the trainings this machine cannot carry out.
 
     Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base.
     """
@@ -98,7 +101,7 @@ def world_of(
             objects=objects,
         ),
         server=HouseServer(profile_of(config, settings), settings.services / "night-server", config, settings),
-        trainer=HouseTrainer(config, settings),
+        trainer=HouseTrainer(config, settings, unfit=unfit),
         owner=this_owner(),
         boot_id=boot_id(),
         base_model=config.phase2.training.base_model or settings.default_base_model,

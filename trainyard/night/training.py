@@ -16,13 +16,13 @@ from trainyard.backends.job import TrainingJob, locate_mirror
 from trainyard.backends.oom import train_within_memory
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import Wanted, ignore
-from trainyard.data.corpora import PORTS, write_training_set
+from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.world import Order, Trained, Verdict
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port, Stage
-from trainyard.spec.night import NightConfig
+from trainyard.spec.axes import Port
+from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
@@ -33,16 +33,30 @@ DONE_FILE = "trained.json"
 REPORT_FILE = "report.json"
 
 
-class HouseTrainer:
-    """`world.Trainer` with the product's own backends, evaluations and deployments. `run` trains one job."""
+def fits() -> str:
+    """Nothing is known against a training on this machine."""
+    return ""
 
-    def __init__(self, config: NightConfig, settings: Settings, run: Callable[..., Produced] = run_training) -> None:
-        self.config, self.settings, self.run = config, settings, run
+
+class HouseTrainer:
+    """`world.Trainer` with the product's own backends, evaluations and deployments.
+
+    `run` trains one job; `unfit` says what of the config this machine cannot carry out, empty for nothing.
+    """
+
+    def __init__(
+        self,
+        config: NightConfig,
+        settings: Settings,
+        run: Callable[..., Produced] = run_training,
+        unfit: Callable[[], str] = fits,
+    ) -> None:
+        self.config, self.settings, self.unfit, self.run = config, settings, unfit, run
         self.registry = AdapterRegistry(settings.adapters)
 
     def missing(self) -> str:
         found = probe(self.config.phase2.training.backend, self.settings)
-        return "" if found.available else f"{found.why} {found.fix}".strip()
+        return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
 
     def train(self, order: Order) -> Trained:
         """Train in a child; a finished training of the same order is taken as it is."""
@@ -73,13 +87,12 @@ class HouseTrainer:
 
     def job(self, order: Order) -> TrainingJob:
         """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
-        marker, port = order.marker, PORTS[order.marker.method]
+        marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         rows = order.work / "rows"
         share = self.config.phase2.holdout
         length = self.config.phase2.training.hyperparameters.max_length
         write_training_set(list(order.tuples), marker.method, rows, share, length)
-        stage = self.config.phase2.training.model_copy(update={"stage": Stage(marker.method)})
-        trainer = resolve_trainer(stage, self.settings.default_base_model)
+        trainer = resolve_trainer(night_trainer(self.config, marker.method), self.settings.default_base_model)
         base = resolve_model(marker.base_model, self.settings)
         return TrainingJob(
             config=locate_mirror(trainer, self.settings.working_folder),
@@ -96,7 +109,7 @@ class HouseTrainer:
 
     def judge(self, order: Order, trained: Trained) -> Verdict:
         """Candidate against the live adapter, on tuples that no training sees."""
-        marker, port = order.marker, PORTS[order.marker.method]
+        marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         inputs: Mapping[Port, list[Reference]] = {
             Port.ADAPTER: [reference(trained.folder, Port.ADAPTER)],
             port: [reference(order.work / "rows", port)],

@@ -8,7 +8,8 @@ zone only decides to which date a night belongs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -17,15 +18,23 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
-from trainyard.spec.axes import Method, Stage
+from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Stage
+from trainyard.spec.chain import ChainSpec
+from trainyard.spec.graph import check
 from trainyard.spec.load.parse import reasons_of
-from trainyard.spec.nodes import Name
-from trainyard.spec.training import Hyperparameters, LoraSettings, Strict, TrainerConfig
+from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, SourceSet, TrainerNode
+from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
 
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
 OUTSIDE = re.compile(r"^[/\\~]|(^|[/\\])\.\.([/\\]|$)|\x00")
 """Patterns that could name something outside of the folder of documents."""
+
+
+BucketMethod = Literal["sft", "dpo"]
+BUCKET_PORTS: dict[str, Port] = {"sft": Port.SFT, "dpo": Port.PREFERENCE}
+"""Method of a bucket -> port whose rows its tuples become."""
+TRAINER, TRAINING = "trainer", "phase2.training"
 
 
 class StreamSpec(Strict):
@@ -56,7 +65,7 @@ class BucketSpec(Strict):
     """A corpus that people fill by working, and what becomes of it."""
 
     name: Name
-    method: Literal["sft", "dpo"]
+    method: BucketMethod
     role: Name | None = Field(None, description="Role of the adapter; default: the bucket's name.")
     threshold: int = Field(50, ge=1, le=1_000_000, description="New valid tuples that make it worth a training.")
 
@@ -180,6 +189,11 @@ class NightConfig(Strict):
                 raise ValueError(f"the {kind} {twice[0]!r} is listed twice")
         return self
 
+    @property
+    def methods(self) -> tuple[BucketMethod, ...]:
+        """What its buckets are trained by, each once."""
+        return tuple(dict.fromkeys(one.method for one in self.in_order()))
+
     def in_order(self) -> tuple[BucketSpec, ...]:
         """The buckets as they are trained: SFT first, then DPO, each in the order of the config."""
         return tuple(sorted(self.buckets, key=lambda one: one.method != "sft"))
@@ -188,15 +202,68 @@ class NightConfig(Strict):
 def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
     """The config that plain values describe.
 
-    Raises `Refused` with every reason: `R-NIGHT-CPT` for a scheduled continued pre-training, `E-SPEC-…` for the rest.
+    Raises `Refused` with every reason: `R-NIGHT-CPT` for a scheduled continued pre-training, what `require_trainable`
+    raises, `E-SPEC-…` for the rest.
     """
     given = dict(value or {})
     if reasons := scheduled_pretraining(given):
         raise Refused(reasons, "A night does not pre-train.")
     try:
-        return NightConfig.model_validate(given)
+        config = NightConfig.model_validate(given)
     except ValidationError as error:
         raise Refused(reasons_of(error, NightConfig), "The night's config is not valid.") from error
+    return require_trainable(config)
+
+
+# Its trainings, judged as those of a chain
+
+
+def require_trainable(config: NightConfig) -> NightConfig:
+    """The config, if every bucket can be trained with its settings.
+
+    Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT-METHOD`.
+    """
+    chains = [night_chain(config, method) for method in config.methods]
+    if reasons := [*whole_weights(config), *located(reason for chain in chains for reason in check(chain))]:
+        raise Refused(reasons, "A training of this night is refused.")
+    return config
+
+
+def night_chain(config: NightConfig, method: BucketMethod) -> ChainSpec:
+    """What a night trains of a bucket, as a chain: its rows, then the trainer."""
+    rows = DataSourceConfig(sets={BUCKET_PORTS[method]: SourceSet(path="rows.jsonl")})
+    return ChainSpec(
+        name="nightly",
+        tenant=config.tenant,
+        nodes=(
+            DataSourceNode(type="data_source", config=rows),
+            TrainerNode(type="trainer", id=TRAINER, config=night_trainer(config, method)),
+        ),
+    )
+
+
+def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
+    """The trainer of a bucket. The settings under `preference` are those of the dpo buckets, where there is one."""
+    updates: dict[str, object] = {"stage": Stage(method)}
+    if method != Stage.DPO and Stage.DPO in config.methods:
+        updates["preference"] = PreferenceSettings()
+    return config.phase2.training.model_copy(update=updates)
+
+
+def located(reasons: Iterable[Reason]) -> list[Reason]:
+    """The reasons of the trainers of a night, each once, at their place in its config."""
+    own = (reason for reason in reasons if reason.node == TRAINER)
+    fields = ((reason, reason.field.removeprefix("config").removeprefix(".")) for reason in own)
+    return list(dict.fromkeys(replace(one, node=None, field=f"{TRAINING}.{field}") for one, field in fields))
+
+
+def whole_weights(config: NightConfig) -> list[Reason]:
+    """A reason against a method that leaves no adapter, which is all that a night can publish."""
+    method = config.phase2.training.method
+    if method in ADAPTER_METHODS:
+        return []
+    because = f"A night publishes adapters, and method {method} makes a whole model."
+    return [Reason("R-NIGHT-METHOD", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
 
 
 def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 import re
 import struct
@@ -22,6 +23,7 @@ from typing import Any
 from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.stores.artifacts import file_sha256, write_json_durably
 
 STARTER = "starter"
@@ -317,6 +319,27 @@ def read_digests(path: Path | None) -> dict[str, str]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def base_facts(folder: Path) -> BaseFacts:
+    """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-CONFIG`)."""
+    return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-CONFIG"), tokenizer_size(folder))
+
+
+def tokenizer_size(folder: Path) -> int | None:
+    """One more than the highest id of a folder's tokenizer; None where only loading it would show it.
+
+    Format: `model.vocab` of tokenizer.json is a mapping of tokens to ids, or a list in the order of the ids (Unigram);
+    `added_tokens` lists those that were added later.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
+        return None
+    value = read_json(path, "E-MODEL-TOKENIZER")
+    vocabulary = (value.get("model") or {}).get("vocab") or {}
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    added = (token.get("id") for token in value.get("added_tokens") or ())
+    return max((one for one in itertools.chain(ids, added) if isinstance(one, int)), default=-1) + 1 or None
 
 
 def chat_template(folder: Path) -> str | None:

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,8 +55,6 @@ class OptimizerRow:
     why: str
     """When to take it, with its source."""
     make: Callable[[list[Group]], Any]
-    fallback: Mapping[str, str] = field(default_factory=dict)
-    """Device -> what differs there from what the name promises."""
 
     @property
     def package(self) -> str:
@@ -71,12 +69,11 @@ class OptimizerRow:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether an optimizer can be used on a device; `note` is the difference that a run has to record."""
+    """Whether an optimizer can be used on a device."""
 
     ok: bool
     why: str = ""
     fix: str = ""
-    note: str = ""
 
 
 def load(path: str) -> Any:
@@ -316,7 +313,6 @@ OPTIMIZERS: dict[Optimizer, OptimizerRow] = {
     Optimizer.PAGED_ADAMW_8BIT: OptimizerRow(
         OPTIMIZER_PACKAGES[Optimizer.PAGED_ADAMW_8BIT], (CPU, CUDA), "as adamw_8bit",
         "As adamw_8bit, with states that spill into the host's memory at a peak (arXiv 2305.14314).", paged_adamw_8bit,
-        {CPU: "Paged memory is CUDA's: on a CPU paged_adamw_8bit is adamw_8bit."},
     ),
     Optimizer.ADAFACTOR: OptimizerRow(
         OPTIMIZER_PACKAGES[Optimizer.ADAFACTOR], EVERYWHERE, "all weights; factored states for matrices",
@@ -357,16 +353,15 @@ def availability(row: OptimizerRow, device: str) -> Availability:
     if device not in row.devices:
         fix = f"Train on {' or '.join(row.devices)}, or use optimizer adamw."
         return Availability(False, f"{row.package} does not run on {device}.", fix)
-    return Availability(True, note=row.fallback.get(device, ""))
+    return Availability(True)
 
 
 def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
     """The optimizer that `config.hyperparameters.optimizer` names, for groups of {params, lr, weight_decay, names}.
 
-    Another one is never taken in its place; what differs on this device is `available(name, device).note`, for the run
-    to record. Raises `Unavailable`: `E-OPTIMIZER-MISSING` when its package is not installed or does not load,
-    `E-OPTIMIZER-DEVICE` when it does not run where the parameters are; `InvalidInput` (`E-NOTHING-TRAINED`) when there
-    are none.
+    Another one is never taken in its place; `spec/compat/advice` says where one differs on a CPU. Raises `Unavailable`:
+    `E-OPTIMIZER-MISSING` when its package is not installed or does not load, `E-OPTIMIZER-DEVICE` when it does not run
+    where the parameters are; `InvalidInput` (`E-NOTHING-TRAINED`) when there are none.
     """
     name = config.hyperparameters.optimizer
     return build(name, OPTIMIZERS[name], groups)

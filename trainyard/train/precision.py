@@ -100,6 +100,26 @@ FLASH_INSTALL = {
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """A model's class, and the attention kernels that the library has for it."""
+
+    name: str = "the model"
+    kernels: frozenset[str] = frozenset(ATTENTION_NAMES)
+    """Our names of the kernels; `eager` is always one of them."""
+    attends: bool = True
+    """False for a model without attention, such as a state-space model."""
+
+    def reason_against(self, kernel: str) -> str:
+        """Why a kernel cannot compute this model; empty if it can."""
+        if not self.attends and kernel != "eager":
+            return f"{self.name} has no attention"
+        return "" if kernel in self.kernels else f"transformers has no {kernel} attention for {self.name}"
+
+
+ANY_ARCHITECTURE = Architecture()
+
+
+@dataclass(frozen=True)
 class KernelChoice:
     """A kernel by the name of the library that has it, and why."""
 
@@ -107,30 +127,46 @@ class KernelChoice:
     why: str
 
 
-def choose_attention(asked: str, device: str, *, capability: tuple[int, int] | None = None) -> KernelChoice:
-    """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA.
+def choose_attention(
+    asked: str,
+    device: str,
+    *,
+    capability: tuple[int, int] | None = None,
+    architecture: Architecture = ANY_ARCHITECTURE,
+) -> KernelChoice:
+    """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
     `capability` is the CUDA device's (major, minor). Raises `Unavailable` (`E-ATTENTION-MISSING`) for a kernel that was
-    asked for by name and is not here: another one would give other numbers under its name.
+    asked for by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
-    if asked in FLASH_PACKAGES:
-        if device != "cuda" or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None:
-            raise Unavailable(
-                f"The attention kernel {asked} was asked for, and this machine does not have it.",
-                why="It needs a CUDA device." if device != "cuda" else f"{FLASH_PACKAGES[asked]} is not installed.",
-                do=FLASH_INSTALL[asked],
-                code="E-ATTENTION-MISSING",
-            )
-        return KernelChoice(ATTENTION_NAMES[asked], "asked for")
-    if asked != "auto":
-        return KernelChoice(ATTENTION_NAMES[asked], "asked for")
-    if device != "cuda":
-        return KernelChoice("sdpa", f"the best that this {device} has")
+    if asked == "auto":
+        return best_attention(device, capability, architecture)
+    if asked in FLASH_PACKAGES and (device != "cuda" or importlib.util.find_spec(FLASH_PACKAGES[asked]) is None):
+        raise Unavailable(
+            f"The attention kernel {asked} was asked for, and this machine does not have it.",
+            why="It needs a CUDA device." if device != "cuda" else f"{FLASH_PACKAGES[asked]} is not installed.",
+            do=FLASH_INSTALL[asked],
+            code="E-ATTENTION-MISSING",
+        )
+    if against := architecture.reason_against(asked):
+        raise Unavailable(
+            f"The attention kernel {asked} was asked for, and this model cannot be computed with it.",
+            why=f"{against}.",
+            do="Use attention: auto, which takes and records a kernel that the model has.",
+            code="E-ATTENTION-MISSING",
+        )
+    return KernelChoice(ATTENTION_NAMES[asked], "asked for")
+
+
+def best_attention(device: str, capability: tuple[int, int] | None, architecture: Architecture) -> KernelChoice:
     hopper = capability is not None and capability[0] == 9
-    for name in ("fa3", "fa2") if hopper else ("fa2",):
-        if importlib.util.find_spec(FLASH_PACKAGES[name]) is not None:
+    flash = (("fa3", "fa2") if hopper else ("fa2",)) if device == "cuda" else ()
+    for name in flash:
+        if importlib.util.find_spec(FLASH_PACKAGES[name]) is not None and not architecture.reason_against(name):
             return KernelChoice(ATTENTION_NAMES[name], f"{FLASH_PACKAGES[name]} is installed")
-    return KernelChoice("sdpa", "no flash-attention is installed")
+    if against := architecture.reason_against("sdpa"):
+        return KernelChoice("eager", against)
+    return KernelChoice("sdpa", "no flash-attention is installed" if flash else f"the best that this {device} has")
 
 
 # fp8

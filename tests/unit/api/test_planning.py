@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,33 @@ def test_a_data_worker_is_refused_before_anything_is_planned(here: Settings) -> 
     asked = planning.asked("training-job", {"dataset": dataset})
     with pytest.raises(Refused, match="R-DATA-WORKER"):
         planning.resolved(asked.spec, here)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"model_type": "bert", "is_decoder": False}, "R-BASE-LAYOUT"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "R-BASE-LAYOUT"),
+        ({"vocab_size": 100}, "R-BASE-VOCABULARY"),
+        ({}, None),
+    ],
+)
+def test_a_base_that_no_stage_can_train_is_refused_by_the_plan(
+    changed: dict[str, Any], code: str | None, here: Settings, tiny_model: Path
+) -> None:
+    base = here.working_folder / "base"
+    shutil.copytree(tiny_model, base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, **changed}))
+    found = plan_of(here, base_model=str(base))
+    assert [refusal["code"] for refusal in found.refusals] == ([code] if code else [])
+
+
+def test_the_plan_says_that_paged_states_are_not_paged_on_a_cpu(here: Settings) -> None:
+    (here.working_folder / "a.jsonl").write_text("{}")
+    job = {"dataset": {"path": "a.jsonl"}, "device": "cpu", "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
+    found = planning.plan(planning.asked("training-job", job).spec, here)
+    assert found.nodes[-1].advice == ("Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",)
 
 
 def test_the_embedded_server_is_asked_for_only_where_a_target_wants_it(here: Settings) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.spec.axes import Device
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
@@ -41,3 +42,22 @@ def test_a_loss_that_depends_on_the_micro_batch_is_told_under_accumulation(given
     hyper = {"batch_size": 4, "gradient_accumulation": 2}
     assert len(told(**given, hyperparameters=hyper)) == count
     assert told(**given, hyperparameters={**hyper, "gradient_accumulation": 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "count"),
+    [
+        ("cpu", None, 1),
+        ("cpu", "cuda", 1),
+        ("auto", "cpu", 1),
+        ("auto", "cuda", 0),
+        ("auto", None, 0),
+        ("cuda", "cpu", 0),
+    ],
+)
+@pytest.mark.parametrize("backend", ["native", "trl"])
+def test_paged_states_on_a_cpu_are_reported(asked: str, here: str | None, count: int, backend: str) -> None:
+    given = {"device": asked, "backend": backend, "hyperparameters": {"optimizer": "paged_adamw_8bit"}}
+    config = resolve_trainer(TrainerConfig.model_validate(given), "starter")
+    said = ["Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit."]
+    assert advice(config, Device(here) if here else None) == said * count

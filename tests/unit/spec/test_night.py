@@ -12,7 +12,8 @@ import yaml
 from pydantic import ValidationError
 
 from trainyard.errors import InvalidInput, Refused
-from trainyard.spec.night import NightConfig, Window, checked_name, read_night
+from trainyard.spec.night import NightConfig, Window, checked_name, night_trainer, read_night
+from trainyard.spec.training import PreferenceSettings
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -53,6 +54,41 @@ def test_defaults_are_the_documented_profile() -> None:
 def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
     with pytest.raises(Refused, match=match):
         read_night(value)
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({"method": "lora", "quantization": "nf4"}, ["R-QUANT-METHOD phase2.training.quantization"]),
+        ({"method": "qlora", "quantization": "gguf"}, ["R-QUANT-EXPORT phase2.training.quantization"]),
+        ({"backend": "trl", "method": "qlora"}, ["R-TRL-METHOD phase2.training.method"]),
+        ({"launch": {"strategy": "zero3", "processes": 2}}, ["R-STEP-SHARDED phase2.training.launch.strategy"]),
+        ({"engine": {"fp8": "ms-amp"}}, ["R-FP8-MSAMP phase2.training.engine.fp8"]),
+        ({"device": "cpu", "hyperparameters": {"precision": "fp16"}},
+         ["R-FP16-CPU phase2.training.hyperparameters.precision"]),
+        ({"control": "shuffled_answers"}, ["R-CONTROL-UNUSED phase2.training.control"]),
+        ({"method": "full"}, ["R-NIGHT-METHOD phase2.training.method"]),
+        ({"method": "freeze"}, ["R-NIGHT-METHOD phase2.training.method"]),
+        ({"backend": "openai"}, ["R-PROVIDER phase2.training.backend"]),
+        ({"backend": "trl", "method": "lora", "preference": {"loss": "simpo"}},
+         ["R-TRL-LOSS phase2.training.preference.loss"]),
+    ],
+)  # fmt: skip
+def test_a_training_is_judged_by_the_rows_of_a_chain(training: dict[str, Any], expected: list[str]) -> None:
+    with pytest.raises(Refused) as refused:
+        read_night({"phase2": {"training": training}})
+    assert [f"{reason.code} {reason.field}" for reason in refused.value.reasons] == expected
+    assert {reason.node for reason in refused.value.reasons} == {None}
+
+
+def test_preference_settings_are_those_of_the_dpo_buckets() -> None:
+    training = {"method": "lora", "preference": {"beta": 0.2}}
+    config = read_night({"phase2": {"training": training}})
+    assert night_trainer(config, "dpo").preference.beta == 0.2
+    assert night_trainer(config, "sft").preference == PreferenceSettings()
+    only_sft = [{"name": "engineering", "method": "sft"}]
+    with pytest.raises(Refused, match=r"R-PREFERENCE-UNUSED phase2\.training\.preference"):
+        read_night({"buckets": only_sft, "phase2": {"training": training}})
 
 
 def test_a_form_refuses_what_the_night_decides_itself() -> None:

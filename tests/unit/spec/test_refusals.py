@@ -12,6 +12,7 @@ from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reason
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes import BackendName, Device
 from trainyard.spec.compat import ROWS, RunFacts, run_reasons
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.load import load_chain, load_value
 
@@ -41,7 +42,14 @@ FACTS = RunFacts(
 )
 """A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore."""
 WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="pip install vllm")
-FACTS_OF = {"r-qlora-cuda": RunFacts(devices=frozenset({Device.CPU})), "r-vllm-missing": WITH_GPU}
+T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
+PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
+FACTS_OF = {
+    "r-qlora-cuda": RunFacts(devices=frozenset({Device.CPU})),
+    "r-vllm-missing": WITH_GPU,
+    "r-base-layout": RunFacts(base=lambda name: T5),
+    "r-base-vocabulary": RunFacts(base=lambda name: PADDED),
+}
 """Files that another machine than the small one refuses."""
 
 

@@ -290,13 +290,6 @@ def test_a_plan_counts_the_memory_of_the_states(name: Optimizer) -> None:
     assert stored / 2**18 == pytest.approx(STATE_BYTES.get(name, 8), abs=0.05)
 
 
-def test_paged_states_on_a_cpu_are_told() -> None:
-    assert available(Optimizer.PAGED_ADAMW_8BIT, "cuda").note == ""
-    assert available(Optimizer.PAGED_ADAMW_8BIT, "cpu").note == (
-        "Paged memory is CUDA's: on a CPU paged_adamw_8bit is adamw_8bit."
-    )
-
-
 @pytest.mark.gpu
 def test_paged_states_are_paged_again_after_loading() -> None:
     named = {"layers.0.weight": torch.nn.Parameter(torch.randn(512, 512, device="cuda"))}

@@ -11,7 +11,14 @@ import torch
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
 from trainyard.train.head import Head, require_head
-from trainyard.train.precision import choose_attention, choose_fp8, choose_precision, cpu_bf16, fits_fp8
+from trainyard.train.precision import (
+    Architecture,
+    choose_attention,
+    choose_fp8,
+    choose_precision,
+    cpu_bf16,
+    fits_fp8,
+)
 
 
 def unmeasured(_: bool) -> float:
@@ -62,6 +69,27 @@ def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, nam
 def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
     with pytest.raises(Unavailable, match=rf"E-ATTENTION-MISSING: The attention kernel {asked}.*needs a CUDA device"):
         choose_attention(asked, "cpu")
+
+
+BLOOM = Architecture("BloomForCausalLM", frozenset({"eager"}))
+GEMMA = Architecture("Gemma2ForCausalLM", frozenset({"fa3", "fa2", "eager"}))
+MAMBA = Architecture("MambaForCausalLM", frozenset({"eager"}), attends=False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        (BLOOM, "transformers has no sdpa attention for BloomForCausalLM"),
+        (GEMMA, "transformers has no sdpa attention for Gemma2ForCausalLM"),
+        (MAMBA, "MambaForCausalLM has no attention"),
+    ],
+)
+def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: Architecture, why: str) -> None:
+    choice = choose_attention("auto", device, capability=(8, 0), architecture=architecture)
+    assert (choice.name, choice.why) == ("eager", why)
+    with pytest.raises(Unavailable, match=f"E-ATTENTION-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):
+        choose_attention("sdpa", device, architecture=architecture)
 
 
 def test_fp8_falls_back_only_under_auto_and_says_why() -> None:

@@ -155,7 +155,7 @@ def look_at_night(settings: Settings) -> list[Check]:
         given = parse_text(path.read_bytes()) if path.is_file() else {}
         serving = read_night({"tenant": settings.tenant, **(given if isinstance(given, dict) else {})}).serving
     except TrainyardError as error:
-        return [Check(name="night", ok=False, detail=f"{path.name}: {error.what}", do="Correct the file.")]
+        return [Check(name="night", ok=False, detail=f"{path.name}: {error.why or error.what}", do="Correct the file.")]
     detail = f"reads with profile {serving.profile}; the night starts and ends that server, `trainyard up` starts none"
     return [Check(name="night", ok=True, note=True, detail=detail)]
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainyard.api.planning import examine, resolved
 from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora, read_lines, tuples_of_commits
 from trainyard.data.paths import data_roots
 from trainyard.data.readers.repositories import open_repository
 from trainyard.data.readers.streams import Limits
-from trainyard.errors import InvalidInput, NotFound
+from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, TrainingReport, markdown, read_report
 from trainyard.night.simulate import simulate
@@ -24,7 +25,7 @@ from trainyard.night.worker import work
 from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
-from trainyard.spec.night import BucketSpec, NightConfig, checked_name, read_night
+from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers import LocalMarkers
 
@@ -156,10 +157,23 @@ def at_home(settings: Settings) -> Settings:
     return settings.model_copy(update={"data_roots": (*settings.data_roots, checkout())})
 
 
+def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
+    """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
+    chains = [resolved(night_chain(config, method), settings) for method in config.methods]
+    return located(reason for chain in chains for reason in examine(chain, settings))
+
+
+def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
+    """The same as the note of a night whose markers wait, looked up when the documents are read."""
+    return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
+
+
 def run_once(given: RunNightInput, settings: Settings, say: Callable[[str], None]) -> NightReport:
+    """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = at_home(settings)
     config = config_of(given, settings)
-    report = run_night(config, world_of(config, settings, say=say), given.run)
+    world = world_of(config, settings, say=say, unfit=unfit_words(config, settings))
+    report = run_night(config, world, given.run)
     say(report.headline)
     return report
 
@@ -178,8 +192,11 @@ def simulated(given: SimulateInput, progress: Callable[[int], None]) -> Simulate
 
 
 def worker(given: WorkerInput, settings: Settings, say: Callable[[str], None]) -> Worked:
+    """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
     settings = at_home(settings)
     config = config_of(given, settings)
+    if reasons := unfit_here(config, settings):
+        raise Refused(reasons, "This machine cannot train for this night.")
     world = world_of(config, settings, say=say)
     return Worked(trainings=tuple(work(config, world, on=lambda: not given.once)))
 

@@ -46,9 +46,11 @@ from trainyard.train.loop import StepRecord, done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
 from trainyard.train.methods import save as save_policy
-from trainyard.train.optimizers import available, make_optimizer, optimizer_facts
+from trainyard.train.methods.loading import architecture_of
+from trainyard.train.optimizers import make_optimizer, optimizer_facts
 from trainyard.train.parallel import STRATEGIES, SharedSession, Team
 from trainyard.train.precision import (
+    KernelChoice,
     PrecisionChoice,
     choose_attention,
     choose_fp8,
@@ -225,8 +227,6 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     if team is not None:
         team.tell(SETTLED, asdict(settled))
     session = open_session(job, policy, prepared.tokenizer, settled, place=(device, folder / "session"), team=team)
-    if note := available(config.hyperparameters.optimizer, device).note:
-        events.emit("warning", text=note)
     if stage.needs_reference(config) and stage.reference_per_example:
         feed.reference = reference_scores(session, feed)
         session.drop_reference()
@@ -239,7 +239,7 @@ def make_policy(job: TrainingJob, device: str, events: Events) -> Policy:
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
     policy = build(policy_request(job, device), with_reference=STAGES[config.stage].needs_reference(config))
-    for warning in [*advice(config), *policy.warnings]:
+    for warning in [*advice(config, Device(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
         events.emit("fp8", used=bool(fp8.name), text=fp8.why)
@@ -301,8 +301,15 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
         device=device,
         base_sha256=job.base_sha256,
         adapter=Path(job.adapter) if job.adapter else None,
-        attention=choose_attention(job.config.engine.attention, device, capability=capability(device)).name,
+        attention=attention_of(job, device).name,
     )
+
+
+def attention_of(job: TrainingJob, device: str) -> KernelChoice:
+    """The attention kernel of a job's base on a device, and why."""
+    architecture = architecture_of(job.base, STAGES[job.config.stage].head)
+    asked = job.config.engine.attention
+    return choose_attention(asked, device, capability=capability(device), architecture=architecture)
 
 
 def capability(device: str) -> tuple[int, int] | None:
@@ -435,6 +442,7 @@ def begin_facts(run: Run) -> dict[str, Any]:
         "padding_ratio": round(run.feed.plan.padding_ratio(), 4),
         "head": run.session.engine.head.value,
         "attention": str(run.policy.model.config._attn_implementation),
+        "attention_why": attention_of(run.job, run.device).why,
     }
 
 

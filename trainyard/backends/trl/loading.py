@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.backends.job import TrainingJob
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes import Device, Method, Stage
+from trainyard.spec.compat.run import base_reasons
+from trainyard.spec.estimate.bases import BaseFacts, Layout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base
@@ -40,13 +43,27 @@ def pick_device(asked: Device) -> str:
 
 
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
-    """The base's tokenizer, with a padding token and a chat template."""
+    """The base's tokenizer, with a padding token and a chat template.
+
+    Raises `Refused` (`R-BASE-LAYOUT`, `R-BASE-VOCABULARY`) for a base that no stage can train.
+    """
     tokenizer = AutoTokenizer.from_pretrained(job.base, trust_remote_code=False)
+    require_decoder(job, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
     return tokenizer
+
+
+def require_decoder(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The same rows as of a plan, which does not see a base that is not on its disk."""
+    config = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
+    base = BaseFacts.from_config(config.to_dict(), max(tokenizer.get_vocab().values(), default=-1) + 1)
+    if base.layout is Layout.DECODER and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        base = replace(base, layout=Layout.OTHER)
+    if reasons := base_reasons(job.config, base, job.node or None):
+        raise Refused(reasons)
 
 
 def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

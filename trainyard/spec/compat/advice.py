@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, Optimizer, PreferenceLoss, Stage
+from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -17,6 +17,8 @@ class Advice(NamedTuple):
 
     when: Callable[[TrainerConfig], bool]
     says: str
+    device: Device | None = None
+    """Only where the training computes on this device; None for any."""
 
 
 def unusual_rank(config: TrainerConfig) -> bool:
@@ -46,9 +48,15 @@ ADVICE = (
         "The reference point of this loss is a mean over batch_size rows: two micro-batches of "
         "{config.hyperparameters.batch_size} are not one of twice as many.",
     ),
+    Advice(
+        lambda config: config.hyperparameters.optimizer is Optimizer.PAGED_ADAMW_8BIT,
+        "Paged memory is CUDA's: on a CPU paged_adamw_8bit runs as adamw_8bit.",
+        device=Device.CPU,
+    ),
 )
 
 
-def advice(config: TrainerConfig) -> list[str]:
-    """The sentences for a resolved trainer."""
-    return [row.says.format(config=config) for row in ADVICE if row.when(config)]
+def advice(config: TrainerConfig, here: Device | None = None) -> list[str]:
+    """The sentences for a resolved trainer; `here` is the device that `device: auto` takes, if it is known."""
+    device = here if config.device is Device.AUTO else config.device
+    return [row.says.format(config=config) for row in ADVICE if row.device in (None, device) and row.when(config)]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainyard.errors import Reason
 from trainyard.spec.axes import BackendName, Device, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring
 from trainyard.spec.training import TrainerConfig
 
@@ -31,6 +32,8 @@ class RunFacts:
     """Backend -> why it is not available here; None if it is. One that is not listed is not available."""
     devices: Set[Device] | None = None
     """Devices of this machine, the CPU included."""
+    base: Callable[[str], BaseFacts | None] | None = None
+    """What the files of a base model say, if they are on this machine."""
     vllm_install: str | None = None
     """What installs vLLM, if its executable is not here."""
     embedded: bool | None = None

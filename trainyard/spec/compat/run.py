@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from trainyard.errors import Reason
 from trainyard.spec.axes import BackendName, Device, Engine, Precision, TargetType
 from trainyard.spec.compat.engine import needs_cuda
-from trainyard.spec.compat.place import Hits, Place, Row, listed
+from trainyard.spec.compat.place import Hits, Place, Row, When, answers, fill, listed
+from trainyard.spec.estimate.bases import BaseFacts, Layout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
 from trainyard.spec.training import TrainerConfig
@@ -101,7 +103,66 @@ def no_package(config: TrainerConfig, at: Place) -> Hits:
     ]
 
 
+# Base models
+
+
+Judge = Callable[[TrainerConfig, BaseFacts], Hits]
+ARTICLES = {Layout.ENCODER: "an encoder", Layout.ENCODER_DECODER: "an encoder-decoder", Layout.OTHER: Layout.OTHER}
+
+
+def other_layout(config: TrainerConfig, base: BaseFacts) -> Hits:
+    own_script = config.backend is BackendName.SCRIPT and config.launch.script is not None
+    return not own_script and base.layout in ARTICLES and {"what": ARTICLES[base.layout], "type": base.model_type}
+
+
+def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Hits:
+    """Ids of the tokenizer for which the model has no embedding."""
+    if base.vocabulary is None or base.tokens is None or base.tokens <= base.vocabulary:
+        return False
+    return {"highest": base.tokens - 1, "tokens": base.tokens, "vocabulary": base.vocabulary}
+
+
+def of_base(judge: Judge) -> When:
+    """The same about the base model's files, where this machine has them."""
+
+    def when(config: TrainerConfig, at: Place) -> Hits:
+        found = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
+        return found is not None and judge(config, found)
+
+    return when
+
+
+JUDGES: dict[str, Judge] = {"R-BASE-LAYOUT": other_layout, "R-BASE-VOCABULARY": unknown_ids}
+
+BASE_ROWS = (
+    Row(
+        "R-BASE-LAYOUT", "trainer", "config.base_model", of_base(JUDGES["R-BASE-LAYOUT"]),
+        "The base {config.base_model!r} is {what} ({type}); a stage trains a decoder, which predicts the next token.",
+        "Use a decoder-only language model, such as a Llama, a Qwen or `starter`.", scope="run",
+    ),
+    Row(
+        "R-BASE-VOCABULARY", "trainer", "config.base_model", of_base(JUDGES["R-BASE-VOCABULARY"]),
+        "The tokenizer of {config.base_model!r} gives ids up to {highest}, and the model has embeddings for "
+        "{vocabulary} tokens.",
+        "Put the tokenizer that the model was trained with into its folder, or save the model after "
+        "`resize_token_embeddings({tokens})`.",
+        scope="run",
+    ),
+)  # fmt: skip
+"""A plan reads them from the files of the base, a training child from the base that it is about to load."""
+
+
+def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> list[Reason]:
+    """Every reason why a base cannot be trained, for a child that has loaded its config and its tokenizer."""
+    return [
+        fill(row, {"config": config, **words}, node, row.field)
+        for row in BASE_ROWS
+        for words in answers(JUDGES[row.code](config, base))
+    ]
+
+
 RUN_ROWS = (
+    *BASE_ROWS,
     Row(
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
         "{because}.", "{instead}.", scope="run",

@@ -98,7 +98,7 @@ def not_carried_out(config: TrainerConfig) -> list[dict[str, object]]:
     epochs = config.hyperparameters.epochs
     if config.backend is BackendName.LLAMACPP and epochs is not None and not float(epochs).is_integer():
         found.append(("hyperparameters.epochs", epochs, ("a whole number",)))
-    refused = [
+    refused: list[dict[str, object]] = [
         {
             "setting": setting,
             "name": setting.rpartition(".")[2],

@@ -373,6 +373,6 @@ TRAINER_ROWS = (
         "R-CONTROL-UNUSED", "trainer", "config.control",
         lambda config, at: config.control is not None and at.node.id not in at.view.used_controls,
         "No evaluator takes this control, so it would be trained for nothing.",
-        "Name it in the `needs` of an evaluator, or remove the node.", chained=True,
+        "Remove `control` or the node, or name the node in the `needs` of an evaluator.", chained=True,
     ),
 )  # fmt: skip

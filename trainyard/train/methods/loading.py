@@ -10,18 +10,53 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
-from trainyard.errors import Reason, Refused
+from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes import ADAPTER_METHODS, Precision
 from trainyard.stores.artifacts import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
-from trainyard.train.precision import native_bf16
+from trainyard.train.precision import ATTENTION_NAMES, Architecture, native_bf16
 
 TRAINING_FILE = "training.json"
 """Record of a training, beside the weights that it made."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 KINDS: dict[Head, Any] = {"causal": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
+
+CLASSES: dict[Head, Any] = {
+    "causal": MODEL_FOR_CAUSAL_LM_MAPPING,
+    "reward": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+"""Head -> config class -> model class, as transformers maps them."""
+KERNEL_FLAGS = {"fa3": "_supports_flash_attn", "fa2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
+"""Attention kernel -> the attribute by which a model class of transformers says that it has it."""
+
+
+def architecture_of(folder: str, head: Head) -> Architecture:
+    """The class that a base will be loaded as, with its attention kernels; no weight is read.
+
+    Raises `InvalidInput` (`E-MODEL-HEAD`) for a model type that transformers has no class with this head for.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if type(config) not in CLASSES[head]:
+        raise InvalidInput(
+            f"transformers has no {head} model for the type {config.model_type}.",
+            why="A reward model needs a class that gives a score." if head == "reward" else "",
+            do="Use a base of another type, such as a Llama or a Qwen.",
+            code="E-MODEL-HEAD",
+        )
+    found = CLASSES[head][type(config)]
+    model_class = found[0] if isinstance(found, tuple) else found
+    kernels = {name for name in ATTENTION_NAMES if getattr(model_class, KERNEL_FLAGS.get(name, ""), name == "eager")}
+    heads = getattr(config.get_text_config(), "num_attention_heads", None)
+    return Architecture(model_class.__name__, frozenset(kernels), attends=heads is not None)
 
 
 def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:

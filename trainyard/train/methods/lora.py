@@ -21,6 +21,11 @@ TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.
 EMBEDDING_RATE = 1e-6
 """Learning rate of adapted embeddings in LoRA+, as in PEFT and the paper's code."""
 
+STATE_SPACE_TYPES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+FUSED_MODULES = ("out_proj", "conv1d")
+"""Modules of these types whose weights their kernels multiply by without calling the module, so that an adapter on one
+would not be computed. Source: PEFT refuses the same."""
+
 
 def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
     """PEFT's form of the resolved settings under `lora`."""
@@ -56,7 +61,8 @@ def targets(model: Any, lora: LoraSettings) -> str | list[str]:
     if isinstance(lora.target_modules, str):
         # PEFT takes chosen blocks only with modules by name, and its word for all knows nothing of hqq's layers.
         names = [name.rpartition(".")[2] for name, _ in adapted(model, lora.target_modules)]
-        by_word = lora.layers is None and not any(is_hqq(module) for module in model.modules())
+        whole = not any(is_hqq(module) or is_fused(model, name) for name, module in model.named_modules())
+        by_word = lora.layers is None and whole
         return lora.target_modules if by_word else sorted(set(names))
     names = [name for name, _ in model.named_modules()]
     for wanted in lora.target_modules or ():
@@ -86,7 +92,7 @@ def adapted(model: Any, wanted: str | list[str]) -> list[tuple[str, int]]:
     heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
     linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]
     if isinstance(wanted, str):
-        chosen = [(name, module) for name, module in linear if id(module) not in heads]
+        chosen = [pair for pair in linear if id(pair[1]) not in heads and not is_fused(model, pair[0])]
     else:
         chosen = [pair for pair in linear if any(f".{pair[0]}".endswith(f".{name}") for name in wanted)]
     return [(name, module.nx if isinstance(module, Conv1D) else module.in_features) for name, module in chosen]
@@ -100,6 +106,10 @@ def linear_names(model: Any) -> list[str]:
 
 def is_linear(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Linear | Conv1D) or is_hqq(module)
+
+
+def is_fused(model: Any, name: str) -> bool:
+    return model.config.model_type in STATE_SPACE_TYPES and name.rpartition(".")[2] in FUSED_MODULES
 
 
 def attention_modules(model: Any) -> list[str]:

@@ -1,0 +1,60 @@
+"""What this machine has against the trainings of a night, by the rows that a run is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.api.verbs.night import WorkerInput, unfit_here, unfit_words, worker
+from trainyard.errors import Refused
+from trainyard.night.training import HouseTrainer
+from trainyard.settings import Settings
+from trainyard.spec.night import NightConfig, read_night
+
+NO_CUDA = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a machine with CUDA refuses neither")
+
+
+@pytest.fixture
+def here(tmp_path: Path, tiny_model: Path) -> Settings:
+    return Settings(home=tmp_path / "home", working_folder=tmp_path, default_base_model=str(tiny_model))
+
+
+def night(**training: Any) -> NightConfig:
+    return read_night({"phase2": {"training": {"method": "lora", **training}}})
+
+
+def found(config: NightConfig, here: Settings) -> list[str]:
+    return [f"{reason.code} {reason.field}" for reason in unfit_here(config, here)]
+
+
+@NO_CUDA
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, []),
+        ({"hyperparameters": {"precision": "fp16"}}, ["R-FP16-CPU phase2.training.hyperparameters.precision"]),
+        ({"device": "cuda"}, ["R-DEVICE-MISSING phase2.training.device"]),
+        ({"engine": {"attention": "fa2"}}, ["R-ENGINE-CUDA phase2.training.engine.attention"]),
+    ],
+)
+def test_a_machine_is_asked_the_rows_of_a_run(training: dict[str, Any], expected: list[str], here: Settings) -> None:
+    """Both buckets, the sft one and the dpo one, give the reason: it is listed once."""
+    assert found(night(**training), here) == expected
+
+
+@NO_CUDA
+def test_the_markers_of_a_night_that_does_not_fit_wait_with_the_reason(here: Settings) -> None:
+    config = night(hyperparameters={"precision": "fp16"})
+    trainer = HouseTrainer(config, here, unfit=unfit_words(config, here))
+    assert trainer.missing().startswith("R-FP16-CPU phase2.training.hyperparameters.precision: This machine computes")
+    assert HouseTrainer(night(), here, unfit=unfit_words(night(), here)).missing() == ""
+
+
+@NO_CUDA
+def test_a_worker_whose_machine_cannot_train_does_not_start(here: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text("phase2: {training: {method: lora, device: cuda}}")
+    with pytest.raises(Refused, match=r"R-DEVICE-MISSING phase2\.training\.device"):
+        worker(WorkerInput(config=path, once=True), here, print)

@@ -1,0 +1,58 @@
+"""What a base model's config says: which layouts are decoders, and which rows of an embedding are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import chain, node, source
+from trainyard.spec.compat import RunFacts, run_reasons
+from trainyard.spec.estimate.bases import BaseFacts, Layout
+from trainyard.spec.graph import resolve
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [
+        ({"model_type": "llama"}, Layout.DECODER),
+        ({"model_type": "mamba"}, Layout.DECODER),
+        ({"model_type": "bert"}, Layout.ENCODER),
+        ({"model_type": "bert", "is_decoder": True}, Layout.DECODER),
+        ({"model_type": "modernbert", "is_decoder": False}, Layout.ENCODER),
+        ({"model_type": "t5", "is_encoder_decoder": True, "is_decoder": False}, Layout.ENCODER_DECODER),
+        ({"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True}, Layout.DECODER),
+    ],
+)
+def test_layouts(config: dict[str, Any], layout: Layout) -> None:
+    assert BaseFacts.from_config(config).layout is layout
+
+
+def refused(base: BaseFacts | None, **config: Any) -> list[str]:
+    given = resolve(chain(source(), node("trainer", base_model="org/base", **config)))
+    return [reason.code for reason in run_reasons(given, RunFacts(base=lambda name: base))]
+
+
+def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
+    bert = BaseFacts("bert", Layout.ENCODER)
+    for config in ({}, {"backend": "trl"}, {"backend": "axolotl"}, {"stage": "dpo"}, {"backend": "script"}):
+        assert refused(bert, **config) == ["R-BASE-LAYOUT"]
+    assert refused(bert, backend="script", launch={"script": "mine"}) == []
+    assert refused(BaseFacts("llama", Layout.DECODER, 32_000, 32_000)) == []
+    assert refused(None) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "expected"),
+    [
+        ({"vocab_size": 100}, 101, ["R-BASE-VOCABULARY"]),
+        ({"vocab_size": 100}, 100, []),
+        ({"vocab_size": 128}, 100, []),
+        ({"vocab_size": 100}, None, []),
+        ({"vocab_size": 100, "text_config": {"vocab_size": 100}}, 101, []),  # its text part has rows for images too
+    ],
+)
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows(
+    config: dict[str, Any], tokens: int | None, expected: list[str]
+) -> None:
+    assert refused(BaseFacts.from_config({"model_type": "llama", **config}, tokens)) == expected
