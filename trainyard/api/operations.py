@@ -158,14 +158,9 @@ def begun(given: RunInput, settings: Settings) -> RunResult:
     chain = planning.resolved(wanted.spec, settings)
     waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
-    runs = load("trainyard.api.runs", settings)
+    runs, called = load("trainyard.api.runs", settings), f"{chain.name}-{chain.digest[:8]}"
     started: RunResult = runs.start_run(
-        wanted.deployment,
-        wanted.parameters,
-        settings=settings,
-        tags=tags,
-        waits=waits,
-        called=f"{chain.name}-{chain.digest[:8]}",
+        wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits, called=called
     )
     return started
 
