@@ -126,7 +126,7 @@ class AdapterRegistry:
         with self.files.locked(folder / LOCK_FILE) if run_key else nothing():
             existing = self._with_key(tenant, role, source, run_key)
             if existing is not None:
-                return existing
+                return self.flushed(existing)
             number = reserve(self.files, folder) if number is None else self._take_number(tenant, role, number)
             version = AdapterVersion(
                 tenant=tenant,
@@ -258,6 +258,12 @@ class AdapterRegistry:
             return None
         same = [one for one in self.list(tenant, role) if one.run_key == run_key]
         return next((one for one in same if one.sha256 == files_digest(describe(self.files, source))), None)
+
+    def flushed(self, version: AdapterVersion) -> AdapterVersion:
+        """A version that is there, on the disk: whoever wrote it may have died before its last flush."""
+        self.files.fsync_folder(self.path(version))
+        self.files.fsync_folder(self.path(version).parent)
+        return version
 
     def _take_number(self, tenant: str, role: str, number: int) -> int:
         """A number that is ours already: new here, or left by a registration that died."""

@@ -467,3 +467,42 @@ def test_a_second_night_at_the_same_time_is_skipped(world: World) -> None:
     report = night(replace(world, alone=busy))
     assert report.state == "skipped"
     assert "another run has the device" in report.headline
+
+
+def long_text(*names: str) -> str:
+    """One section for each name, so long that every two need a part of their own."""
+    padding = ("-" * 6_999 + "\n") * 5
+    return "".join(f"{name}\n{padding}\n" for name in names)
+
+
+def test_a_long_document_is_read_in_parts_with_facts_of_their_own(world: World) -> None:
+    kept = Kept()
+    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    path = world.documents / "long.md"
+    path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
+    assert night(world).phase1.done == 5
+    places = names_in(kept)
+    assert (places["Eve"], places["Flo"], places["Gus"]) == (["long.md"], ["long.md/#2"], ["long.md/#3"])
+    path.write_text(long_text("person Eve", "person Hal", "person Gus"), encoding="utf-8")
+    assert night(world, "20270103").phase1.waiting == 1
+    assert names_in(kept)["Hal"] == ["long.md/#2"]
+    assert "Flo" not in names_in(kept)
+
+
+def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: World) -> None:
+    kept = Kept()
+    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    path = world.documents / "long.md"
+    path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
+    night(world)
+    path.write_text(long_text("person Eve", "person Flo"), encoding="utf-8")
+    silent = replace(world, server=NeverAsked())
+    assert night(silent, "20270103").state == "completed"
+    assert {"Eve", "Flo"} <= names_in(kept).keys()
+    assert "Gus" not in names_in(kept)
+    before = list(kept.graph.dump())
+    night(silent, "20270104")
+    assert list(kept.graph.dump()) == before
+    path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
+    night(world, "20270105")
+    assert names_in(kept)["Gus"] == ["long.md/#3"]

@@ -50,6 +50,11 @@ def test_no_invariant_is_violated() -> None:
     assert outcome.last_line.endswith("0 violated")
 
 
+def test_a_version_that_another_process_found_survives_a_power_cut() -> None:
+    """In this campaign a process dies between a manifest's rename and the flush of its folder; then power is lost."""
+    assert campaign_of(2_000_031).violations == []
+
+
 @pytest.mark.parametrize("plant", FOUND_SOON)
 def test_a_planted_mistake_is_found(plant: str) -> None:
     outcome = simulate(200, seed=7, plant=plant, processes=1, until_found=True)
