@@ -245,7 +245,7 @@ def night_chain(config: NightConfig, method: BucketMethod) -> ChainSpec:
 def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
     """The trainer of a bucket. The settings under `preference` are those of the dpo buckets, where there is one."""
     updates: dict[str, object] = {"stage": Stage(method)}
-    if method != Stage.DPO and Stage.DPO in config.methods:
+    if method != "dpo" and "dpo" in config.methods:
         updates["preference"] = PreferenceSettings()
     return config.phase2.training.model_copy(update=updates)
 
