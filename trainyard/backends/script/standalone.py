@@ -195,7 +195,9 @@ class Chat:
 
     def conversation(self, row: dict[str, Any]) -> Example:
         """The ids of a conversation; the turns of the assistant are learned."""
-        messages, ids, labels, done = row["messages"], [], [], 0
+        messages, done = row["messages"], 0
+        ids: list[int] = []
+        labels: list[int] = []
         whole = self.render(messages, row)
         for at in (at for at, message in enumerate(messages) if message["role"] == "assistant"):
             asked = self.render(messages[:at], row, ask=True) if at else ""
@@ -419,7 +421,8 @@ class Plan:
         self.rows_per_step = self.rows * hyper["gradient_accumulation"] * processes
         budget = spec["engine"]["token_budget"] or max(hyper["max_length"], self.rows * hyper["max_length"] // 2)
         self.budget = budget * processes
-        self.epoch, self.steps = -1, []
+        self.epoch = -1
+        self.steps: list[list[int]] = []
 
     def at(self, step: int, per_epoch: int) -> list[list[int]]:
         """The rows of a step, by micro-batch."""
