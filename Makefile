@@ -35,7 +35,7 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy trainyard flows nodes tasks
 	$(BIN)/lint-imports
-	$(PYTEST) -q tests/architecture
+	$(PYTEST) -q -m 'not slow and not network' tests/architecture
 
 test: setup ## The default tests (at most six minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not slow and not faults and not gpu and not network and not backends'

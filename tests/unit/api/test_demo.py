@@ -23,7 +23,7 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
     return demo.DemoResult(
         documents=3, pairs=10, kept=6, heldout=3, dropped={"too_long": 1}, sets=(demo.set_result(row),),
         quotes=demo.Quotes(questions=20, base=0, control=2, tuned=17),
-        adapter="default/handbook/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.", expected="That.",
+        adapter="default/handbook/v1", prompt="What?", base_answer="No\nidea.", tuned_answer="That.",
         ui_url="http://127.0.0.1:1", run_url="http://127.0.0.1:1/runs/1", model_url="http://127.0.0.1:2", seconds=1.0,
     )  # fmt: skip
 

@@ -103,7 +103,6 @@ class DemoResult(BaseModel):
     prompt: str
     base_answer: str
     tuned_answer: str
-    expected: str
     ui_url: str
     run_url: str
     model_url: str
@@ -154,7 +153,6 @@ def summarize(run: RunResult, *, ui_url: str, model_url: str, seconds: float) ->
         prompt=sample["prompt"],
         base_answer=ask(model_url, base_name, sample["prompt"]),
         tuned_answer=ask(model_url, tuned_name, sample["prompt"]),
-        expected=str(sample.get("expected", "")),
         ui_url=ui_url,
         run_url=run.url,
         model_url=model_url,

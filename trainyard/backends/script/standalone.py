@@ -165,15 +165,11 @@ class Chat:
             return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
-        marked = [
-            {
-                name: value
-                if name == "role"
-                else mark_control_tokens(value, self.special if message["role"] == "assistant" else self.control)
-                for name, value in message.items()
-            }
-            for message in messages
-        ]
+        marked = []
+        for message in messages:
+            control = self.special if message["role"] == "assistant" else self.control
+            texts = {name: value for name, value in message.items() if name not in ("role", "weight")}
+            marked.append({"role": message["role"], **mark_control_tokens(texts, control)})
         tools = mark_control_tokens(row.get("tools"), self.control)
         return str(self.tokenizer.apply_chat_template(marked, tools=tools, tokenize=False, add_generation_prompt=ask))
 
@@ -195,10 +191,8 @@ class Chat:
 
     def conversation(self, row: dict[str, Any]) -> Example:
         """The ids of a conversation; the turns of the assistant are learned."""
-        messages, done = row["messages"], 0
-        ids: list[int] = []
-        labels: list[int] = []
-        whole = self.render(messages, row)
+        messages, whole, done = row["messages"], self.render(row["messages"], row), 0
+        ids, labels = list[int](), list[int]()
         for at in (at for at, message in enumerate(messages) if message["role"] == "assistant"):
             asked = self.render(messages[:at], row, ask=True) if at else ""
             upto = self.render(messages[: at + 1], row)
@@ -206,11 +200,9 @@ class Chat:
             if not (whole.startswith(upto[:end]) and upto.startswith(asked)):
                 raise SystemExit("The chat template changes earlier turns; set one of your own in spec.json.")
             shown = self.ids(whole[done : len(asked)], start=not ids) if len(asked) > done else []
-            learned = self.learned_ids(whole[len(asked) : end])
-            ids += shown + learned
-            labels += [IGNORED] * len(shown) + (
-                learned if messages[at].get("weight") != 0 else [IGNORED] * len(learned)
-            )
+            answer, counts = self.learned_ids(whole[len(asked) : end]), messages[at].get("weight") != 0
+            ids += shown + answer
+            labels += [IGNORED] * len(shown) + (answer if counts else [IGNORED] * len(answer))
             done = end
         if done < len(whole.rstrip()):  # what ends the row is shown; a last line end is left out
             rest = self.ids(whole[done:], start=not ids)
@@ -406,10 +398,7 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
 
 
 class Plan:
-    """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows.
-
-    In buckets, a step has rows of similar length, which wastes few positions on padding.
-    """
+    """Which rows make which step, and how it is cut: a function of seed and step, so a restart sees the same rows."""
 
     def __init__(self, spec: dict[str, Any], examples: list[Any], device: str) -> None:
         hyper, asked = spec["hyperparameters"], spec["engine"]["batching"]
@@ -419,10 +408,9 @@ class Plan:
         self.buckets = asked == "buckets" or (asked == "auto" and not packed)
         self.seed, self.rows, processes = hyper["seed"], hyper["batch_size"], spec["processes"]
         self.rows_per_step = self.rows * hyper["gradient_accumulation"] * processes
-        budget = spec["engine"]["token_budget"] or max(hyper["max_length"], self.rows * hyper["max_length"] // 2)
-        self.budget = budget * processes
-        self.epoch = -1
-        self.steps: list[list[int]] = []
+        usual = max(hyper["max_length"], self.rows * hyper["max_length"] // 2)
+        self.budget = (spec["engine"]["token_budget"] or usual) * processes
+        self.epoch, self.steps = -1, list[list[int]]()
 
     def at(self, step: int, per_epoch: int) -> list[list[int]]:
         """The rows of a step, by micro-batch."""
@@ -456,8 +444,9 @@ class Plan:
 def counted(plan: Plan, examples: list[Any], total: int, per_epoch: int) -> dict[str, Any]:
     """What the steps were trained on: whole epochs take every row, the last one those of its steps."""
     last = range(total // per_epoch * per_epoch, total)
-    rows = (total // per_epoch) * examples
-    rows = rows + [examples[row] for step in last for micro in plan.at(step, per_epoch) for row in micro]
+    rows = (total // per_epoch) * examples + [
+        examples[row] for step in last for micro in plan.at(step, per_epoch) for row in micro
+    ]
     sides = [side for row in rows for side in (row if isinstance(row, list) else [row])]
     trained = sum(label != IGNORED for side in sides for label in side["labels"][1:])
     tokens = {"trained": trained, "masked": sum(len(side["labels"]) for side in sides) - trained}

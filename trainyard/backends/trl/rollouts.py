@@ -19,12 +19,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.arguments import prompts_of_a_step
+from trainyard.backends.trl.rewards import REWARDS, Completion, named
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.reporting.counts import Counted
-from trainyard.train.rewards import REWARDS, Completion, named
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Ledger, encode_answers, training_rows
 

@@ -58,7 +58,7 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
         return dataset
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
+        self._signature_columns: Any = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
 
 
 class Neighbours(DataCollatorForUnpairedPreference):

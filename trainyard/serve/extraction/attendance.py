@@ -142,7 +142,7 @@ def end_of_list(lines: list[str], start: int) -> int:
 def begins_another(line: str) -> bool:
     """Whether a line is the label of something else, such as `Agenda:`."""
     found = ALONE.match(line)
-    return bool(found) and line.rstrip(" *_").endswith(":") and not is_attendance(found["label"])
+    return found is not None and line.rstrip(" *_").endswith(":") and not is_attendance(found["label"])
 
 
 def people_of(lines: list[str]) -> list[Attendee]:
@@ -222,7 +222,7 @@ def are_described(rows: list[list[str]]) -> bool:
 
 def is_entry(text: str) -> bool:
     found = ENTRY.match(text.strip())
-    return bool(found) and is_person(found["name"])
+    return found is not None and is_person(found["name"])
 
 
 def pair(entry: str) -> list[str]:

@@ -291,6 +291,6 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Pa
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
     )
-    model.to(torch.bfloat16).save_pretrained(target)
+    model.bfloat16().save_pretrained(target)
     model.float()  # what was rounded stays rounded: the held-out loss is that of the saved weights
     tokenizer.save_pretrained(target)

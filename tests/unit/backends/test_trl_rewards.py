@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter
 
+from trainyard.backends.trl.rewards import REWARDS, Completion, named
 from trainyard.spec.training import Reward
-from trainyard.train.rewards import REWARDS, Completion, named
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
