@@ -57,6 +57,8 @@ class OurRewardTrainer(CommittedCheckpoints, RewardTrainer):
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
 
+    _signature_columns: Any
+
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns: Any = ["chosen_ids", "rejected_ids", PROMPT_TOKENS]
 
