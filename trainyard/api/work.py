@@ -18,7 +18,7 @@ from trainyard.backends.oom import REMEMBERED_FILE
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.tail import EventTail
-from trainyard.stores.metrics import Pace, Point, Progress, curve, later, progress
+from trainyard.stores.metrics import Pace, Point, Progress, curve, later, number, progress
 from trainyard.stores.metrics import read_events as events_of
 
 READ_BYTES = 1 << 20
@@ -125,11 +125,11 @@ class StepLog:
             for event in later(iter(events), self.since):
                 if event["event"] == "begin":
                     self.pace, self.shown = Pace(), 0.0
-                elif event["event"] == "progress" and "step" in event:
+                elif event["event"] == "progress" and number(event.get("step")) is not None:
                     yield from self.line(event)
 
     def line(self, event: dict[str, Any]) -> Iterator[tuple[float, str]]:
-        text, time = self.pace.line(event), float(event.get("time") or 0.0)
+        text, time = self.pace.line(event), number(event.get("time")) or 0.0
         if time - self.shown >= STEP_EVERY_S or event["step"] == event.get("total_steps"):
             self.shown = time
             yield time, text

@@ -124,3 +124,5 @@ def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPath
     steps = [point.step for point in curve(path)]
     assert steps == sorted(set(steps))
     progress(path)
+    pace = Pace()
+    assert all(pace.line(event).startswith("step ") for event in read_events(path))
