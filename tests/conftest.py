@@ -28,7 +28,13 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1"
 
 END_S = 5.0
 """How long a thread or process may take to end after its test."""
-PREFECTS_THREADS = ("APILogWorkerThread", "EventsWorkerThread", "GlobalEventLoopThread", "RunSyncEventLoopThread")
+PREFECTS_THREADS = (
+    "APILogWorkerThread",
+    "ConcurrencySlotAcquisitionWithLeaseServiceThread",
+    "EventsWorkerThread",
+    "GlobalEventLoopThread",
+    "RunSyncEventLoopThread",
+)
 """Prefect keeps them from the first flow of a process on; the fixture `prefect` ends them with its server."""
 
 

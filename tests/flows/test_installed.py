@@ -165,7 +165,8 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
     chain = installed.work / "chain.yaml"
     chain.write_text("{name: small, nodes: [{type: data_source, config: {path: examples.jsonl}}, {type: trainer}]}")
     assert installed.command("trainyard", "check", str(chain), "--json")
-    plan = json.loads(installed.command("trainyard", "plan", "qa-pipeline", "--preset", "quick", "--json"))
+    words = ("qa-pipeline", "--preset", "quick", "-p", f"documents={installed.work / 'documents'}", "--json")
+    plan = json.loads(installed.command("trainyard", "plan", *words))
     assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
     deployment = installed.request("GET", "deployments/name/chain/adhoc")
     assert deployment["path"] == str(next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped")))

@@ -89,7 +89,9 @@ class Muon(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue in the dtype of the saved state; states without one were made by torch's Muon, in bf16."""
-        groups = [{"newton_schulz": "bf16", **group} for group in state_dict["param_groups"]]
+        groups = [
+            {**group, "newton_schulz": group.get("newton_schulz", "bf16")} for group in state_dict["param_groups"]
+        ]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     @torch.no_grad()

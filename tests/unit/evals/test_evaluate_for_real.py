@@ -101,7 +101,7 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     assert produced.outputs[Port.REPORT].folder == "report"
     assert produced.facts["better"] is True
     assert [event["step"] for event in events if event["event"] == "progress"] == list(range(1, 8))
-    assert "**Better.**" in (tmp_path / "report" / "report.md").read_text()
+    assert "**Better, on few rows.**" in (tmp_path / "report" / "report.md").read_text()
     assert (tmp_path / "report" / "curves.svg").read_text().startswith("<svg")
 
     # Parity: the same loss as transformers computes from the labels that training uses.

@@ -408,7 +408,7 @@ def test_the_generator_keeps_or_rejects_every_row_with_a_reason(server: Server, 
     config = AiGeneratorConfig(
         model="tiny", engine="openai", count=4, wordings=2, max_tokens=400, temperature=1, retries=0, concurrency=2
     )
-    complete = completer(config, f"{server.client.base_url}v1", "tiny", TOKEN)
+    complete = completer(config, str(server.client.base_url.join("/v1")), "tiny", TOKEN)
     produced = generate(
         config, tmp_path / "documents", tmp_path / "out", complete=complete, report=lambda fraction, text: None
     )

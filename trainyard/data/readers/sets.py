@@ -46,8 +46,11 @@ def unreadable(error: OSError) -> NoReturn:
 
 
 def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Globs are held against the path below the folder and against the file name; `*` also matches `/`."""
-    alternatives = (name, PurePosixPath(name).name)
+    """Whether globs choose a file: each is compared with the path below the folder and with the file name.
+
+    `*` also matches `/`, and `**/` at the beginning also matches no folder, as in git and pathlib.
+    """
+    alternatives = (name, f"./{name}", PurePosixPath(name).name)
 
     def matches(globs: Sequence[str]) -> bool:
         return any(fnmatch.fnmatchcase(text, glob) for text in alternatives for glob in globs)
