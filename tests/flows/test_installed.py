@@ -58,7 +58,7 @@ def paint_{n}(board, colour):
     board.colour = colour
     return board
 '''
-TRAINING = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 4, "rank": 4, "max_length": 128}
+TRAINING = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 4, "rank": 4, "max_length": 256}
 NO_GATE = {"evaluate": False, "deploy": False}
 
 
@@ -169,7 +169,8 @@ def test_the_package_is_the_installed_one_and_checks_and_plans(runs: Runs) -> No
     plan = json.loads(installed.command("trainyard", "plan", *words))
     assert [node["type"] for node in plan["nodes"]][:2] == ["data_source", "ai_generator"]
     deployment = installed.request("GET", "deployments/name/chain/adhoc")
-    assert deployment["path"] == str(next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped")))
+    shipped = next((installed.bin.parent / "lib").glob("*/site-packages/trainyard/shipped"))
+    assert str(shipped) in json.dumps(deployment)
 
 
 def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: Runs) -> None:
