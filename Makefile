@@ -13,7 +13,7 @@ export DO_NOT_TRACK ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup check test test-all test-backends demo demo-nightly up down bench faults docs clean
+.PHONY: help setup check test test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +38,10 @@ check: setup ## Style, types, import arrows and budgets
 	$(PYTEST) -q -m 'not slow and not network' tests/architecture
 
 test: setup ## The default tests (at most six minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not slow and not faults and not gpu and not network and not backends'
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not faults and not gpu and not network and not backends and not chains'
+
+test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
+	$(PYTEST) -q -m chains
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
 	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95

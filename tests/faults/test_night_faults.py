@@ -24,7 +24,7 @@ ELSEWHERE = {"marker.renewed"}
 """Passed only by a training that takes longer than a third of the lease: `night_program` renews before each effect."""
 SECOND_PASSES = ("night.claim.after#2", "night.version.after#2", "night.upload.file#2", "marker.claimed#2")
 EVERY = [*POINTS, *LEDGER_POINTS, *MARKER_POINTS, *OBJECT_POINTS, *SECOND_PASSES]
-QUICK = ("night.graph.after", "night.version.after", "night.upload.before-manifest")
+QUICK = ("night.graph.after",)
 """One of each kind, for the default suite; all of them are `make faults`."""
 
 

@@ -27,7 +27,7 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.files import RealFiles
 from trainyard.testing.scripted_server import Exchange, ScriptedServer, ok
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.chains, pytest.mark.timeout(1800)]
 
 PAGE = """# {name}
 

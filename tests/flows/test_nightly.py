@@ -58,6 +58,7 @@ with device_lock(Path(sys.argv[1]), run="somebody-else"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_a_night_waits_for_the_device_no_longer_than_its_window(home: Path) -> None:
     """Another process holds the lease all night: the run has failed, and says who it was."""

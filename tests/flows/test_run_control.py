@@ -97,6 +97,7 @@ def belongs_to(run_id: str, here: Settings, pid: int) -> None:
 # The verbs
 
 
+@pytest.mark.slow
 def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Settings) -> None:
     run_id = started(deployed, Running())
     runs.pause_run(run_id)

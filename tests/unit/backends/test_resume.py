@@ -60,6 +60,7 @@ def test_stopped_run_ends_bit_by_bit_like_an_uninterrupted_one(
     assert_same_result(whole, parts)
 
 
+@pytest.mark.slow
 def test_damaged_newest_checkpoint_is_put_aside_and_the_one_before_is_used(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs()
     whole = train_here(job, tmp_path / "whole")

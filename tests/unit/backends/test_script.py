@@ -76,6 +76,7 @@ def test_scripts_are_off_unless_the_operator_allows_them(jobs: Jobs, tmp_path: P
     assert not (tmp_path / "home" / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_path: Path) -> None:
     ran = run(jobs(backend="script", hyperparameters={"max_steps": 6}), tmp_path)
     assert ran.record["final_loss"] < ran.record["first_loss"]

@@ -158,6 +158,7 @@ def test_full_training_leaves_a_model_that_loads_by_itself(jobs: Jobs, tmp_path:
     load_model(ran.folder)
 
 
+@pytest.mark.slow
 def test_account_of_a_short_run_that_was_stopped_is_that_of_its_batches(jobs: Jobs, tmp_path: Path) -> None:
     """Five steps of two rows, of 28: both engines count alike, in one go and in two."""
     hyper = {"max_steps": 5, "batch_size": 2}

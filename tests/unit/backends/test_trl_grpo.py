@@ -136,6 +136,7 @@ def test_constant_reward_teaches_nothing(undecided: Jobs, tmp_path: Path) -> Non
     assert all(not value.any() for name, value in weights.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", by_default([2], [2, 7]))
 def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, tmp_path: Path) -> None:
     """Bit by bit, within a pass over the prompts and at the border of two: a pass has eight steps."""
@@ -167,6 +168,7 @@ def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(unde
     assert any(not torch.equal(narrow[name], value) for name, value in wide.items())
 
 
+@pytest.mark.slow
 def test_iterations_draw_once_and_stop_only_between_two_drawings(undecided: Jobs, tmp_path: Path) -> None:
     """Two steps learn from one drawing. What was drawn is counted once, however often it was learned from."""
     hyper = {"max_steps": 11, "save_steps": 5}

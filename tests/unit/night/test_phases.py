@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.selection import slow
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
@@ -338,8 +339,8 @@ def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: World
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        ("403", "E-OBJECT-FORBIDDEN"), ("404", "E-OBJECT-FORBIDDEN"), ("429", "E-OBJECT-STORE"),
-        ("500", "E-OBJECT-STORE"), ("503", "E-OBJECT-STORE"), ("stall", "E-OBJECT-STORE"),
+        ("403", "E-OBJECT-FORBIDDEN"), slow(("404", "E-OBJECT-FORBIDDEN")), slow(("429", "E-OBJECT-STORE")),
+        slow(("500", "E-OBJECT-STORE")), slow(("503", "E-OBJECT-STORE")), ("stall", "E-OBJECT-STORE"),
     ],
 )  # fmt: skip
 def test_a_night_ends_in_time_whatever_its_bucket_answers(

@@ -138,6 +138,7 @@ def test_arguments_that_vllm_refuses_are_told(home: Path, installed: Install, tm
         pytest.fail("it is not ready")
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, installed: Install, tmp_path: Path) -> None:
     folder = installed("hang")
     begun = time.monotonic()

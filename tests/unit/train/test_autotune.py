@@ -112,6 +112,7 @@ def estimated(settings: dict[str, Any]) -> int:
     return memory_of(shape, config, Device.CPU).total
 
 
+@pytest.mark.slow
 def test_the_libraries_take_what_the_estimate_says() -> None:
     found = measured({**SMALL, "hidden": 64, "layers": 1, "feed_forward": 128, "vocabulary": 600, "length": 16})
     assert found["imports"] <= found["peak"]

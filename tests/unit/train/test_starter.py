@@ -134,6 +134,7 @@ def test_a_second_call_builds_nothing(built: tuple[Path, ModelSource, Any]) -> N
     assert (Path(source.location) / MANIFEST).stat().st_mtime_ns == made
 
 
+@pytest.mark.slow
 def test_it_loads_as_any_other_model(built: tuple[Path, ModelSource, Any]) -> None:
     source = built[1]
     asked = subprocess.run(

@@ -23,6 +23,9 @@ ASKED = ("ddp", "zero2", "fsdp_hybrid")
 PART = {"batch": 4, "gradient_accumulation": 3, "engine": {"batching": "padded"}}
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def ran(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     place = tmp_path_factory.mktemp("checkpoints")
