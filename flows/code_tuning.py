@@ -29,7 +29,7 @@ async def code_tuning(
     Args:
         repository: Folder of the code, or of a git repository; a relative path starts at the deployment's folder.
         learn_from: The code as it is (files), or the history (commits): message and diff of each commit.
-        count: Instruction and code pairs wanted.
+        count: Rows to train on; rows for the evaluation come on top.
         model: Model that writes the pairs; empty: they are taken from the code by rule.
         base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained.

@@ -28,7 +28,7 @@ async def rag_tuning(
 
     Args:
         documents: File or folder of the knowledge base; a relative path starts at the deployment's folder.
-        count: Question and answer pairs wanted.
+        count: Rows to train on, all wordings counted; rows for the evaluation come on top.
         model: Model that writes the pairs; empty: they are taken from the text by rule.
         grounding: Least share of an answer's words that have to be found in its document.
         base_model: Folder or Hub name of the model to train; empty: the default of the settings.
