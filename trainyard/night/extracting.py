@@ -36,6 +36,8 @@ from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import Files, make_folders, telling, write_whole
 from trainyard.stores.graph import Graph, Mutation, document_key
 
+Place = tuple[str, str]
+"""(stream, name) of a document."""
 INTENT_FILE = "intent.json"
 BATCH, BATCH_S = 16, 5.0
 """Documents, or seconds, after which answers are written: a write is one transaction and one fsync."""
@@ -68,8 +70,8 @@ class Intents:
         noted = orjson.loads(world.files.read(self.path)) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
 
-    def unsettled(self) -> dict[tuple[str, str], str]:
-        """(stream, name) -> content of the documents whose write was begun and not recorded."""
+    def unsettled(self) -> dict[Place, str]:
+        """Place -> content of the documents whose write was begun and not recorded."""
         status = self.world.stores.ledger.status
         found = {place: (sha256, status(place[1], place[0])) for place, sha256 in self.open.items()}
         return {
@@ -89,7 +91,7 @@ class Intents:
         if gone & self.open.keys():
             self.write({place: sha256 for place, sha256 in self.open.items() if place not in gone})
 
-    def write(self, wanted: dict[tuple[str, str], str]) -> None:
+    def write(self, wanted: dict[Place, str]) -> None:
         self.open = wanted
         noted = [[*place, sha256] for place, sha256 in wanted.items()]
         with telling("The night's intent was not written"):
@@ -117,7 +119,7 @@ def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Cont
     doubtful = Intents(world).unsettled()
     found = {(one.key.stream, one.document.name): one for one in present(config, world)}
     moving = {place for place, one in found.items() if place not in current or current[place].key != one.key}
-    gone = gone_parts(found, current)
+    gone = gone_parts(found, current, doubtful, version_of(config.serving))
     moving |= doubtful.keys() | gone.keys()
     kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in moving}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
@@ -132,15 +134,18 @@ def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Cont
 
 
 def gone_parts(
-    found: Mapping[tuple[str, str], Content], current: Mapping[tuple[str, str], Entry]
-) -> dict[tuple[str, str], Content]:
-    """Parts that the ledger knows and that a file which can be read no longer has."""
+    found: Mapping[Place, Content], current: Mapping[Place, Entry], doubtful: Iterable[Place], version: str
+) -> dict[Place, Content]:
+    """Return the parts that a readable file no longer has, and of which the graph may still have facts.
+
+    The ledger knows of them; or only the intent does, after a crash between the graph and the ledger.
+    """
     readable = {place for place, one in found.items() if not one.unreadable}
-    missing = {place: entry for place, entry in current.items() if place not in found}
+    stated = {place for place, entry in current.items() if entry.key.content_sha256 != GONE}
     return {
-        (stream, name): gone_part(stream, name, entry.key.version)
-        for (stream, name), entry in missing.items()
-        if entry.key.content_sha256 != GONE and (stream, file_of(name)[0]) in readable
+        (stream, name): gone_part(stream, name, version)
+        for stream, name in sorted((stated | set(doubtful)) - found.keys())
+        if (stream, file_of(name)[0]) in readable
     }
 
 

@@ -7,7 +7,7 @@ import gc
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.selection import slow
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
+from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
@@ -507,3 +508,31 @@ def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: Wo
     path.write_text(long_text("person Eve", "person Flo", "person Gus"), encoding="utf-8")
     night(world, "20270105")
     assert names_in(kept)["Gus"] == ["long.md/#3"]
+
+
+def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: World) -> None:
+    """A file grows, the process dies between the graph and the ledger, and the file is short again: twice, the second
+    time when the ledger knows the part as gone."""
+    kept = Kept()
+    world = replace(world, stores=replace(world.stores, graph=kept.opened))
+    path, short, grown = world.documents / "long.md", "person Eve", long_text("person Eve", "person Flo", "person Gus")
+    path.write_text(short, encoding="utf-8")
+    night(world)
+    for first, second in (("20270103", "20270104"), ("20270105", "20270106")):
+        path.write_text(grown, encoding="utf-8")
+        with pytest.raises(KeyboardInterrupt):
+            night(replace(world, at=dies_at("night.graph.after")), first)
+        assert {"Eve", "Flo", "Gus"} <= names_in(kept).keys()
+        path.write_text(short, encoding="utf-8")
+        assert night(world, second).state == "completed"
+        assert "Eve" in names_in(kept)
+        assert not {"Flo", "Gus"} & names_in(kept).keys()
+        assert Intents(world).unsettled() == {}
+
+
+def dies_at(fatal: str) -> Callable[[str], None]:
+    def at(point: str) -> None:
+        if point == fatal:
+            raise KeyboardInterrupt
+
+    return at

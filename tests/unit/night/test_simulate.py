@@ -55,6 +55,12 @@ def test_a_version_that_another_process_found_survives_a_power_cut() -> None:
     assert campaign_of(2_000_031).violations == []
 
 
+def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_more() -> None:
+    """In this campaign a short document grows to three parts, the process dies between the graph and the ledger, and
+    the document is short again before the next night."""
+    assert campaign_of(2_027_007_002).violations == []
+
+
 @pytest.mark.parametrize("plant", FOUND_SOON)
 def test_a_planted_mistake_is_found(plant: str) -> None:
     outcome = simulate(200, seed=7, plant=plant, processes=1, until_found=True)
