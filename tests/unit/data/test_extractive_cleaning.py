@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainyard.data.extractive import pairs
@@ -146,7 +146,8 @@ TRAPS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@example("- **valve**: ¹水泵把水从井里抽上来", "markdown")
 @given(st.lists(st.sampled_from(TRAPS), max_size=30).map("".join), st.sampled_from(["markdown", "text", "rst", "html"]))
 def test_no_mixture_of_traps_comes_into_an_answer(text: str, kind: str) -> None:
     for pair in pairs(DocumentRow("d", "p.md", kind, "Pump", text), GenerationTemplate.QA, wordings=2):

@@ -33,7 +33,7 @@ MONTH = re.compile(
     r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert)\b"
 )
 INCOMPLETE = re.compile(
-    r"[:：,，、–—?？؟]$|(?:\.\.|…)[\"'”)]*$"
+    r"[:：,，、–—?？؟]\s*[.。]?$|(?:\.\.|…)[\"'”)]*$"
     r"|\bas follows\b|\bthe following\b|\bfollowing (?:steps|commands?|table|list|example|options)\b"
     r"|\b(?:shown|listed|described|given|see|table|list|example|figure|steps|command) (?:below|above)\b|\bbelow[.:]?$"
     r"|\b(?:examples?|code|section|snippet|figure) above\b|\babove (?:examples?|code|section|figure)\b"
