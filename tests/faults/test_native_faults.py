@@ -67,7 +67,7 @@ def test_killed_at_a_random_step(
     assert_same(killed_at(f"step.{step}", jobs, tmp_path, monkeypatch), whole)
 
 
-@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=later) for point in POINTS[1:])])
+@pytest.mark.parametrize("point", [pytest.param(point, marks=later) for point in POINTS])
 def test_killed_at_each_point_of_a_checkpoint(
     point: str, jobs: Jobs, whole: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

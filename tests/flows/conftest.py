@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from prefect._internal.concurrency import threads
+from prefect.concurrency.services import ConcurrencySlotAcquisitionWithLeaseService
 from prefect.context import _temporary_global_settings_context, get_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -39,16 +40,15 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # The second context is for threads that a test starts: they have none of their own.
     with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):
         yield
-        end_threads_of_prefect()
     stop(own, "server")
 
 
 def end_threads_of_prefect() -> None:
-    """End what Prefect keeps until the process exits; without its server it would try to connect, with pauses drawn
-    from the global `random`, while the tests of another room run.
+    """End what Prefect keeps until the process exits: it draws from the global `random` while the tests of another room
+    run, and Hypothesis fails a test in which that happens. Prefect starts them again when they are needed.
     """
-    APILogWorker.drain_all()
-    EventsWorker.drain_all()
+    for service in (APILogWorker, EventsWorker, ConcurrencySlotAcquisitionWithLeaseService):
+        service.drain_all()
     for portal in list(threads._active_instances):
         portal.shutdown()
         if portal.thread.is_alive():
@@ -56,9 +56,10 @@ def end_threads_of_prefect() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def collect_sockets() -> Iterator[None]:
+def end_prefect_in_this_process() -> Iterator[None]:
     """Prefect leaves sockets to the garbage collector; they are collected here, where that is no error."""
     yield
+    end_threads_of_prefect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

@@ -44,8 +44,8 @@ class Document:
 
     @property
     def file(self) -> Document:
-        """The document without its part."""
-        return replace(self, name=file_of(self.name)[0], part=1)
+        """The document without its part: itself, whatever its name, where it is the first one."""
+        return self if self.part == 1 else replace(self, name=file_of(self.name)[0], part=1)
 
 
 @dataclass(frozen=True)

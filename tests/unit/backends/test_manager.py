@@ -143,6 +143,7 @@ def test_a_job_of_another_process_is_listed_and_not_steered(manager: TrainingMan
         other.status("nothing")
 
 
+@pytest.mark.slow
 def test_the_protocol_of_a_local_backend(home: Path, jobs: Jobs) -> None:
     """Submit, look, fetch; from a second process only its events speak."""
     settings: Settings = load_settings(home=home)

@@ -137,7 +137,7 @@ def test_kto_of_whole_weights_has_a_reference_that_stays(jobs: Jobs, tmp_path: P
     assert (ran.folder / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("stage", PORTS)
+@pytest.mark.parametrize("stage", by_default(["reward"], PORTS))
 def test_stage_continues_the_adapter_of_an_earlier_one(stage: str, jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:
     """KTO's reference is the earlier stage; a reward model gets its score beside the earlier adapter's matrices."""
     ran = train_here(jobs(PORTS[stage], stage=stage, adapter=sft_run.folder), tmp_path)
@@ -156,7 +156,7 @@ def as_natively(jobs: Jobs, folder: Path, port: Port, **config: Any) -> tuple[Ra
     return train_here(jobs(port, backend="trl", **config), folder / "trl"), native
 
 
-@pytest.mark.parametrize("stage", PORTS)
+@pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
 @pytest.mark.parametrize("method", by_default(["lora"], ["lora", "full"]))
 def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str, jobs: Jobs, tmp_path: Path) -> None:
     """Stage kto draws the same batches in both; the pairs of a reward do not see each other, and here one batch holds
@@ -199,6 +199,7 @@ def test_accumulation_and_recomputed_activations_change_no_number(stage: str, jo
     assert losses(train_here(cut, tmp_path / "cut")) == pytest.approx(losses(plain), abs=SAME_CURVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", by_default(["kto"], PORTS))
 def test_half_precision_begins_at_the_same_loss(stage: str, jobs: Jobs, tmp_path: Path) -> None:
     """`auto` measures both number formats on this stage's own model before it chooses one."""

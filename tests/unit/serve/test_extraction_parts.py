@@ -44,6 +44,7 @@ def test_where_a_document_is_cut(text: str, begins: list[str]) -> None:
     assert "".join(parts) == text
 
 
+@pytest.mark.slow
 def test_every_part_fits_a_prompt_and_a_megabyte_is_quick() -> None:
     began = time.process_time()
     for text in ("# A\n" * 250_000, "x" * 1_000_000, "a b\n\n" * 200_000, f"# A\n{BODY}" * 6_000):
