@@ -1,4 +1,4 @@
-"""What stands in the way of a chain on this machine beside the rows of the table: files, models, templates, servers.
+"""What keeps a chain from running on this machine, next to the rows of the table: files, models, templates, servers.
 
 `planning.examine` joins this with the table. It is the one function that check, plan, run, jobs and the flows ask, so
 what `trainyard check` accepts, a run on the same machine does not refuse. Nothing is started and nothing is written.
@@ -29,7 +29,7 @@ ROOT_CODE = "R-PATH-ROOT"
 """The row of the table says it, with the same words."""
 
 
-# Models, named for whoever runs the chain
+# Models, named for the one who runs the chain
 
 
 def locate_model(name: str, settings: Settings) -> str:
@@ -76,10 +76,10 @@ def locate_parameters(given: Mapping[str, Any], settings: Settings) -> dict[str,
 
 
 def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """Files and models that the nodes will read and that are not here or may not be loaded; each is told once."""
+    """Files and models that the nodes will read and that are not here or may not be loaded; each is reported once."""
     found: dict[tuple[str, str], Reason] = {}
     ordered = sorted(chain.nodes, key=lambda node: isinstance(node.config, ValidatorConfig))
-    for node in ordered:  # a validator counts with its trainer's tokenizer: a missing base is told at the trainer
+    for node in ordered:  # a validator counts with its trainer's tokenizer: a missing base is reported at the trainer
         for one in [*dependencies(node, settings, run_id=""), *generator_models(node, settings)]:
             for reason in digest_reasons(one, node, settings):
                 found.setdefault((reason.code, reason.because), reason)
@@ -156,7 +156,7 @@ def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]
         try:
             candidate = expect_candidate(trainer.config, settings, rank=added_rank(chain, trainer))
         except TrainyardError:
-            continue  # what is wrong with its base or its template is told at the trainer
+            continue  # what is wrong with its base or its template is reported at the trainer
         found = target_reasons(node.config, candidate, settings)
         reasons += [replace(reason, node=node.id) for reason in found]
     return reasons

@@ -67,7 +67,7 @@ def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, st
 
 
 def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterator[Dependency]:
-    """What a node reads beside its inputs; `trainyard check` asks the same digests before anything starts."""
+    """What a node reads in addition to its inputs; `trainyard check` asks the same digests before anything starts."""
     config = node.config
     if isinstance(config, DataSourceConfig):
         sets = [(f"config.sets.{port.value}", given) for port, given in config.sets.items()]

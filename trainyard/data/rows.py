@@ -44,7 +44,7 @@ class Message(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What the turn has beside its text and its calls, by name."""
+        """What the turn has in addition to its text and calls, by name."""
         return msgspec.json.decode(self.more) if self.more else {}
 
     @property

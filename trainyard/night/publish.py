@@ -32,7 +32,7 @@ Sure = Callable[[], None]
 
 
 def registered(world: World, tenant: str, role: str, key: str) -> AdapterVersion | None:
-    """The version that this marker has already, whoever made it, on the disk for certain."""
+    """The version that this marker has already, made by any process, on the disk for certain."""
     versions = world.stores.versions
     found = next((one for one in versions.list(tenant, role) if one.run_key == key), None)
     return None if found is None else versions.flushed(found)

@@ -164,9 +164,7 @@ class EvaluatorConfig(Strict):
     )
     confidence: float = Field(0.95, gt=0.5, lt=1)
     resamples: int = Field(2000, ge=100, le=100_000)
-    quotes: int = Field(
-        0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`, beside the others; informative."
-    )
+    quotes: int = Field(0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`; informative.")
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
     seed: int = Field(42, ge=0, le=2**31 - 1)
 

@@ -260,7 +260,7 @@ class AdapterRegistry:
         return next((one for one in same if one.sha256 == files_digest(describe(self.files, source))), None)
 
     def flushed(self, version: AdapterVersion) -> AdapterVersion:
-        """A version that is there, on the disk: whoever wrote it may have died before its last flush."""
+        """A version that is there, on the disk: the process that wrote it may have died before its last flush."""
         self.files.fsync_folder(self.path(version))
         self.files.fsync_folder(self.path(version).parent)
         return version

@@ -112,7 +112,7 @@ def refuse_media(record: Record, keys: frozenset[str], where: str = "") -> None:
 
 
 def more_of(turn: Record, role: str, thoughts: str, field: str) -> str | None:
-    """What a turn has beside its text and its calls, as the JSON text of `Message.more`; None if nothing."""
+    """What a turn has in addition to its text and calls, as the JSON text of `Message.more`; None if nothing."""
     if not thoughts and turn.keys().isdisjoint(TURN_KEYS) and turn.keys().isdisjoint(SPEECH_KEYS):
         return None
     found: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def is_unlearned(turn: Record, role: str, field: str) -> bool:
 
 
 def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[str, str]:
-    """A turn's text and its reasoning: of a string, of a list of parts, or nothing beside tool calls."""
+    """A turn's text and its reasoning: of a string, of a list of parts, or nothing but tool calls."""
     value = turn.get(key)
     if value is None and (optional or isinstance(turn.get("refusal"), str)):
         return text_of(turn.get("refusal") or "", f"{field}.refusal"), ""
