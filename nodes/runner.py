@@ -21,7 +21,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed
 
 from nodes.summaries import rows_of, summary
-from trainyard.api.keys import content_key
+from trainyard.api.keys import content_key, needed_models
 from trainyard.api.records import RunRecord, read_events
 from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, STOPPED_NAMES, WANTED_EVERY_S, wanted_by
 from trainyard.compute.supervise import Wanted
@@ -31,7 +31,9 @@ from trainyard.spec.axes import Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
+from trainyard.stores.hub import download_model
 from trainyard.stores.metrics import Pace
+from trainyard.stores.models import resolve_model
 
 Config = TypeVar("Config", bound=Strict)
 Make = Callable[[Path], Produced]
@@ -210,6 +212,7 @@ def gather(node: ResolvedNode, upstream: Mapping[str, NodeOutput]) -> dict[Port,
 def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOutput:
     """The finished result of an identical node, else a new one, made inside the slot and committed whole."""
     store = ArtifactStore(context.settings.artifacts)
+    fetch_models(context)
     key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
     anew = context.run.refresh and key not in made_here(context)
     found = None if anew else store.find(key)
@@ -224,6 +227,16 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
         if found is None:
             found = store.produce(key, prepare(context), replace=anew)
     return found
+
+
+def fetch_models(context: NodeContext) -> None:
+    """Download the Hub models that the node loads and that are not on this machine."""
+    if context.first(Port.MODEL):  # it trains what the node before it has made
+        return
+    for name in needed_models(context.node, context.settings):
+        if resolve_model(name, context.settings).path is None:
+            context.say(f"downloading {name} from the Hub")
+            download_model(name, context.settings)
 
 
 def made_here(context: NodeContext) -> set[str]:

@@ -6,6 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prefect._internal.concurrency import threads
@@ -24,23 +25,52 @@ CERTIFICATE = "PREFECT_API_SSL_CERT_FILE"
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_LOGGING_LEVEL="WARNING")
 
 
-@pytest.fixture(scope="package")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A Prefect server as `trainyard up` starts it; starting it takes about ten seconds, so it is started once.
+class FlowServer:
+    """A Prefect server as `trainyard up` starts it, from the first module that needs it to the last one of this room.
 
+    Starting it takes about ten seconds, and one that runs on takes a twelfth of a core from the tests of other rooms.
     Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.collected`).
     """
-    own = Settings(home=tmp_path_factory.mktemp("server"), prefect_port=0)
-    url = start_server(own, lambda _: None).url
+
+    def __init__(self) -> None:
+        self.own: Settings | None = None
+        self.url = ""
+
+    def start(self, home: Path) -> Settings:
+        if self.own is None:
+            own = Settings(home=home, prefect_port=0)
+            self.url = start_server(own, lambda _: None).url
+            self.own = own
+        return self.own
+
+    def stop(self) -> None:
+        if self.own is not None:
+            stop(self.own, "server")
+            self.own = None
+
+
+FLOW_SERVER = FlowServer()
+
+
+@pytest.fixture(scope="module")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The server of the flow tests, as the one that this process talks to."""
+    own = FLOW_SERVER.start(tmp_path_factory.mktemp("server"))
     given = {
-        PREFECT_API_URL: url,
+        PREFECT_API_URL: FLOW_SERVER.url,
         PREFECT_HOME: own.prefect_home,
-        PREFECT_API_SSL_CERT_FILE: few_certificates(own, url)[CERTIFICATE],
+        PREFECT_API_SSL_CERT_FILE: few_certificates(own, FLOW_SERVER.url)[CERTIFICATE],
     }
     # The second context is for threads that a test starts: they have none of their own.
     with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):
         yield
-    stop(own, "server")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the server after the last flow test that this process has been given."""
+    if nextitem is None or "tests/flows" not in nextitem.path.as_posix():
+        FLOW_SERVER.stop()
 
 
 def end_threads_of_prefect() -> None:

@@ -19,9 +19,9 @@ from trainyard.backends import environments
 from trainyard.backends.script.files import template_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes import BackendName, Engine, Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.nodes import DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import Reference, node_key
@@ -94,6 +94,20 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
             yield Dependency("live", "", partial(live_digest, settings))
     if node.type == "deployer":
         yield Dependency("run", "", lambda: run_id)
+
+
+def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
+    """The models that a node loads, as folders or Hub names."""
+    config, default = node.config, settings.default_base_model
+    match config:
+        case TrainerConfig():
+            return [config.base_model or default]
+        case ValidatorConfig():
+            return [config.tokenizer or default]
+        case AiGeneratorConfig() if config.engine in (Engine.LOCAL, Engine.VLLM):
+            return [config.model or default]
+        case _:
+            return []
 
 
 def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Dependency]:
