@@ -15,7 +15,7 @@ from trainyard.spec.templates import PublishForm, QaPipeline, Steps, TrainingFor
 @flow(name="qa-pipeline", task_runner=task_runner(), **FLOW)
 async def qa_pipeline(
     *,
-    documents: Path = "docs",
+    documents: Path,
     count: Count = 200,
     model: Model | None = None,
     wordings: Wordings = 3,
