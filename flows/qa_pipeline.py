@@ -15,7 +15,7 @@ from trainyard.spec.templates import PublishForm, QaPipeline, Steps, TrainingFor
 @flow(name="qa-pipeline", task_runner=task_runner(), **FLOW)
 async def qa_pipeline(
     *,
-    documents: Path = "docs",
+    documents: Path,
     count: Count = 200,
     model: Model | None = None,
     wordings: Wordings = 3,
@@ -30,7 +30,7 @@ async def qa_pipeline(
         documents: File or folder to learn; a relative path starts at the deployment's folder.
         count: Rows to train on, all wordings counted; rows for the evaluation come on top.
         model: Model that writes the pairs; empty: they are taken from the text by rule.
-        wordings: Wordings of each question; the last one is kept from training and tests what was learned.
+        wordings: Wordings of each question; with `validate` the last is kept from training and tests what was learned.
         base_model: Folder or Hub name of the model to train; empty: the default of the settings.
         training: How the adapter is trained.
         publish: Under which name it is registered, and where it has to answer.

@@ -15,7 +15,7 @@ from trainyard.spec.templates import EvaluateSteps, PublishForm, RagTuning, Trai
 @flow(name="rag-tuning", task_runner=task_runner(), **FLOW)
 async def rag_tuning(
     *,
-    documents: Path = "docs",
+    documents: Path,
     count: Count = 200,
     model: Model | None = None,
     grounding: Share = 0.6,

@@ -31,6 +31,8 @@ EXPECTED = {
 }
 REQUIRED: dict[str, dict[str, Any]] = {
     "chain": {"spec": {"nodes": [{"type": "data_source", "config": {"path": "docs"}}]}},
+    "qa-pipeline": {"documents": "docs"},
+    "rag-tuning": {"documents": "docs"},
     "alignment-pipeline": {"sft": "a.jsonl", "preference": "b.jsonl"},
     "training-job": {"job": {"dataset": {"path": "a.jsonl"}}},
 }

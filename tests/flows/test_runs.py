@@ -18,6 +18,8 @@ from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
 
+ASKED = {"documents": "docs"}
+
 pytestmark = pytest.mark.usefixtures("prefect")
 
 
@@ -69,16 +71,16 @@ def test_a_name_without_a_slash_is_an_unknown_deployment(deployed: Settings) -> 
 
 def test_wrong_parameters_are_one_sentence_with_the_field(deployed: Settings) -> None:
     with pytest.raises(InvalidInput, match=r"E-PARAMETERS: The parameters for qa-pipeline/test are not valid.*count"):
-        runs.start_run("qa-pipeline/test", {"count": 0}, settings=deployed)
+        runs.start_run("qa-pipeline/test", {**ASKED, "count": 0}, settings=deployed)
 
 
 def test_a_misspelt_parameter_is_refused(deployed: Settings) -> None:
     with pytest.raises(InvalidInput, match="epochz"):
-        runs.start_run("qa-pipeline/test", {"training": {"epochz": 1}}, settings=deployed)
+        runs.start_run("qa-pipeline/test", {**ASKED, "training": {"epochz": 1}}, settings=deployed)
 
 
 def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
-    started = runs.start_run("qa-pipeline/test", {"count": 5}, settings=deployed, tags=("mine",))
+    started = runs.start_run("qa-pipeline/test", {**ASKED, "count": 5}, settings=deployed, tags=("mine",))
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(started.run_id)
     assert run.job_variables is not None
@@ -89,17 +91,19 @@ def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
 
 
 def test_a_run_has_its_name_from_its_creation_on(deployed: Settings) -> None:
-    runs_of_one_chain = [runs.start_run("qa-pipeline/test", {}, settings=deployed, called="guide-12ab") for _ in "123"]
+    runs_of_one_chain = [
+        runs.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12ab") for _ in "123"
+    ]
     assert [run.name for run in runs_of_one_chain] == ["guide-12ab", "guide-12ab-2", "guide-12ab-3"]
     with get_client(sync_client=True) as client:
         for run in runs_of_one_chain:
             client.update_flow_run(UUID(run.run_id), tags=[JOB_TAG])
     assert [runs.find_job(run.name)["id"] for run in runs_of_one_chain] == [run.run_id for run in runs_of_one_chain]
-    assert runs.start_run("qa-pipeline/test", {}, settings=deployed, called="guide-12").name == "guide-12"
+    assert runs.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12").name == "guide-12"
 
 
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:
-    started = runs.start_run("qa-pipeline/test", {}, settings=deployed)
+    started = runs.start_run("qa-pipeline/test", ASKED, settings=deployed)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(started.run_id, Cancelled(message="no longer wanted"), force=True)
     told: list[str] = []
@@ -110,7 +114,7 @@ def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None
 
 
 def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed: Settings) -> None:
-    run_id = runs.start_run("qa-pipeline/test", {}, settings=deployed).run_id
+    run_id = runs.start_run("qa-pipeline/test", ASKED, settings=deployed).run_id
     told: list[str] = []
 
     def look() -> str:

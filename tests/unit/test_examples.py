@@ -9,6 +9,7 @@ import pytest
 
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.nodes import DataSourceConfig
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
@@ -18,6 +19,17 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 def test_examples_are_accepted(path: Path) -> None:
     assert check(load_value(path)) == []
     assert resolve(load_chain(path), Defaults(base_model="starter")).order
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_file_that_an_example_reads_is_in_the_repository(path: Path) -> None:
+    """An example is to be run as it is, from a checkout or from the copy in a wheel."""
+    sources = [node.config for node in load_chain(path).nodes if isinstance(node.config, DataSourceConfig)]
+    named = [given.path for config in sources for given in (config.sets.values() or [config.single()])]
+    assert named
+    assert [
+        name for name in named if not (REPOSITORY / str(name)).exists() or not str(name).startswith("examples/")
+    ] == []
 
 
 def test_the_readme_shows_a_chain_that_is_accepted() -> None:

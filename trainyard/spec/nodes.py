@@ -99,7 +99,7 @@ class AiGeneratorConfig(Strict):
     )
     template: GenerationTemplate = GenerationTemplate.QA
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
-    wordings: int = Field(3, ge=1, le=8, description="Wordings of each question; the last is kept from training.")
+    wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator behind holds the last out.")
     temperature: float = Field(0.7, ge=0, le=2)
     max_tokens: int = Field(1024, ge=16, le=131_072)
     concurrency: int = Field(8, ge=1, le=1024)

@@ -164,7 +164,7 @@ AnySteps = DeploySteps | EvaluateSteps | Steps
 class QaPipeline(Form):
     """Questions and answers from documents, and an adapter that learned them."""
 
-    documents: Path = Field("docs", title="Documents", description="File or folder to learn.")
+    documents: Path = Field(title="Documents", description="File or folder to learn.")
     count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
@@ -220,7 +220,7 @@ class AlignmentPipeline(Form):
 class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
-    documents: Path = Field("docs", title="Knowledge base", description="File or folder to learn.")
+    documents: Path = Field(title="Knowledge base", description="File or folder to learn.")
     count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
     model: str | None = Field(
         None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."

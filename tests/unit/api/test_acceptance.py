@@ -167,7 +167,7 @@ def test_the_line_that_a_refused_path_prints_allows_it(
 def test_a_relative_model_reaches_the_worker_with_its_whole_path(here: Settings, work: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, work / "models" / "mine")
     whole = str(work / "models" / "mine")
-    template = planning.located(planning.asked("qa-pipeline", {"base_model": "models/mine", "count": 3}), here)
+    template = planning.located(planning.asked("code-tuning", {"base_model": "models/mine", "count": 3}), here)
     assert template.parameters == {"base_model": whole, "count": 3}
     job = planning.located(
         planning.asked("training-job", {"dataset": {"path": "rows.jsonl"}, "base_model": "models/mine"}), here
@@ -197,7 +197,7 @@ def test_a_relative_model_in_a_form_starts_at_the_folder_of_its_deployment(
 
 @pytest.mark.parametrize("name", ["starter", "org/model", "/absolute/folder", "gone"])
 def test_any_other_name_of_a_model_stays_as_it_is(here: Settings, name: str) -> None:
-    given = planning.asked("qa-pipeline", {"base_model": name})
+    given = planning.asked("code-tuning", {"base_model": name})
     assert planning.located(given, here).parameters == {"base_model": name}
 
 

@@ -24,13 +24,13 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
 
 
 def plan_of(here: Settings, **parameters: Any) -> planning.Plan:
-    return planning.plan(planning.asked("qa-pipeline", parameters).spec, here)
+    return planning.plan(planning.asked("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
 
 
 def test_a_template_s_name_is_its_chain_and_its_deployment() -> None:
-    found = planning.asked("rag-tuning", {"count": 7})
+    found = planning.asked("rag-tuning", {"documents": "docs", "count": 7})
     assert found.deployment == "rag-tuning/local"
-    assert found.parameters == {"count": 7}
+    assert found.parameters == {"documents": "docs", "count": 7}
     assert found.spec.name == "rag-tuning"
 
 
@@ -50,10 +50,10 @@ def test_a_chain_file_runs_as_it_is(tmp_path: Path) -> None:
 
 def test_a_file_that_calls_a_template_runs_as_that_template(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("template: qa-pipeline\nparameters: {count: 5, training: {epochs: 2, rank: 4}}")
+    path.write_text("template: qa-pipeline\nparameters: {documents: d, count: 5, training: {epochs: 2, rank: 4}}")
     found = planning.asked(str(path), {"training": {"epochs": 9}})
     assert found.deployment == "qa-pipeline/local"
-    assert found.parameters == {"count": 5, "training": {"epochs": 9, "rank": 4}}
+    assert found.parameters == {"documents": "d", "count": 5, "training": {"epochs": 9, "rank": 4}}
 
 
 def test_a_preset_lies_below_the_parameters() -> None:

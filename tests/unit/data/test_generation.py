@@ -105,7 +105,7 @@ def test_the_extractive_engine_gives_exactly_the_rows_asked_for(tmp_path: Path) 
     produced = generate(AiGeneratorConfig(count=18), three_pages(tmp_path), tmp_path, complete=None, report=silent)
     part = produced.outputs[Port.SFT]
     assert (part.folder, part.rows) == ("sft", 18)
-    counts = {"pairs": 6, "unseen_wording": 6, "asked": 18, "kept": 18, "rejected": {}, "documents": 3, "surplus": 0}
+    counts = {"pairs": 6, "unseen_wording": 0, "asked": 18, "kept": 18, "rejected": {}, "documents": 3, "surplus": 0}
     assert part.facts.items() >= ({"engine": "extractive", "model": None, "template": "qa"} | counts).items()
     assert [entry["kept"] for entry in accounting(tmp_path)["documents"]] == [6, 6, 6]
 
@@ -138,18 +138,33 @@ def test_count_is_what_is_left_to_train_on(tmp_path: Path, count: int, pages: in
     assert facts["cautions"] == few_rows(facts["kept"], max(facts["heldout"].values()))
 
 
-def test_the_last_wording_of_each_pair_is_kept_from_training(tmp_path: Path) -> None:
-    generate(AiGeneratorConfig(count=18), three_pages(tmp_path), tmp_path, complete=None, report=silent)
+NOT_BY_DOCUMENT = HoldoutRules(documents=0)
+
+
+def test_the_last_wording_of_each_pair_is_kept_for_the_validator_that_asks_for_it(tmp_path: Path) -> None:
+    config = AiGeneratorConfig(count=12, holdout=NOT_BY_DOCUMENT)
+    generate(config, three_pages(tmp_path), tmp_path, complete=None, report=silent)
     rows: list[SftRow] = rows_of(tmp_path)
     by_pair: dict[str, list[SftRow]] = {}
     for row in rows:
         by_pair.setdefault(row.pair, []).append(row)
+    assert len(by_pair) == 6
     for wordings in by_pair.values():
         assert [row.split for row in wordings] == ["train", "train", "unseen_wording"]
         assert len({row.messages[0].content for row in wordings}) == 3
         assert len({row.messages[1].content for row in wordings}) == 1
         assert [message.role for message in wordings[0].messages] == ["user", "assistant"]
     assert {row.source for row in rows} == {"docs/0.md", "docs/1.md", "docs/2.md"}
+
+
+@pytest.mark.parametrize("holdout", [None, HoldoutRules(documents=0, wording=False)])
+def test_without_a_holdout_of_wordings_every_row_is_trained(tmp_path: Path, holdout: HoldoutRules | None) -> None:
+    """A trainer takes the rows of `train` alone: a mark that nobody reads loses a third of the rows."""
+    config = AiGeneratorConfig(count=18, holdout=holdout)
+    generate(config, three_pages(tmp_path), tmp_path, complete=None, report=silent)
+    rows: list[SftRow] = rows_of(tmp_path)
+    assert [row.split for row in rows] == ["train"] * 18
+    assert len({row.messages[0].content for row in rows}) == 18
 
 
 def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
@@ -162,8 +177,8 @@ def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_count_that_is_no_multiple_gives_the_last_pair_fewer_wordings(tmp_path: Path) -> None:
     assert by_rule(tmp_path, three_pages(tmp_path), count=8)["kept"] == 8
-    splits = [row.split for row in rows_of(tmp_path / "out")]
-    assert splits == ["train", "train", "unseen_wording"] * 2 + ["train", "unseen_wording"]
+    pairs = [row.pair for row in rows_of(tmp_path / "out")]
+    assert [pairs.count(pair) for pair in dict.fromkeys(pairs)] == [3, 3, 2]
 
 
 def test_a_document_that_has_too_little_says_so(tmp_path: Path) -> None:
@@ -257,8 +272,12 @@ def test_a_server_that_answers_gives_every_row(tmp_path: Path) -> None:
     assert result["usage"]["requests"] == len(server.requests) == 5
     assert result["usage"]["completion_tokens"] > 0
     assert [entry["asked"] for entry in result["documents"]] == [9, 6, 9]
-    splits = [row.split for row in rows_of(tmp_path / "out")]
-    assert splits == ["train", "train", "unseen_wording"] * 8
+    assert [row.split for row in rows_of(tmp_path / "out")] == ["train"] * 24
+
+
+def test_a_server_s_last_wordings_are_kept_for_the_validator_that_asks_for_them(tmp_path: Path) -> None:
+    ask(tmp_path, count=16, holdout=NOT_BY_DOCUMENT)
+    assert [row.split for row in rows_of(tmp_path / "out")] == ["train", "train", "unseen_wording"] * 8
 
 
 def test_requests_share_prefix_and_schema_and_differ_in_seed(tmp_path: Path) -> None:

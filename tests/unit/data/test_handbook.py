@@ -15,7 +15,7 @@ from trainyard.data.generation import generate
 from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.data.validation import validate
 from trainyard.spec.axes import GenerationTemplate, Port
-from trainyard.spec.nodes import AiGeneratorConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.stores.artifacts import Reference
 
 REPOSITORY = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_an_answer_contains_the_name_that_its_question_asks_for(found: dict[str,
 def test_the_validator_keeps_every_row(tmp_path: Path) -> None:
     """No two facts are so similar that one passes for a copy of the other."""
     write_rows(tmp_path / "documents" / "rows.arrow", Port.DOCUMENTS, [document(page) for page in PAGES])
-    config = AiGeneratorConfig(count=167 * 3)
+    config = AiGeneratorConfig(count=167 * 2, holdout=HoldoutRules(documents=0))
     made = generate(config, tmp_path / "documents", tmp_path, complete=None, report=lambda *_: None)
     assert made.outputs[Port.SFT].rows == 167 * 3
     source = Reference(uri=f"file://{tmp_path / 'sft'}", sha256="", kind=Port.SFT)

@@ -94,8 +94,8 @@ def test_refusals_cross_process_borders() -> None:
 def test_a_call_of_a_template_is_a_chain() -> None:
     called = load_chain("template: qa-pipeline\nparameters: {documents: handbook}\n")
     assert [one.type for one in called.nodes][:2] == ["data_source", "ai_generator"]
-    assert load_chain("template: qa-pipeline\n").name == "qa-pipeline"
-    assert load_chain("template: qa-pipeline\nparameters:\n").name == "qa-pipeline"
+    assert load_chain("template: code-tuning\n").name == "code-tuning"
+    assert load_chain("template: code-tuning\nparameters:\n").name == "code-tuning"
 
 
 CALL = "template: qa-pipeline\n"
@@ -118,6 +118,10 @@ WRONG_CALLS = [
     ),
     (CALL + "parameters: [1]", "E-SPEC-VALUE parameters: a list does not fit"),
     (
+        "template: qa-pipeline",
+        "E-SPEC-MISSING parameters.documents: The field 'documents' is needed here. Instead: Add `documents:`",
+    ),
+    (
         "template: alignment-pipeline",
         "E-SPEC-MISSING parameters.sft: The field 'sft' is needed here. Instead: Add `sft:`",
     ),
@@ -132,7 +136,7 @@ def test_a_wrong_call_of_a_template_says_what_is_right(text: str, expected: str)
 
 
 def test_check_takes_templates_and_jobs_too() -> None:
-    assert check({"template": "rag-tuning"}) == []
+    assert check({"template": "code-tuning"}) == []
     assert check({"dataset": {"path": "rows.jsonl"}}) == []
     assert [reason.code for reason in check({"template": "rag"})] == ["E-SPEC-TEMPLATE"]
     assert [reason.field for reason in check({"dataset": {"pth": "x"}})] == ["dataset.path", "dataset.pth"]

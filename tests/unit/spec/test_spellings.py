@@ -79,7 +79,7 @@ def test_jobs_and_forms_are_answered_too() -> None:
     assert (reason.field, reason.instead) == ("num_train_epochs", "Write `hyperparameters.epochs`.")
     (reason,) = read_chain({"dataset": {"path": "a.jsonl", "max_samples": 3}})[1]
     assert (reason.field, reason.instead) == ("dataset.max_samples", "Write `max_rows`.")
-    form = {"template": "qa-pipeline", "parameters": {"training": {"lr": 1e-4}}}
+    form = {"template": "qa-pipeline", "parameters": {"documents": "docs", "training": {"lr": 1e-4}}}
     (reason,) = read_chain(form)[1]
     assert (reason.field, reason.instead) == ("parameters.training.lr", "Write `learning_rate`.")
 

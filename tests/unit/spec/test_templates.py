@@ -28,7 +28,11 @@ from trainyard.spec.load import load_chain
 from trainyard.spec.templates import TEMPLATES, AlignmentPipeline, CodeTuning, QaPipeline, TrainingForm, build_template
 from trainyard.spec.training import Hyperparameters
 
-NEEDED = {"alignment-pipeline": {"sft": "examples.json", "preference": "pairs.json"}}
+NEEDED = {
+    "qa-pipeline": {"documents": "docs"},
+    "alignment-pipeline": {"sft": "examples.json", "preference": "pairs.json"},
+    "rag-tuning": {"documents": "docs"},
+}
 OFF = {
     "qa-pipeline": {"validate": False, "evaluate": False, "deploy": False},
     "alignment-pipeline": {"validate": False, "evaluate": False, "deploy": False},
@@ -248,7 +252,7 @@ def test_the_schema_shows_the_switches_under_their_own_names() -> None:
 
 
 def test_a_form_writes_what_it_reads() -> None:
-    form = QaPipeline(steps={"validate": False, "control": True})
+    form = QaPipeline(documents="docs", steps={"validate": False, "control": True})
     assert form.model_dump()["steps"] == {"deploy": True, "control": True, "evaluate": True, "validate": False}
     assert QaPipeline.model_validate(form.model_dump(mode="json")) == form
     assert build_template("qa-pipeline", form) == form.build()

@@ -22,6 +22,8 @@ from jsonschema import Draft202012Validator
 
 from trainyard.data.generation.accounting import Account, Books, spread_by_weight
 from trainyard.data.generation.shapes import (
+    chosen_wordings,
+    keeps_a_wording,
     preference_row,
     read_documents,
     rows_per_pair,
@@ -159,10 +161,9 @@ async def opened(complete: Complete) -> AsyncIterator[Complete]:
 async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
     """Ask for all rows and write what comes back to the books. Never raises for a server that fails."""
     config = with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
-    wordings = wordings_of(config)
     line = Line(complete, max(4, PATIENCE * config.concurrency))
-    reader = ReplyReader(config.template, wordings, books)
-    with Prompter(config.template, wordings=wordings, prompt=config.prompt) as prompter:
+    reader = ReplyReader(config, books)
+    with Prompter(config.template, wordings=wordings_of(config), prompt=config.prompt) as prompter:
         async with opened(complete):
             wanted = requests(config, documents, books)
             await pump(config, wanted, line, prompter=prompter, reader=reader, report=report)
@@ -217,9 +218,9 @@ async def pump(
 class ReplyReader:
     """Checks replies and turns them into rows; every row that was asked for is kept or rejected with a reason."""
 
-    def __init__(self, template: GenerationTemplate, wordings: int, books: Books) -> None:
-        self.template, self.wordings, self.books = template, wordings, books
-        self.validator = Draft202012Validator(item_schema(template, wordings))
+    def __init__(self, config: AiGeneratorConfig, books: Books) -> None:
+        self.config, self.template, self.books = config, config.template, books
+        self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
         self.kept = 0
 
     def accept(self, request: Request, outcome: Outcome) -> None:
@@ -284,7 +285,8 @@ class ReplyReader:
         else:
             question, answer = (item[name].strip() for name in FIELDS[self.template])
             questions = [question]
-        return wording_rows(document, pair_id(document, questions[0], answer), questions, answer, rows)
+        pair, asked = pair_id(document, questions[0], answer), chosen_wordings(questions, rows)
+        return wording_rows(document, pair, asked, answer, keeps_a_wording(self.config))
 
 
 def pair_id(document: DocumentRow, question: str, answer: str) -> str:

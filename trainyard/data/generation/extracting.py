@@ -9,6 +9,8 @@ from pathlib import Path
 from trainyard.data.extractive import Pair, pairs
 from trainyard.data.generation.accounting import Account, Books, spread_evenly
 from trainyard.data.generation.shapes import (
+    chosen_wordings,
+    keeps_a_wording,
     preference_row,
     read_documents,
     rows_per_pair,
@@ -71,7 +73,8 @@ def settle(
     answers = list(dict.fromkeys(pair.answer for pair, _ in own))
     for pair, rows in own:
         if config.template is not GenerationTemplate.PREFERENCE:
-            books.keep(account, wording_rows(document, pair.id, pair.wordings, pair.answer, rows))
+            questions = chosen_wordings(pair.wordings, rows)
+            books.keep(account, wording_rows(document, pair.id, questions, pair.answer, keeps_a_wording(config)))
         elif len(answers) < 2:
             books.reject(account, "no_other_answer", rows, "no second answer that could be the rejected one")
         else:

@@ -48,9 +48,15 @@ def rows_per_pair(count: int, shares: Sequence[int], wordings: int) -> list[list
     return rows
 
 
-def wording_rows(document: DocumentRow, pair: str, wordings: Sequence[str], answer: str, rows: int) -> list[SftRow]:
-    """`rows` rows of one pair. With several, the last is of the last wording and marked `unseen_wording`."""
-    chosen = [*wordings[: rows - 1], wordings[-1]] if rows > 1 else [wordings[0]]
+def keeps_a_wording(config: AiGeneratorConfig) -> bool:
+    """Whether a wording of each question is to be held out. Without a hold-out a trainer would drop the marked rows."""
+    return config.holdout is not None and config.holdout.wording
+
+
+def wording_rows(
+    document: DocumentRow, pair: str, questions: Sequence[str], answer: str, keep_one: bool
+) -> list[SftRow]:
+    """One row of each question of a pair. With `keep_one` and several, the last is marked `unseen_wording`."""
     made = [
         SftRow(
             messages=[Message("user", question), Message("assistant", answer)],
@@ -59,11 +65,16 @@ def wording_rows(document: DocumentRow, pair: str, wordings: Sequence[str], answ
             split=TRAIN,
             pair=pair,
         )
-        for question in chosen
+        for question in questions
     ]
-    if rows > 1:
+    if keep_one and len(made) > 1:
         made[-1].split = UNSEEN_WORDING
     return made
+
+
+def chosen_wordings(wordings: Sequence[str], rows: int) -> list[str]:
+    """The wordings of a pair that has `rows` rows: the first ones and, with several, the last."""
+    return [*wordings[: rows - 1], wordings[-1]] if rows > 1 else [wordings[0]]
 
 
 def preference_row(document: DocumentRow, prompt: str, chosen: str, rejected: str) -> PreferenceRow:
