@@ -297,13 +297,16 @@ def nightly_run(
 
 @nightly.command("simulate", help=OPERATIONS["nightly simulate"].summary)
 def nightly_simulate(
+    *,
     nights: Annotated[int, typer.Option(help="At least so many nights.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same nights.")] = 0,
     plant: Annotated[str | None, typer.Option(help="A mistake to put in, which has to be found.")] = None,
     processes: Annotated[int | None, typer.Option(help="Default: one per core.")] = None,
+    campaign: Annotated[int | None, typer.Option(help="Replay the one campaign that has this seed.")] = None,
     as_json: Json = False,
 ) -> None:
-    perform("nightly simulate", as_json, nights=nights, seed=seed, plant=plant, processes=processes)
+    given = {"nights": nights, "seed": seed, "plant": plant, "processes": processes, "campaign": campaign}
+    perform("nightly simulate", as_json, **given)
 
 
 @nightly.command("worker", help=OPERATIONS["nightly worker"].summary)

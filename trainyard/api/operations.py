@@ -450,7 +450,7 @@ def nightly_run(given: night.RunNightInput, context: Context) -> NightReport:
 
 def nightly_simulate(given: night.SimulateInput, context: Context) -> night.Simulated:
     """Simulate nights in which everything goes wrong, and check that nothing is lost, doubled or half done."""
-    context.say(f"seed {given.seed}")
+    context.say(f"seed {given.seed}" if given.campaign is None else f"campaign {given.campaign}")
 
     def progress(done: int) -> None:
         fraction = min(1.0, done / given.nights)

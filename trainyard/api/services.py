@@ -21,6 +21,7 @@ import psutil
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.processes import Start, find_process, process_start
 
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
@@ -35,18 +36,13 @@ class Service:
 
     name: str
     pid: int
-    create_time: float
+    create_time: Start
     url: str
     log: str
 
     def process(self) -> psutil.Process | None:
         """The live process, or None when the pid is gone, a zombie, or somebody else's by now."""
-        try:
-            process = psutil.Process(self.pid)
-            alive = abs(process.create_time() - self.create_time) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if alive else None
+        return find_process(self.pid, self.create_time)
 
 
 def record_path(settings: Settings, name: str) -> Path:
@@ -83,7 +79,7 @@ def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
             argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True
         )
     LAUNCHED.append(child)
-    service = Service(name, child.pid, psutil.Process(child.pid).create_time(), url, str(log))
+    service = Service(name, child.pid, process_start(child.pid), url, str(log))
     write_json_durably(record_path(settings, name), asdict(service))
     return service
 

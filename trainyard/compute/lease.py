@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
-import psutil
 
 from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.errors import Conflict
+from trainyard.stores.processes import Start, process_start
 
 POLL_S = 0.2
 WORK_LOCK = "work.lock"
@@ -32,7 +32,7 @@ class Holder:
     """The process that holds a lock."""
 
     pid: int
-    create_time: float
+    create_time: Start
     run: str
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def device_lock(
                     code="E-DEVICE-BUSY",
                 )
             time.sleep(POLL_S)
-        mine = Holder(os.getpid(), psutil.Process().create_time(), run)
+        mine = Holder(os.getpid(), process_start(), run)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, orjson.dumps(asdict(mine)), 0)
         yield mine

@@ -26,8 +26,8 @@ from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
 from trainyard.stores.graph import open_graph
 from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, this_owner
-from trainyard.stores.markers.records import boot_id
 from trainyard.stores.objects import ObjectStore, open_store
+from trainyard.stores.processes import boot_id
 
 PROFILES = project_folder() / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"

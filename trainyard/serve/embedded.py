@@ -25,14 +25,13 @@ from trainyard.serve.chat_templates import check_folder
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.models import resolve_model
+from trainyard.stores.processes import Start, find_process
 
 READY_FILE = "embedded.json"
 LOG_FILE = "embedded.log"
 START_S, STOP_S, POLL_S = 180.0, 10.0, 0.1
 LAUNCHED: list[subprocess.Popen[bytes]] = []
 """Servers that this process started; the interpreter reaps those that ended."""
-SAME_PROCESS_S = 1.0
-"""Start times are read back with the clock's resolution; two processes of one id never start within a second."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Instance:
     """A server that was started: the contents of the ready file."""
 
     pid: int
-    create_time: float
+    create_time: Start
     port: int
     url: str
     model: str = ""
@@ -49,12 +48,7 @@ class Instance:
 
     def process(self) -> psutil.Process | None:
         """The process, if it still is the one that was started."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.create_time) < SAME_PROCESS_S
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
+        return find_process(self.pid, self.create_time)
 
     def answers(self, timeout_s: float = 2.0) -> bool:
         try:

@@ -49,6 +49,7 @@ from trainyard.serve.served import Served
 from trainyard.settings import settings
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import ModelSource, resolve_model
+from trainyard.stores.processes import process_start
 
 MAX_BODY_BYTES = 4 << 20
 MAX_TOKENS = 4096
@@ -208,7 +209,7 @@ def announce(folder: Path | None, host: str, listener: socket.socket, model: Mod
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     facts = {
         "pid": os.getpid(),
-        "create_time": psutil.Process().create_time(),
+        "create_time": process_start(),
         "port": port,
         "url": url,
         "model": model.name,

@@ -32,8 +32,8 @@ from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.markers import LocalMarkers, this_owner
-from trainyard.stores.markers.records import boot_id
 from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.processes import boot_id
 
 RUN = "20270102"
 CONFIG: Mapping[str, Any] = {

@@ -6,8 +6,10 @@ import ast
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import trainyard.night.simulate.campaign as campaign_module
+from trainyard.cli import app
 from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
 from trainyard.night.simulate import PLANTS, campaign_of, simulate
@@ -53,6 +55,11 @@ def test_no_invariant_is_violated() -> None:
 def test_a_version_that_another_process_found_survives_a_power_cut() -> None:
     """In this campaign a process dies between a manifest's rename and the flush of its folder; then power is lost."""
     assert campaign_of(2_000_031).violations == []
+
+
+def test_a_version_survives_a_failed_call_and_two_power_cuts() -> None:
+    """In this campaign a published version was lost while its marker was completed and the live pointer named it."""
+    assert campaign_of(326_001_529).violations == []
 
 
 def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_more() -> None:
@@ -102,3 +109,16 @@ def test_the_simulator_calls_what_the_flow_calls() -> None:
     assert {"begin", "documents"} <= imported
     assert phases.phase1.__code__.co_names[:1] == ("documents",)
     assert phases.phase2.__code__.co_names[:1] == ("trainings",)
+
+
+def test_a_violation_comes_with_its_campaign_and_the_line_that_replays_it() -> None:
+    planted = ["nightly", "simulate", "--plant", "trains-on-live-corpus", "--processes", "1"]
+    found = CliRunner().invoke(app, [*planted, "--nights", "9", "--seed", "7"])
+    assert found.exit_code == 1
+    lines = found.output.splitlines()
+    replays = [line.split(": ", 1)[1] for line in lines if line.startswith("  replay: ")]
+    first = replays[0].split()
+    assert first[:4] == ["trainyard", "nightly", "simulate", "--campaign"]
+    wrong = [line for line in lines if line.startswith(f"seed {first[4]}: ")]
+    again = CliRunner().invoke(app, [*first[1:], "--processes", "1"]).output.splitlines()
+    assert [line for line in again if line in wrong] == wrong != []

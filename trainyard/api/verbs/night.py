@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from trainyard.stores.markers import LocalMarkers
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"
 NIGHTS_SHOWN = 10
+CAMPAIGNS_SHOWN = 20
 
 
 class Model(BaseModel):
@@ -55,6 +56,8 @@ class SimulateInput(Model):
     seed: int = Field(0, ge=0)
     plant: str | None = None
     processes: int | None = Field(None, ge=1, le=256)
+    campaign: int | None = Field(None, ge=0)
+    """Replay one campaign by its seed; `nights` and `seed` choose nothing then."""
 
 
 class Simulated(Model):
@@ -66,6 +69,8 @@ class Simulated(Model):
     seconds: float
     plant: str | None
     violations: tuple[str, ...]
+    failed: tuple[int, ...] = ()
+    """The seeds of the campaigns with a violation."""
     last_line: str
 
     @property
@@ -179,7 +184,14 @@ def run_once(given: RunNightInput, settings: Settings, say: Callable[[str], None
 
 
 def simulated(given: SimulateInput, progress: Callable[[int], None]) -> Simulated:
-    found = simulate(given.nights, given.seed, plant=given.plant, processes=given.processes, on_progress=progress)
+    found = simulate(
+        given.nights,
+        given.seed,
+        plant=given.plant,
+        processes=given.processes,
+        campaign=given.campaign,
+        on_progress=progress,
+    )
     return Simulated(
         seed=found.seed,
         nights=found.nights,
@@ -187,6 +199,7 @@ def simulated(given: SimulateInput, progress: Callable[[int], None]) -> Simulate
         seconds=round(found.seconds, 1),
         plant=found.plant,
         violations=found.violations,
+        failed=found.failed,
         last_line=found.last_line,
     )
 
@@ -292,12 +305,22 @@ def night_text(report: NightReport) -> str:
 
 
 def simulated_text(found: Simulated) -> str:
-    """The seed first, the count of invariants last."""
+    """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
     plant = f", with {found.plant} planted" if found.plant else ""
     rate = found.nights / found.seconds if found.seconds else 0.0
     head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
     head += f"{found.seconds:g} s ({rate:.0f} nights/s){plant}"
-    return "\n".join([head, *found.violations[:20], found.last_line])
+    return "\n".join([head, *violation_lines(found), found.last_line])
+
+
+def violation_lines(found: Simulated) -> Iterator[str]:
+    """The violations of each campaign, and the command that carries out this campaign alone."""
+    plant = f" --plant {found.plant}" if found.plant else ""
+    for seed in found.failed[:CAMPAIGNS_SHOWN]:
+        yield from (line for line in found.violations if line.startswith(f"seed {seed}: "))
+        yield f"  replay: trainyard nightly simulate --campaign {seed}{plant}"
+    if len(found.failed) > CAMPAIGNS_SHOWN:
+        yield f"{len(found.failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
 
 
 def status_text(found: NightStatus) -> str:

@@ -3,7 +3,7 @@
     outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
 
 A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
-`simulate/plants.py` that is put into the night; then a violation has to be found.
+`simulate/plants.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ class Outcome:
     attempts: int
     checked: int
     violations: tuple[str, ...]
+    """Each begins with `seed N: `, where N is its campaign's seed."""
     seconds: float
     plant: str | None = None
+    failed: tuple[int, ...] = ()
+    """The seeds of the campaigns with a violation."""
 
     @property
     def exit_code(self) -> int:
@@ -84,30 +87,34 @@ def simulate(
     *,
     plant: str | None = None,
     processes: int | None = None,
+    campaign: int | None = None,
     on_progress: Callable[[int], None] = lambda _done: None,
     until_found: bool = False,
 ) -> Outcome:
-    """Simulate at least so many nights. With `until_found` it ends at the first campaign with a violation.
+    """Simulate at least so many nights, or one campaign by its seed. With `until_found` it ends at the first campaign
+    with a violation.
 
     Raises `NotFound` (`E-PLANT`) for a mistake that does not exist.
     """
     if plant is not None and plant not in PLANTS:
         raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(PLANTS)}.", code="E-PLANT")
     began = time.monotonic()
-    campaigns = -(-nights // (DATES + QUIET_DATES))
-    found: list[str] = []
+    campaigns = range(-(-nights // (DATES + QUIET_DATES)))
+    seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
+    found, failed = list[str](), list[int]()
     done = attempts = checked = 0
-    for count, looked, wrong in results([(seed * 1_000_003 + index, plant) for index in range(campaigns)], processes):
+    for one, count, looked, wrong in results([(one, plant) for one in seeds], processes):
         done, attempts, checked = done + DATES + QUIET_DATES, attempts + count, checked + looked
         found += wrong
+        failed += [one] if wrong else []
         on_progress(done)
         if found and until_found:
             break
-    return Outcome(seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant)
+    return Outcome(seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed))
 
 
-def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterator[tuple[int, int, list[str]]]:
-    """The campaigns' results in the order of their seeds."""
+def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterator[tuple[int, int, int, list[str]]]:
+    """The campaigns' results in the order of their seeds: (seed, attempts, invariants checked, violations)."""
     count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
     if count <= 1:
         yield from map(one_campaign, jobs)
@@ -116,8 +123,8 @@ def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterat
         yield from pool.imap(one_campaign, jobs, chunksize=4)
 
 
-def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, list[str]]:
+def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, int, list[str]]:
     seed, plant = job
     with planted(plant):
         campaign = campaign_of(seed)
-    return campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]
+    return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]

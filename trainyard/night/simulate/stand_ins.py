@@ -30,7 +30,7 @@ from trainyard.stores.graph import Mutation
 from trainyard.stores.graph.facts import MutateResult
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import Owner
-from trainyard.stores.markers.records import boot_id
+from trainyard.stores.processes import boot_id
 from trainyard.testing.simulated_files import SimulatedFiles
 
 EPOCH = 1_800_000_000.0

@@ -19,7 +19,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import psutil
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -32,6 +31,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.extraction.rules import MODEL, answer
 from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, parse
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.processes import process_start
 
 READY_FILE = "embedded.json"
 MAX_BODY_BYTES = 4 << 20
@@ -145,7 +145,7 @@ class ReadyServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         port = self.listener.getsockname()[1]
         facts = {
-            "pid": os.getpid(), "create_time": psutil.Process().create_time(), "port": port,
+            "pid": os.getpid(), "create_time": process_start(), "port": port,
             "url": f"http://127.0.0.1:{port}", "model": MODEL, "model_sha256": "", "started": time.time(),
         }  # fmt: skip
         print(json.dumps(facts), flush=True)

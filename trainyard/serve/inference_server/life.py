@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-from trainyard.compute.child import LOG_FILE, alive
+from trainyard.compute.child import LOG_FILE
 from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.compute.lease import occupants, wait_until_empty
 from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_log_line, supervise
@@ -30,13 +30,13 @@ from trainyard.serve.inference_server.profiles import Release, ServerProfile
 from trainyard.serve.vllm import ANSWER_S, confirm_closed, free_port, healthy, why_ended
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.processes import Start, find_process, process_start
 
 RECORD_FILE = "server.json"
 POLL_S = 0.2
 KILL_S = 15.0
 """What the shim has, beyond the program's grace, for ending the tree."""
 WARM_S, WARM_TOKENS = 600.0, 64
-SAME_PROCESS_S = 1.0
 SLEEPING_MB, TOLERANCE_MB = 4_096, 512
 """Device memory that a sleeping vLLM keeps, and by how much a reading of an idle device varies."""
 
@@ -66,16 +66,11 @@ class Record:
     """The process of a server, for whoever comes after a crash."""
 
     pid: int
-    create_time: float
+    create_time: Start
     port: int
 
     def process(self) -> psutil.Process | None:
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.create_time) < SAME_PROCESS_S
-            return process if same and alive(process) else None
-        except psutil.NoSuchProcess:
-            return None
+        return find_process(self.pid, self.create_time)
 
 
 class InferenceServer:
@@ -171,7 +166,7 @@ class InferenceServer:
         """Keep the supervised process's identity where a later process finds it."""
         if event["event"] == "started" and self.port is not None:
             try:
-                created = psutil.Process(event["pid"]).create_time()
+                created = process_start(event["pid"])
             except psutil.NoSuchProcess:
                 return  # it ended already, and the outcome says why
             write_json_durably(self.folder / RECORD_FILE, asdict(Record(event["pid"], created, self.port)))

@@ -24,6 +24,7 @@ from trainyard.errors import TrainyardError, Unavailable
 from trainyard.serve.embedded import Instance, end_tree
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.processes import process_start
 
 START_S, POLL_S = 300.0, 0.1
 KINDS = ("llama_server", "mlx")
@@ -181,7 +182,7 @@ def start(
 
 def described(child: subprocess.Popen[bytes], port: int, model: str) -> Instance | None:
     try:
-        born = psutil.Process(child.pid).create_time()
+        born = process_start(child.pid)
     except psutil.NoSuchProcess:
         return None
     return Instance(child.pid, born, port, f"http://127.0.0.1:{port}", model, started=time.time())

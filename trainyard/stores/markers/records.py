@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal, Protocol
-
-import psutil
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.stores.clock import Clock
+from trainyard.stores.processes import Start, boot_id, find_process, process_start
 
 LEASE_S = 300.0
 """A claim lives so long without a heartbeat: ten polls of a worker, and more than a slow checkpoint write."""
-BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 POINTS = (
     "marker.publishing", "marker.published", "marker.claim-written", "marker.claimed", "marker.renewed",
     "marker.end-written", "marker.ended",
@@ -76,7 +73,7 @@ class Owner:
 
     host: str
     pid: int
-    create_time: float
+    create_time: Start
     boot_id: str
 
 
@@ -237,23 +234,12 @@ def owner_alive(owner: Owner) -> bool | None:
         return None
     if owner.boot_id != boot_id():
         return False
-    try:
-        created: float = psutil.Process(owner.pid).create_time()
-    except psutil.NoSuchProcess:
-        return False
-    return abs(created - owner.create_time) < 1.0
+    return find_process(owner.pid, owner.create_time) is not None
 
 
 def this_owner() -> Owner:
     """The calling process."""
-    process = psutil.Process()
-    return Owner(socket.gethostname(), process.pid, process.create_time(), boot_id())
-
-
-@cache
-def boot_id() -> str:
-    """The kernel's id of this boot; empty where there is none, so that leases alone decide."""
-    return BOOT_ID_FILE.read_text(encoding="ascii").strip() if BOOT_ID_FILE.exists() else ""
+    return Owner(socket.gethostname(), os.getpid(), process_start(), boot_id())
 
 
 def lost(claim: Claim, record: MarkerRecord | None) -> Conflict:

@@ -1,0 +1,57 @@
+"""Which process a record means: its pid together with its start, which no change of the clock moves.
+
+    record = {"pid": os.getpid(), "create_time": process_start()}
+    find_process(record["pid"], record["create_time"])          the process, or None if it is another one by now
+
+A pid alone comes back after a while. On Linux the start is `<boot id>/<ticks>`: the clock ticks between the boot and
+the process's start (field 22 of /proc/PID/stat, proc_pid_stat(5)), which never change. psutil's `create_time()` adds
+the boot time to them, and that moves with the wall clock. Elsewhere psutil's value is what the kernel noted once.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+Start = str | float
+"""`<boot id>/<ticks>`; a number is a wall time in Unix seconds: of another system, or written by an older version."""
+
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+SAME_S = 1.0
+"""How far two readings of one wall time may differ; two processes of one pid never start within a second."""
+
+
+def process_start(pid: int | None = None) -> Start:
+    """When a process started, this one by default. Raises `psutil.NoSuchProcess`."""
+    pid = os.getpid() if pid is None else pid
+    if not BOOT_ID_FILE.exists():
+        return psutil.Process(pid).create_time()
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    # The second field, the program's name, is in parentheses and may contain anything.
+    return f"{boot_id()}/{text.rpartition(')')[2].split()[19]}"
+
+
+def find_process(pid: int, start: Start) -> psutil.Process | None:
+    """The living process that started then under this pid; None if it ended, a zombie included."""
+    try:
+        process = psutil.Process(pid)
+        found = process.create_time() if isinstance(start, int | float) else process_start(pid)
+        if isinstance(found, str) or isinstance(start, str):
+            same = found == start
+        else:
+            same = abs(found - start) < SAME_S
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.NoSuchProcess, ValueError):  # gone, or no pid at all
+        return None
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's id of this boot; empty where there is none."""
+    return BOOT_ID_FILE.read_text(encoding="ascii").strip() if BOOT_ID_FILE.exists() else ""
