@@ -149,9 +149,11 @@ def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: p
             http_client(target, "", house)
         monkeypatch.setenv("TARGET_KEY", "secret")
         with site(tmp_path, double, url=None) as one:
-            with pytest.raises(Unavailable, match=r"E-TARGET-AUTH: .* refused the API key.*is asked without a key"):
-                with http_client(Target(type=TargetType.VLLM), double.url) as one.http:
-                    TARGETS[TargetType.VLLM].check(one)
+            with (
+                http_client(Target(type=TargetType.VLLM), double.url) as one.http,
+                pytest.raises(Unavailable, match=r"E-TARGET-AUTH: .* refused the API key.*is asked without a key"),
+            ):
+                TARGETS[TargetType.VLLM].check(one)
             with http_client(target, "", house) as one.http:
                 assert TARGETS[TargetType.VLLM].check(one) == []
 
