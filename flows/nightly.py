@@ -19,6 +19,7 @@ from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.api.runs.nights import night_slot
 from trainyard.api.verbs.night import at_home, unfit_words
 from trainyard.errors import TrainyardError
+from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skipped
 from trainyard.night.report import NightReport, markdown
 from trainyard.night.surroundings import world_of
@@ -38,6 +39,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     Args:
         config: Streams, budgets, buckets, and which model reads.
     """
+    keep_files_private()
     own = at_home(settings().model_copy(update={"tenant": config.tenant}))
     run = config.window.date_of(RealClock().now())
     try:

@@ -31,6 +31,7 @@ from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeStat
 from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
 from trainyard.api.verbs.waiting import refuse_or_wait
 from trainyard.errors import TrainyardError
+from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import ResolvedChain
@@ -64,6 +65,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
 
     A job whose trainer is not installed is left pending, and this process ends.
     """
+    keep_files_private()
     try:
         chain = resolved(spec, settings())
         waits = refuse_or_wait(chain, settings(), is_job=is_job)

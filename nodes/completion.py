@@ -64,13 +64,15 @@ def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tupl
         name = named(config, settings)
         url = embedded.running(settings) or embedded.start(settings, name)
         return f"{url}/v1", name, None
-    endpoint = settings.endpoints.get(config.model or "")
-    base_url = config.base_url or (endpoint.base_url if endpoint else None)
-    if base_url is None:
+    if config.base_url is not None:  # the chain's own address: no endpoint's key goes there, whatever the model's name
+        return config.base_url, named(config, settings), None
+    if config.endpoint is not None:
+        endpoint = settings.endpoint(config.endpoint)
+        return endpoint.base_url, named(config, settings), api_key_from(endpoint.api_key_env)
+    if config.model not in settings.endpoints:
         raise unresolved(node_id, config)
-    variable = config.api_key_env or (endpoint.api_key_env if endpoint else None)
-    model = (endpoint.model if endpoint else None) or named(config, settings)
-    return base_url, model, api_key_from(variable)
+    endpoint = settings.endpoint(config.model)
+    return endpoint.base_url, endpoint.model or config.model, api_key_from(endpoint.api_key_env)
 
 
 def unresolved(node_id: str, config: AiGeneratorConfig) -> Refused:

@@ -22,6 +22,7 @@ from trainyard.api import terminal
 from trainyard.api.operations import OPERATIONS, Context
 from trainyard.api.records import RunState
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.inherited import keep_files_private, server_environment
 from trainyard.serve.conversion.between import Layout
 from trainyard.settings import settings
 from trainyard.spec.axes import BackendName, Method, Stage
@@ -430,9 +431,19 @@ def value_of(text: str) -> Any:
         return text
 
 
+def shed_secrets() -> None:
+    """Become the same command without the shell's secrets: the environment of a process can be read while it lives."""
+    kept = server_environment()
+    if set(os.environ) - set(kept):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+
+
 def main() -> None:
     """Entry point of the `trainyard` command. A user meets a message and an exit code, never a traceback."""
+    keep_files_private()
     try:
+        if sys.argv[1:2] == ["serve"]:
+            shed_secrets()
         app()
     except TrainyardError as error:
         terminal.print_error(error, as_json="--json" in sys.argv)

@@ -15,9 +15,9 @@ import os
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from trainyard.errors import InvalidInput
@@ -46,17 +46,50 @@ def settings_file() -> Path:
     return home_from_environment() / "trainyard.toml"
 
 
+PREFECT_KEYS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY")
+"""Variables that open the Prefect server; they are sent to no model server and passed to no child."""
+
+
+def not_prefects(name: str) -> str:
+    if name in PREFECT_KEYS:
+        raise ValueError(f"{name} opens the Prefect server of this home and is passed to no other program")
+    return name
+
+
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(not_prefects)]
+"""The name of an environment variable."""
+
+
 class Endpoint(BaseModel):
     """Where a model named in a chain answers: any OpenAI-compatible base URL."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_url: str
-    api_key_env: str | None = Field(None, description="Name of the environment variable that holds the key.")
+    api_key_env: Variable | None = Field(
+        None, description="Environment variable with the key, which is sent to base_url alone."
+    )
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class Settings(BaseSettings):
+class MachineSettings(BaseSettings):
+    """What the processes of this machine get: ports, threads, environment variables."""
+
+    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
+    prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
+    work_pool: str = "trainyard"
+    threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
+    lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
+    vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
+    child_variables: tuple[Variable, ...] = Field(
+        (), description="More environment variables that training, evaluating and serving children get."
+    )
+    worker_variables: tuple[Variable, ...] = Field(
+        (), description="More environment variables that the worker, and so the flows, get."
+    )
+
+
+class Settings(MachineSettings):
     """What an operator sets once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -65,13 +98,8 @@ class Settings(BaseSettings):
     default_base_model: str = Field("starter", description="Base model of a trainer that names none.")
     working_folder: Path = Field(default_factory=Path.cwd, description="Where relative data paths of a chain start.")
     data_roots: tuple[Path, ...] = Field((), description="Folders beside the working folder that chains may read.")
-    endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Model name -> where it answers.")
+    endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
-    prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
-    work_pool: str = "trainyard"
-    threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
-    vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
     allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
     backend_envs: dict[str, Path] = Field(
         default_factory=dict, description="Backend -> an environment that is there already, instead of envs/NAME."
@@ -80,7 +108,6 @@ class Settings(BaseSettings):
     weights_store: str = Field(
         "", description="Where nights publish adapters, such as gs://bucket/prefix; empty: nowhere."
     )
-    lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
 
     @classmethod
     def settings_customise_sources(
@@ -93,6 +120,17 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         toml = TomlConfigSettingsSource(settings_cls, toml_file=settings_file())
         return init_settings, env_settings, toml
+
+    def endpoint(self, name: str) -> Endpoint:
+        """The endpoint of that name. Raises `InvalidInput` (`E-ENDPOINT`)."""
+        if name not in self.endpoints:
+            raise InvalidInput(
+                f"trainyard.toml has no endpoint {name!r}.",
+                why=f"It has {', '.join(sorted(self.endpoints)) or 'none'}.",
+                do=f'Correct the name, or add [endpoints."{name}"] with base_url and api_key_env.',
+                code="E-ENDPOINT",
+            )
+        return self.endpoints[name]
 
     def data_roots_line(self, folder: Path) -> str:
         """The line of `trainyard.toml` with which chains may read a folder, too; JSON lists of texts are TOML."""

@@ -194,7 +194,7 @@ class UpOutput(Model):
 def up(_: Nothing, context: Context) -> UpOutput:
     """Start, or find running, the Prefect server, the pool, the deployments, a worker and the embedded model server."""
     settings = context.settings
-    with services.exclusive(settings):
+    with services.exclusive(settings, context.say):
         attached = stack.foreign_api_url(settings)
         if attached and not stack.healthy(attached, timeout_s=10):
             raise stack.unreachable(attached)

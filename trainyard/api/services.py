@@ -11,7 +11,7 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import Conflict
+from trainyard.inherited import UMASK, close_to_others
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import Start, find_process, process_start
@@ -59,9 +60,15 @@ def running(settings: Settings, name: str) -> Service | None:
 
 
 @contextmanager
-def exclusive(settings: Settings) -> Iterator[None]:
-    """One `up` or `down` at a time on this home; a second one waits for the first."""
+def exclusive(settings: Settings, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """One `up` or `down` at a time on this home; a second one waits for the first.
+
+    With `say`, a home that other users may read (made by an earlier version, say) is closed to them first.
+    """
     settings.services.mkdir(parents=True, exist_ok=True)
+    changed = close_to_others(settings.home) if say else 0
+    if say and changed:
+        say(f"closed {settings.home} to other users, who could read it: {changed:,} files and folders changed")
     with (settings.services / "lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
@@ -76,8 +83,9 @@ def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("w", encoding="utf-8") as stream:
         child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True
-        )
+            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True,
+            umask=UMASK,
+        )  # fmt: skip
     LAUNCHED.append(child)
     service = Service(name, child.pid, process_start(child.pid), url, str(log))
     write_json_durably(record_path(settings, name), asdict(service))

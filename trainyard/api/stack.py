@@ -23,6 +23,7 @@ import httpx
 import psutil
 import yaml
 
+from trainyard import inherited
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
 from trainyard.errors import NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
@@ -86,9 +87,10 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
     return {"PREFECT_API_SSL_CERT_FILE": str(path)}
 
 
-def service_environment(settings: Settings, api_url: str) -> dict[str, str]:
+def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
     """The whole environment of a service: ours over the caller's, whose Prefect server settings do not leak in."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_SERVER_")}
+    given = inherited.service_environment(name, settings)
+    kept = {key: value for key, value in given.items() if not key.startswith("PREFECT_SERVER_")}
     return {
         **kept,
         **few_certificates(settings, api_url),
@@ -294,7 +296,7 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
     argv = [sys.executable, "-m", "trainyard.api.draining"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
-    service = spawn(settings, "worker", argv, service_environment(settings, url), url)
+    service = spawn(settings, "worker", argv, service_environment(settings, url, "worker"), url)
     time.sleep(0.5)
     if service.process() is None:
         raise cannot_start(service, "it ended at once")
@@ -317,7 +319,7 @@ def deploy_all(settings: Settings, url: str) -> None:
     done = subprocess.run(
         argv,
         cwd=checkout(),
-        env=service_environment(settings, url),
+        env=service_environment(settings, url, "deploy"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

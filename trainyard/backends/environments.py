@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 import trainyard
 from trainyard.backends.base import Probe
 from trainyard.errors import Unavailable
+from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes import BackendName
@@ -230,7 +231,7 @@ def health(name: BackendName, settings: Settings | None = None, *, anew: bool = 
 def import_test(name: BackendName, environment: Path, version: str, fix: str) -> Health:
     """Run the imports of a backend in an environment, without network and without our own packages."""
     foreign, started = ENVIRONMENTS[name], time.monotonic()
-    variables = {**outside(os.environ), **foreign.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    variables = {**outside(child_environment()), **foreign.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     argv = [str(environment / "bin" / "python"), "-c", foreign.imports]
     try:
         ran = subprocess.run(

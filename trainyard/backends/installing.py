@@ -49,6 +49,7 @@ from trainyard.backends.environments import (
 from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
+from trainyard.inherited import installer_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName
 from trainyard.stores.artifacts import write_json_durably
@@ -201,7 +202,7 @@ def python_version() -> str:
 def build(name: BackendName, place: Path, say: Say) -> Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
     foreign, started = ENVIRONMENTS[name], time.monotonic()
-    given = {**outside(os.environ), **foreign.variables}
+    given = {**outside(installer_environment()), **foreign.variables}
     say(f"making {place.name}")
     carry_out([sys.executable, "-m", "venv", str(place)], place, given)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]

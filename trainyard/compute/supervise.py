@@ -35,6 +35,7 @@ from trainyard.compute.child import (
     kill,
 )
 from trainyard.compute.tail import Event, EventTail
+from trainyard.inherited import UMASK, child_environment
 
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
@@ -154,9 +155,11 @@ def supervise(
 ) -> Outcome:
     """Run a program to its end under the contract of `trainyard.compute.child`.
 
-    `folder` holds `spec.json`; events, log and error appear in it. `env` is added to this process's environment.
-    `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead to one SIGTERM, and after
-    `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the calling thread.
+    `folder` holds `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
+    (`trainyard.inherited`). `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead
+    to one SIGTERM, and after `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the
+    calling thread.
+
     Returns the outcome; raises only what `wanted` or `on_event` raise, after the child has been ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,9 +199,9 @@ def started(
     argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
     """The running child; its whole tree is gone when the block is left, by whatever way."""
-    environment = {**os.environ, **NO_BARS, **(env or {}), PARENT_VARIABLE: str(os.getpid())}
+    environment = {**child_environment(NO_BARS), **(env or {}), PARENT_VARIABLE: str(os.getpid())}
     with (folder / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, umask=UMASK)
     tree = ProcessTree(process.pid)
     try:
         yield process, tree

@@ -19,6 +19,10 @@ from trainyard.settings import Settings, settings, settings_file
 ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
 
 
+UNFOLLOWED = (OSError, RuntimeError, ValueError)
+"""What a path that is too long, a circle of links or a text that is no file name raises when it is followed."""
+SHOWN_CHARS = 200
+
 WHERE_RELATIVE = (
     "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
     "it starts at the deployment's folder."
@@ -40,19 +44,34 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     if ODD_SPELLING.search(text):
         raise outside(text, roots, field, "is not a plain path (escapes, drives, hosts and backslashes are not read)")
     real_roots = [root.expanduser().resolve() for root in roots]
-    candidates = [(root / text).resolve() for root in real_roots]
-    contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
+    try:
+        candidates = [(root / text).resolve() for root in real_roots]
+        contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
+        existing = next((place for place in contained if place.exists()), None)
+    except UNFOLLOWED as error:
+        raise outside(text, roots, field, f"cannot be followed: {why_not(error)}") from error
     if not contained:
         raise outside(text, roots, field, f"leads to {candidates[0]}, outside of the data roots", candidates[0])
-    existing = next((place for place in contained if place.exists()), None)
     if existing is None:
         raise NotFound(
-            f"There is no file or folder {text!r}.",
+            f"There is no file or folder {shown(text)}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",
             do=f"Correct the path, or write the whole path. {WHERE_RELATIVE}",
             code="E-DATA-MISSING",
         )
     return existing
+
+
+def shown(text: str) -> str:
+    """A path for a message, no longer than a line."""
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")
+
+
+def why_not(error: Exception) -> str:
+    """Why the system does not follow a path."""
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    return "its links lead round in a circle" if isinstance(error, RuntimeError) else "it has no name in a file system"
 
 
 def outside(text: str, roots: Sequence[Path], field: str, because: str, place: Path | None = None) -> Refused:
@@ -61,7 +80,7 @@ def outside(text: str, roots: Sequence[Path], field: str, because: str, place: P
     folder = place if place is None or place.is_dir() else place.parent
     if folder is not None and folder != Path(folder.anchor):
         instead += f", or write the line `{settings().data_roots_line(folder)}` into {settings_file()}"
-    return Refused([Reason("R-PATH-ROOT", None, field, f"The path {text!r} {because}.", f"{instead}.")])
+    return Refused([Reason("R-PATH-ROOT", None, field, f"The path {shown(text)} {because}.", f"{instead}.")])
 
 
 def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
@@ -71,7 +90,10 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     last part is opened without following a link, and the opened file's own path is checked once more, so that a
     folder swapped for a link between the two calls does not lead out.
     """
-    real = path.resolve() if path.is_symlink() else path
+    try:
+        real = path.resolve() if path.is_symlink() else path
+    except UNFOLLOWED as error:
+        raise outside(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
     if not any(real.is_relative_to(root.resolve()) for root in roots):
         raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
     try:

@@ -25,6 +25,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.errors import InvalidInput
+from trainyard.inherited import child_environment
 from trainyard.spec.axes import GenerationTemplate
 
 Messages = list[dict[str, str]]
@@ -147,7 +148,7 @@ class PromptChild:
     def start(self) -> None:
         command = [sys.executable, "-m", "trainyard.data.prompts"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
         )
         try:
             self.exchange({"prompt": self.prompt}, START_S)

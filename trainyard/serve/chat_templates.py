@@ -23,6 +23,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from trainyard.errors import InvalidInput
+from trainyard.inherited import child_environment
 from trainyard.stores.models import chat_template, chat_template_sha256
 
 __all__ = ["chat_template_sha256", "check_chat_template", "check_folder", "render"]
@@ -100,7 +101,10 @@ def check_chat_template(text: str, *, seconds: float = WALL_S) -> None:
         path.write_text(text, encoding="utf-8", errors="replace")
         command = [sys.executable, "-m", "trainyard.serve.chat_templates", str(path)]
         try:
-            child = subprocess.run(command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False)
+            child = subprocess.run(
+                command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False,
+                env=child_environment(),
+            )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise refused(f"it did not finish within {seconds:g} s") from error
     if child.returncode != 0:

@@ -35,7 +35,7 @@ from trainyard.stores.models import chat_template, chat_template_sha256, model_s
 
 DEPLOYMENT_FILE = "deployment.json"
 OLLAMA_URL = "http://127.0.0.1:11434"
-Clients = Callable[[Target, str], httpx.Client]
+Clients = Callable[[Target, str, Settings], httpx.Client]
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,15 @@ def open_sites(
         site = Site(target, candidate, registry, index, previous=previous, settings=settings)
         site.canary, site.canary_max_tokens = wanted.config.canary, wanted.config.canary_max_tokens
         if target.type in SERVERS:
-            site.http = stack.enter_context(clients(target, address(target, settings)))
+            site.http = stack.enter_context(clients(target, address(target, settings), settings))
         sites.append(site)
     return sites
 
 
 def address(target: Target, settings: Settings) -> str:
-    """A target's url, that of the embedded server which is up, or where ollama listens by default."""
+    """A target's url or endpoint, that of the embedded server which is up, or where ollama listens by default."""
+    if target.endpoint is not None:
+        return settings.endpoint(target.endpoint).base_url
     known = {TargetType.EMBEDDED: running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
     url = target.url or (known[target.type](settings) if target.type in known else None)
     if url is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from trainyard.errors import Conflict, Unavailable
+from trainyard.inherited import UMASK, child_environment
 from trainyard.serve.chat_templates import check_folder
 from trainyard.settings import Settings
 from trainyard.stores.adapters import AdapterRegistry
@@ -150,7 +150,8 @@ def launch(settings: Settings, model: str, *, threads: int, adapters: dict[str, 
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # an idle server must not take a trainer's core
+            env=child_environment({"OMP_WAIT_POLICY": "passive"}),  # an idle server must not take a trainer's core
+            umask=UMASK,
         )
     LAUNCHED.append(child)
     deadline = time.monotonic() + START_S

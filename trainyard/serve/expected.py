@@ -80,7 +80,7 @@ def ask_target(target: Target, index: int, candidate: Candidate, settings: Setti
     site = Site(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
     if target.type not in SERVERS:
         return TARGETS[target.type].check(site)
-    with http_client(target, address(target, settings)) as client:
+    with http_client(target, address(target, settings), settings) as client:
         client.timeout = httpx.Timeout(ANSWER_S)
         site.http = client
         return TARGETS[target.type].check(site)

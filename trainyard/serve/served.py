@@ -106,14 +106,19 @@ class Served:
 
     def adapter_folder(self, path: str, name: str) -> Path:
         """The folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
-        folder = Path(path).resolve() if "\0" not in path else None
+        try:
+            folder = Path(path).resolve(strict=True)
+        except FileNotFoundError:
+            folder = Path(path).resolve()  # inside the roots that is a 404, and elsewhere nobody is told what is there
+        except (OSError, RuntimeError, ValueError):  # too long, a circle of links, no text for a file name
+            folder = None
         if folder is None or not any(folder.is_relative_to(root) for root in self.roots):
             raise user_error(
                 f"Loading lora {name} failed: the path is outside the server's adapter roots.", "lora_path"
             )
         if not (folder / "adapter_config.json").is_file():
             raise ApiError(
-                404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError", "lora_path"
+                404, f"Loading lora {name} failed: No adapter found for {path[:MAX_NAME]}", "NotFoundError", "lora_path"
             )
         return folder
 

@@ -15,8 +15,9 @@ from trainyard.errors import Reason, Refused
 from trainyard.spec import compat
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, Engine, Method, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
+from trainyard.spec.limits import MAX_REASONS
 from trainyard.spec.load.files import read_chain
-from trainyard.spec.load.parse import ParsedNode, closest, number, parse_nodes
+from trainyard.spec.load.parse import ParsedNode, capped, closest, crowded, number, parse_nodes
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, NodeBase, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire
 from trainyard.spec.training import EngineSettings, LoraSettings, Strict, TrainerConfig, resolve_trainer
@@ -72,9 +73,13 @@ def examine(chain: ChainSpec | Any, defaults: Defaults) -> tuple[list[Reason], R
     if isinstance(chain, ChainSpec):
         nodes = [ParsedNode(node.type, node.id, node.needs, node) for node in chain.nodes]
         return examine_nodes(chain.name, chain.tenant, nodes, [], defaults)
+    if reasons := crowded(chain):
+        return reasons, None
     spec, reasons = read_chain(chain)
     if spec is not None:
         return examine(spec, defaults)
+    if len(reasons) > MAX_REASONS:
+        return reasons, None
     return examine_nodes("chain", "default", parse_nodes(chain), reasons, defaults)
 
 
@@ -95,7 +100,7 @@ def examine_nodes(
     unclear = frozenset(one.id for one in ordered if not one.clear)
     reasons += compat.spec_reasons(resolved, wiring, unclear)
     if reasons:
-        return reasons, None
+        return capped(reasons, len(reasons)), None
     return [], resolved.model_copy(update={"digest": chain_digest(resolved)})
 
 

@@ -8,6 +8,10 @@ MAX_DEPTH = 64
 """Levels of nesting in a file; the deepest field of a chain is at level 8."""
 MAX_VALUES = 200_000
 """Keys, items and scalars in a file; 10,000 nodes with fifteen values each fit."""
+MAX_KEYS = 1_000
+"""Keys of one mapping; the largest that means something is the list of properties in a JSON schema."""
+MAX_REASONS = 100
+"""Reasons that are listed one by one; of the others their number is told."""
 MAX_NODES = 10_000
 MAX_INTEGER_DIGITS = 100
 """Longer numbers are a mistake or an attack: converting digits to an integer is quadratic."""

@@ -12,6 +12,7 @@ from trainyard.spec.training import Strict, TrainerConfig
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
+EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class SourceSet(Strict):
@@ -91,8 +92,10 @@ class AiGeneratorConfig(Strict):
 
     model: str | None = Field(None, min_length=1, max_length=256)
     engine: Engine | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
-    base_url: Url | None = Field(None, description="OpenAI-compatible address; default: the settings' endpoint.")
-    api_key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$", description="Variable that holds the key.")
+    endpoint: EndpointName | None = Field(
+        None, description="Endpoint of trainyard.toml that answers, with its key; default: the one named as the model."
+    )
+    base_url: Url | None = Field(None, description="OpenAI-compatible address, asked without a key.")
     count: int = Field(200, ge=1, le=10_000_000, description="Rows to train on, over all documents.")
     holdout: HoldoutRules | None = Field(
         None, description="What is generated on top of count; default: what the validator after it holds out."
@@ -173,10 +176,12 @@ class Target(Strict):
     """One place where the adapter has to answer."""
 
     type: TargetType = TargetType.REGISTRY
-    url: Url | None = Field(None, description="Server's address; default for `embedded`: the one that is up.")
+    url: Url | None = Field(
+        None, description="Server's address, asked without a key; default for `embedded`: the one that is up."
+    )
+    endpoint: EndpointName | None = Field(None, description="Endpoint of trainyard.toml: its address, with its key.")
     base_model: str | None = Field(None, description="Base that the server holds; must be the trainer's.")
     max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
-    api_key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
     path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
 
 

@@ -175,7 +175,6 @@ class ArtifactStore:
             fsync_path(temporary / name)
         write_json_durably(temporary / MANIFEST, {"files": files, "output": output.model_dump(mode="json")})
         final.parent.mkdir(parents=True, exist_ok=True)
-        temporary.chmod(0o755)
         if final.exists() and (replace or not (final / MANIFEST).is_file()):
             final.rename(temporary.with_name(f"{temporary.name}{REPLACED}"))
         try:

@@ -271,6 +271,8 @@ class ScriptedServer:
     service_s: float | Callable[[Exchange], float] = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the chat requests in order of arrival."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Headers of every request of any kind, their names in lower case."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Name -> path of the adapters that were loaded."""
     connections: set[Connection] = field(default_factory=set)
@@ -317,6 +319,7 @@ class ScriptedServer:
 
     def take(self, exchange: Exchange) -> None:
         """Answer one request; chat requests take the script's next behaviour."""
+        self.headers.append(exchange.headers)
         if self.api_key is not None and exchange.headers.get("authorization") != f"Bearer {self.api_key}":
             exchange.error(401, "Incorrect API key provided.")
         elif (exchange.method, exchange.path) == ("POST", "/v1/chat/completions"):

@@ -14,6 +14,7 @@ import pytest
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.serve import targets
 from trainyard.serve.targets import TARGETS, Candidate, Site, http_client
+from trainyard.settings import load_settings
 from trainyard.spec.axes import TargetType
 from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
@@ -139,17 +140,22 @@ def test_the_servers_own_words_reach_the_user(tmp_path: Path) -> None:
 
 
 def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(type=TargetType.VLLM, api_key_env="TARGET_KEY")
-    with pytest.raises(InvalidInput, match=r"E-API-KEY: The variable TARGET_KEY is not set"):
-        http_client(target, "http://127.0.0.1:1")
+    target = Target(type=TargetType.VLLM, endpoint="house")
+    with pytest.raises(InvalidInput, match=r"E-ENDPOINT: trainyard\.toml has no endpoint 'house'"):
+        http_client(target, "", load_settings())
     with vllm_server("org/base", api_key="secret") as double:
+        house = load_settings(endpoints={"house": {"base_url": f"{double.url}/v1", "api_key_env": "TARGET_KEY"}})
+        with pytest.raises(InvalidInput, match=r"E-API-KEY: The environment variable TARGET_KEY"):
+            http_client(target, "", house)
         monkeypatch.setenv("TARGET_KEY", "secret")
-        with site(tmp_path, double, api_key_env="TARGET_KEY") as one:
-            assert TARGETS[TargetType.VLLM].check(one) == []
-            one.http = httpx.Client(base_url=double.url)
-            with pytest.raises(Unavailable, match=r"E-TARGET-AUTH: .* refused the API key"):
+        with site(tmp_path, double, url=None) as one:
+            with (
+                http_client(Target(type=TargetType.VLLM), double.url) as one.http,
+                pytest.raises(Unavailable, match=r"E-TARGET-AUTH: .* refused the API key.*is asked without a key"),
+            ):
                 TARGETS[TargetType.VLLM].check(one)
-            one.http.close()
+            with http_client(target, "", house) as one.http:
+                assert TARGETS[TargetType.VLLM].check(one) == []
 
 
 @pytest.mark.parametrize(

@@ -244,9 +244,9 @@ def test_other_kinds_of_wrong_values() -> None:
     assert only(reasons(source(include="x"))).instead == "Write a list."
     assert only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
     keyed = only(reasons(node("data_source", path="a", api_key_env="x")))
-    assert keyed.code == "E-SPEC-KEY"
+    assert keyed.code == "R-CHAIN-KEY"
     variable = only(reasons(source("docs"), node("ai_generator", model="m", api_key_env="no good")))
-    assert variable.instead == "Write a text like ^[A-Z_][A-Z0-9_]*$."
+    assert variable.instead.startswith("Write `endpoint: NAME` in place of `api_key_env`")
     assert only(check(chain(source(), name="No Name"))).instead == (
         "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.inherited import child_environment
 from trainyard.spec.axes import Method, Stage
 
 STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
@@ -83,7 +83,7 @@ def prove(stages: tuple[Stage, ...], methods: tuple[Method, ...], jobs: int, say
 def run_child(folder: Path) -> Iterator[dict[str, Any]]:
     """Start the program and hand on its verdicts as they come."""
     command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = child_environment({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     path = folder / "verdicts.jsonl"
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainyard.backends.environments import outside
 from trainyard.backends.installing import carry_out
+from trainyard.inherited import installer_environment
 
 EXTENSIONS_FOLDER = "torch_extensions"
 LOCK_NAME = "lock"
@@ -36,8 +38,7 @@ def build_variables(environment: Path) -> dict[str, str]:
         "MAX_JOBS": "1",
         "PATH": search,
     }
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**inherited, **given}
+    return {**outside(installer_environment()), **given}
 
 
 def clear_stale_locks(extensions: Path) -> list[Path]:

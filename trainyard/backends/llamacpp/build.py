@@ -19,6 +19,7 @@ from pathlib import Path
 import orjson
 
 from trainyard.backends.installing import carry_out, failed
+from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.artifacts import write_json_durably
 
 PACKAGE, RELEASE = "llama-cpp-python", "0.3.36"
@@ -43,7 +44,7 @@ OPTIONS = {
 def build(environment: Path, say: Callable[[str], None]) -> None:
     """Download, compile and keep what is used. Raises `Unavailable` (`E-INSTALL`) naming the step that failed."""
     scripts = environment / "bin"
-    variables = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
+    variables = installer_environment({"PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"})
     # Its version names the commit of the git repository around it, and that could be anybody's.
     variables["GIT_CEILING_DIRECTORIES"] = str(environment)
     work = environment / "build"
@@ -100,7 +101,7 @@ def said_version(tools: Path) -> str:
     try:
         said = subprocess.run(
             [str(tools / "bin" / "llama-finetune"), "--version"], capture_output=True, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, timeout=VERSION_TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL, timeout=VERSION_TIMEOUT_S, check=False, env=child_environment(),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -29,6 +29,7 @@ from trainyard.compute.child import SPEC_FILE, crash_error, write_error
 from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes import Stage
 from trainyard.stores.artifacts import write_json_durably
@@ -153,7 +154,10 @@ def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBas
     sample.write_text(text, encoding="utf-8")
     options = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
     argv = [str(tools / "bin" / "llama-tokenize"), "-m", str(place / BASE_FILE), "-f", str(sample), *options]
-    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    ran = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+        env=child_environment(),
+    )  # fmt: skip
     theirs = json.loads(ran.stdout or "null")
     ours = list(ids_of(tokenizer, text))
     if theirs == ours:

@@ -9,7 +9,6 @@ tree after the grace, by the supervisor.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.compute.tail import Event, EventTail
 from trainyard.errors import TrainyardError
+from trainyard.inherited import child_environment
 from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.metrics import curve
@@ -66,7 +66,7 @@ def carry_out(folder: Path, events: Events) -> int:
     place = folder / files.FOLDER
     tail = EventTail.at_end(place / OWN_EVENTS)
     argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
-    variables = {**environments.outside(os.environ), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
+    variables = {**environments.outside(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             argv, cwd=place, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -15,18 +15,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import httpcore
 
 from trainyard.data.readers.streams import Limits
-from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Reason, Refused, Unavailable
+from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Reason, Refused, TrainyardError, Unavailable
 
-MAX_REDIRECTS = 5
+MAX_REDIRECTS, SHOWN_CHARS = 5, 300
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, DEADLINE_S = 10.0, 30.0, 3600.0
 REDIRECTS = {301, 302, 303, 307, 308}
 NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+NOT_PUBLIC = tuple(
+    ipaddress.ip_network(one)
+    for one in (
+        "192.0.0.0/24",  # protocol assignments (RFC 6890); 192.0.0.192 answers with metadata in Oracle's cloud
+        "168.63.129.16/32",  # the wire server of every machine in Azure
+        "192.88.99.0/24",  # relays of 6to4, given up (RFC 7526)
+        "64:ff9b:1::/48",  # local NAT64 (RFC 8215): leads to whatever its operator maps
+        "::/96",  # addresses with an IPv4 address inside, given up (RFC 4291)
+        "::ffff:0:0:0/96",  # IPv4-translated (RFC 2765)
+        "fec0::/10",  # site-local (RFC 3879)
+        "5f00::/16",  # segment routing (RFC 9602)
+        "3fff::/20",  # documentation (RFC 9637)
+    )
+)
+"""Networks that Python's tables call global, or are too old to know."""
 SUFFIX_OF_TYPE = {
     "application/jsonl": ".jsonl",
     "application/x-ndjson": ".jsonl",
@@ -39,6 +54,11 @@ SUFFIX_OF_TYPE = {
     "application/xhtml+xml": ".html",
     "application/pdf": ".pdf",
 }
+UNANSWERED = (
+    httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.UnsupportedProtocol,
+    ssl.SSLError, ValueError,  # from a header that is no number, or a redirect to what is no address
+)  # fmt: skip
+"""How a request ends that brings no answer."""
 Resolve = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -57,11 +77,20 @@ def refused(url: str, because: str, instead: str, code: str = "R-URL-PRIVATE") -
 
 
 def shown(url: str) -> str:
-    """An address for messages: no user, no password, no query, where secrets stand."""
+    """An address for messages: no user, no password, no query, where secrets stand, and no more than a line."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{host}{port}{parts.path}"
+    text = f"{parts.scheme}://{host}{port}{parts.path}"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def sent(url: str) -> str:
+    """A checked address as it is asked for: other letters than ASCII in escapes (RFC 3986), no fragment."""
+    parts = urlsplit(url)
+    safe = "/%:@!$&'()*+,;=~?-._"
+    path, query = (quote(part, safe=safe, errors="replace") for part in (parts.path or "/", parts.query))
+    return f"{parts.scheme}://{parts.netloc}{path}{f'?{query}' if query else ''}"
 
 
 def check_url(url: str) -> tuple[str, int]:
@@ -77,10 +106,12 @@ def check_url(url: str) -> tuple[str, int]:
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
         raise refused(url, "is not an http or https address", plainly, "R-URL")
-    if parts.username is not None or parts.password is not None:
+    if parts.username is not None or parts.password is not None or "@" in re.split(r"[/\\]", url, maxsplit=3)[2]:
         raise refused(url, "holds a user or a password, which a chain must not store", plainly, "R-URL")
     if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
         raise refused(url, "has a host with odd characters", plainly, "R-URL")
+    if not host.isascii():
+        raise refused(url, "has a host with letters outside ASCII", "Its ASCII form, which begins with xn--.", "R-URL")
     last = host.rstrip(".").rsplit(".", 1)[-1]
     if NUMBER.fullmatch(last) and ":" not in host and not is_plain_ipv4(host):
         raise refused(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
@@ -103,6 +134,8 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(ip.packed[-4:])
         if inner is not None:
             return is_public(str(inner))
+    if any(ip in network for network in NOT_PUBLIC if network.version == ip.version):
+        return False
     return ip.is_global and not ip.is_multicast
 
 
@@ -166,9 +199,12 @@ def fetch(
     with httpcore.ConnectionPool(network_backend=network, ssl_context=ssl.create_default_context()) as pool:
         for _ in range(MAX_REDIRECTS + 1):
             check_url(url)
+            url = sent(url)
             try:
                 target = follow(pool, url, folder, budget)
-            except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError) as error:
+            except TrainyardError:  # some of ours are ValueErrors, too
+                raise
+            except UNANSWERED as error:
                 raise Unavailable(
                     f"{shown(url)} could not be read: {type(error).__name__} {error}".rstrip() + ".",
                     do="Try again later, or give a file.",
@@ -212,7 +248,7 @@ def follow(pool: httpcore.ConnectionPool, url: str, folder: Path, budget: Budget
             return urljoin(url, given["location"])
         if response.status != 200:
             raise bad_status(url, response.status)
-        size = int(given["content-length"]) if given.get("content-length", "").isdigit() else 0
+        size = int(length) if re.fullmatch(r"[0-9]{1,18}", length := given.get("content-length", "")) else 0
         done = 0
         path = folder / "fetched"
         with path.open("wb") as stream:

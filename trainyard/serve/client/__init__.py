@@ -165,7 +165,7 @@ def api_key_from(variable: str | None) -> str | None:
     if not os.environ.get(variable):
         raise InvalidInput(
             f"The environment variable {variable}, which should hold an API key, is not set.",
-            do=f"Set {variable} for the process that runs the node, or leave api_key_env out.",
+            do=f"Set {variable} before `trainyard up`, or leave api_key_env out of the endpoint in trainyard.toml.",
             code="E-API-KEY",
         )
     key = os.environ[variable].strip()
@@ -197,7 +197,7 @@ def _bad_url(why: str) -> InvalidInput:
     return InvalidInput(
         "The address of the model server is not usable.",
         why=f"An OpenAI-compatible base URL is needed, and {why}.",
-        do="Write it like http://127.0.0.1:8000/v1; a key belongs into the variable named by api_key_env.",
+        do="Write it like http://127.0.0.1:8000/v1; a key belongs to an endpoint in trainyard.toml.",
         code="E-SERVER-URL",
     )
 
@@ -427,8 +427,8 @@ ADVICE: dict[type[ServerError], str] = {
     ServerRefused: "Correct what the server names; a prompt that is too long needs a smaller max_chars or max_tokens.",
 }
 STATUS_ADVICE = {
-    401: "Put the key into an environment variable and name that variable in api_key_env.",
-    403: "Put a key that may use this model into the environment variable named by api_key_env.",
+    401: "Name an endpoint of trainyard.toml with api_key_env in the chain; the chain's own base_url gets no key.",
+    403: "Put a key that may use this model into the variable that the endpoint's api_key_env names.",
     404: "Check model and base_url; the server lists its models at /v1/models.",
     429: "Lower concurrency or raise retries.",
 }

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from trainyard.errors import Unavailable
+from trainyard.inherited import UMASK, child_environment
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.stores.models import model_sha256
@@ -45,7 +46,10 @@ def kept(folder: Path, settings: Settings, environment: Path) -> Path:
 
 def convert(folder: Path, target: Path, environment: Path) -> None:
     argv = [sys.executable, "-m", PROGRAM, str(tools_of(environment)), str(folder), str(target)]
-    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    ran = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+        env=child_environment(), umask=UMASK,
+    )  # fmt: skip
     if ran.returncode:
         said = ran.stderr.strip().splitlines()
         raise Unavailable(

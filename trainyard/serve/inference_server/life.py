@@ -23,6 +23,7 @@ from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.compute.lease import occupants, wait_until_empty
 from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_log_line, supervise
 from trainyard.errors import Conflict, Unavailable
+from trainyard.inherited import operator_environment
 from trainyard.serve.client import ChatClient, Messages, api_key_from, api_url
 from trainyard.serve.extraction import Complete
 from trainyard.serve.inference_server.commands import HOST, ON_GPU, RUNNING_GAUGES, command, release_of, variables
@@ -383,8 +384,9 @@ def run_command(argv: tuple[str, ...], timeout_s: float, what: str, folder: Path
     try:
         with log.open("ab") as stream:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=timeout_s, check=False
-            )
+                argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=timeout_s, check=False,
+                env=operator_environment(),
+            )  # fmt: skip
         problem = f"it ended with status {done.returncode}" if done.returncode else ""
     except subprocess.TimeoutExpired:
         problem = f"it did not end within {timeout_s:g} s"

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import httpx
 
-from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.errors import TrainyardError, Unavailable
+from trainyard.serve.client import api_key_from
 from trainyard.serve.targets.contract import Site
+from trainyard.settings import Settings
+from trainyard.settings import settings as default_settings
 from trainyard.spec.nodes import Target
 
 TIMEOUT_S = 120.0
 
 
-def http_client(target: Target, url: str) -> httpx.Client:
-    """A client of a server's root address; `url` may end with `/v1`. The key comes from the target's variable.
+def http_client(target: Target, url: str, settings: Settings | None = None) -> httpx.Client:
+    """A client of a server's root address; `url` may end with `/v1`.
 
-    Raises `InvalidInput` (`E-API-KEY`) when the variable is not set.
+    A key is sent only for a target that names an endpoint of the settings, and only to that endpoint's own address.
+    Raises `InvalidInput`: `E-ENDPOINT` for an endpoint that is not there, `E-API-KEY` when its variable is not set.
     """
     headers = {}
-    if target.api_key_env:
-        key = os.environ.get(target.api_key_env)
-        if not key:
-            raise InvalidInput(
-                f"The variable {target.api_key_env} is not set.",
-                why=f"The {target.type.value} target names it as its API key.",
-                do=f"Set {target.api_key_env} where the chain runs.",
-                code="E-API-KEY",
-            )
-        headers["Authorization"] = f"Bearer {key}"
+    if target.endpoint is not None:
+        endpoint = (settings or default_settings()).endpoint(target.endpoint)
+        key = api_key_from(endpoint.api_key_env)
+        url = endpoint.base_url
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = url.rstrip("/").removesuffix("/v1")
     return httpx.Client(base_url=root, headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=5.0))
 
@@ -65,7 +63,10 @@ def refused(site: Site, path: str, response: httpx.Response) -> TrainyardError:
     said = server_message(response)
     if response.status_code in (401, 403):
         return Unavailable(
-            f"{site.where} refused the API key.", why=said, do="Set the target's api_key_env.", code="E-TARGET-AUTH"
+            f"{site.where} refused the API key.",
+            why=said if site.target.endpoint else f"{said.rstrip('.')}. The target's url is asked without a key.",
+            do="Let the target name an endpoint of trainyard.toml that has api_key_env, and set that variable.",
+            code="E-TARGET-AUTH",
         )
     if response.status_code == 404 and said == "Not Found" and "lora" in path:
         return Unavailable(

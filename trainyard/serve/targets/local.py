@@ -10,7 +10,6 @@ Torch-free.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.inherited import UMASK, child_environment
 from trainyard.serve.embedded import Instance, end_tree
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
@@ -158,7 +158,8 @@ def start(
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the terminal's Ctrl-C and hang-up are not for this server
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", **(variables or {})},
+            env=child_environment({"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", **(variables or {})}),
+            umask=UMASK,
         )
     LAUNCHED.append(child)
     found = described(child, port, model)

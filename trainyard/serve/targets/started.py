@@ -59,7 +59,7 @@ def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] |
     old, before = local.running(place(site)), local.recipe_of(place(site))
     recipe = local.Recipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
-    site.http = http_client(site.target, site.server.new.url)
+    site.http = http_client(site.target, site.server.new.url, settings_of(site))
 
 
 def switch(site: Site) -> None:

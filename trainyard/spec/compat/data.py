@@ -14,7 +14,7 @@ REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
 REPOSITORY_FORMATS = (DataFormat.AUTO, DataFormat.DOCUMENTS)
 """What a git repository may be said to be: its commits and files are documents."""
 MODEL_SETTINGS = (
-    "temperature", "max_tokens", "concurrency", "retries", "timeout_s", "seed", "max_chars", "api_key_env",
+    "temperature", "max_tokens", "concurrency", "retries", "timeout_s", "seed", "max_chars", "endpoint",
 )  # fmt: skip
 """Settings of a generator that shape the requests to a model."""
 
@@ -81,7 +81,7 @@ def unread_by_engine(config: AiGeneratorConfig, _: Place) -> Hits:
     if config.engine is Engine.EXTRACTIVE and config.model is None:
         readers |= dict.fromkeys(MODEL_SETTINGS, "an engine that asks a model")
     elif config.engine in (Engine.LOCAL, Engine.VLLM):
-        readers["api_key_env"] = "engine openai"
+        readers["endpoint"] = "engine openai"
     if config.template is not GenerationTemplate.QA:
         readers["wordings"] = "template qa"
     usual = AiGeneratorConfig()
@@ -182,6 +182,12 @@ GENERATOR_ROWS = (
         lambda config, _: config.base_url is not None and config.engine not in (None, Engine.OPENAI),
         "The engine {config.engine} does not ask the server at {config.base_url}.",
         "Use `engine: openai` with that address, or remove base_url.",
+    ),
+    Row(
+        "R-ENDPOINT-URL", "ai_generator", "config.base_url",
+        lambda config, _: config.base_url is not None and config.endpoint is not None,
+        "The endpoint {config.endpoint!r} has its own address, and its key goes to no other.",
+        "Remove base_url to ask the endpoint with its key, or remove endpoint to ask that address without a key.",
     ),
     Row(
         "R-EXTRACTIVE-PREFERENCE", "ai_generator", "config.template",

@@ -28,7 +28,7 @@ SETS = ("unseen_wording", "unseen_documents")
 """What a validator can set aside."""
 
 
-SERVER_SETTINGS = ("url", "api_key_env", "path_prefix")
+SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
 """Settings by which a server is reached, which a target without one does not read."""
 
 
@@ -258,9 +258,20 @@ DEPLOYER_ROWS = (
     Row(
         "R-TARGET-URL", "deployer", "config.targets.{index}.url",
         lambda config, _: [
-            {"index": index} for index, target in enumerate(config.targets) if is_vllm(target) and target.url is None
+            {"index": index} for index, target in enumerate(config.targets)
+            if is_vllm(target) and target.url is None and target.endpoint is None
         ],
-        "A vllm target is reached at its address, and none is given.", "Add `url:`, such as http://127.0.0.1:8000.",
+        "A vllm target is reached at its address, and none is given.",
+        "Add `url:`, such as http://127.0.0.1:8000, or `endpoint:` with the name of an endpoint in trainyard.toml.",
+    ),
+    Row(
+        "R-ENDPOINT-URL", "deployer", "config.targets.{index}.url",
+        lambda config, _: [
+            {"index": index, "target": target} for index, target in enumerate(config.targets)
+            if target.url is not None and target.endpoint is not None
+        ],
+        "The endpoint {target.endpoint!r} has its own address, and its key goes to no other.",
+        "Remove url to reach the endpoint with its key, or remove endpoint to reach that address without a key.",
     ),
     Row(
         "R-SETTING-UNUSED", "deployer", "config.targets.{index}.{setting}", unread_by_target,
@@ -273,13 +284,14 @@ DEPLOYER_ROWS = (
         "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
-        "R-TARGET-OWN", "deployer", "config.targets.{index}.url",
+        "R-TARGET-OWN", "deployer", "config.targets.{index}.{setting}",
         lambda config, _: [
-            {"index": index, "target": target} for index, target in enumerate(config.targets)
-            if target.type in STARTED_TARGETS and target.url is not None
+            {"index": index, "target": target, "setting": setting} for index, target in enumerate(config.targets)
+            for setting in ("url", "endpoint")
+            if target.type in STARTED_TARGETS and getattr(target, setting) is not None
         ],
         "A server of type {target.type} takes adapters when it starts, so the deployer starts one for each version.",
-        "Leave url out, or use target vllm.",
+        "Leave {setting} out, or use target vllm.",
     ),
     Row(
         "R-ROLE-TWICE", "deployer", "config.role",

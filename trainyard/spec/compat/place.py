@@ -25,7 +25,7 @@ class RunFacts:
     """What the machine, the settings and the caller's folders say when a chain is about to run. None: not known."""
 
     endpoints: Set[str] | None = None
-    """Models for which the settings name an address."""
+    """Endpoints that the settings name, with an address and perhaps a key."""
     path_problem: Callable[[str], Reason | None] | None = None
     """Why a data path may not be read (it leaves its root) and what to write instead; None if it may."""
     backends: Mapping[BackendName, str | None] | None = None

@@ -11,7 +11,7 @@ from trainyard.spec.axes import BackendName, Device, Engine, Precision, TargetTy
 from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, Place, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, Layout
-from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
 from trainyard.spec.training import TrainerConfig
 
@@ -55,8 +55,22 @@ def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
 
 
 def no_endpoint(config: AiGeneratorConfig, at: Place) -> Hits:
-    asks = config.engine in (None, Engine.OPENAI) and config.base_url is None
+    asks = config.engine in (None, Engine.OPENAI) and config.base_url is None and config.endpoint is None
     return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
+
+
+def unknown_endpoint(config: Any, at: Place) -> Hits:
+    """Each endpoint that a node names and trainyard.toml does not have."""
+    known, named = at.facts.endpoints, {}
+    if isinstance(config, AiGeneratorConfig):
+        named = {"endpoint": config.endpoint}
+    if isinstance(config, DeployerConfig):
+        named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
+    return known is not None and [
+        {"where": where, "endpoint": name, "known": f"it has {listed(sorted(known))}" if known else "it has none"}
+        for where, name in named.items()
+        if name is not None and name not in known
+    ]
 
 
 def no_vllm(config: AiGeneratorConfig, at: Place) -> Hits:
@@ -171,6 +185,12 @@ RUN_ROWS = (
         "R-ENGINE-UNRESOLVED", "ai_generator", "config.model", no_endpoint,
         "No address is configured for the model {config.model!r}, and it is not replaced by another.",
         'Add [endpoints."{config.model}"] with base_url to trainyard.toml, or base_url here, or remove the model.',
+        scope="run",
+    ),
+    Row(
+        "R-ENDPOINT-UNKNOWN", "*", "config.{where}", unknown_endpoint,
+        "trainyard.toml has no endpoint {endpoint!r}; {known}.",
+        'Correct the name, or let the operator add [endpoints."{endpoint}"] with base_url and api_key_env.',
         scope="run",
     ),
     Row(

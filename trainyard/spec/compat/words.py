@@ -30,11 +30,26 @@ def cloud_provider(given: Mapping[str, Any], _: Place | None) -> Hits:
     return bool(files) and {"field": files[0], "what": f"A job for a cloud provider (`{files[0]}`)"}
 
 
+KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
+
+
+def own_key(given: Mapping[str, Any], _: Place | None) -> Hits:
+    """A key, or the variable that holds one, in a chain. Its value is not repeated."""
+    return [{"field": field} for field in KEY_FIELDS if field in given]
+
+
 WORD_ROWS = (
     Row(
         "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
         "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
         f"Use a dataset of this machine and a backend that runs here: {listed(BackendName)}.", scope="words",
+    ),
+    Row(
+        "R-CHAIN-KEY", "*", "config.{field}", own_key,
+        "A chain does not say which key is sent where: a key belongs to an endpoint, which the operator names "
+        "in trainyard.toml together with its address.",
+        "Write `endpoint: NAME` in place of `{field}`, where trainyard.toml has [endpoints.NAME] with base_url and "
+        "api_key_env.", scope="words",
     ),
 )  # fmt: skip
 """Asked about plain values, by `spec/load`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.limits import MAX_SPEC_BYTES
-from trainyard.spec.load.parse import closest, parse_chain, reasons_of
+from trainyard.spec.load.parse import closest, crowded, parse_chain, reasons_of
 from trainyard.spec.load.text import parse_text, refuse
 from trainyard.spec.templates import TEMPLATES, build_template
 
@@ -45,7 +46,7 @@ def names_file(text: str) -> bool:
     line = text.strip()
     if not line or "\n" in line or "\0" in line or len(line) > 4096 or line[0] in "{[":
         return False
-    return line.lower().endswith(FILE_SUFFIXES) or Path(line).is_file()
+    return line.lower().endswith(FILE_SUFFIXES) or os.path.isfile(line)
 
 
 def read_capped(path: Path) -> bytes:
@@ -65,6 +66,8 @@ def read_capped(path: Path) -> bytes:
 
 def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
+    if reasons := crowded(value):
+        return None, reasons
     if isinstance(value, Mapping) and "template" in value and "nodes" not in value:
         return from_template(value)
     if isinstance(value, Mapping) and "dataset" in value and "nodes" not in value:

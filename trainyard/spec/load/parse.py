@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
+from trainyard.spec.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.spellings import VALUES, right_name
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
@@ -125,15 +126,42 @@ def number(nodes: Sequence[ParsedNode]) -> list[str]:
 
 
 def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str] = ()) -> list[Reason]:
-    """One reason for each of pydantic's errors, but for the one that a list of wrong items is also too short."""
+    """One reason for each of pydantic's errors, but for the one that a list of wrong items is also too short.
+
+    Looking for the word that was meant takes a millisecond, so not more than `MAX_REASONS` are worded.
+    """
     details = error.errors(include_url=False)
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
-    echo = {("nodes",)} if ids else set()
+    lists |= {("nodes",)} if ids else set()
+    told = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
+    return capped([reason_of(detail, model, ids) for detail in told[:MAX_REASONS]], len(told))
+
+
+def capped(reasons: list[Reason], count: int) -> list[Reason]:
+    """At most `MAX_REASONS` of so many reasons, and how many there are beside them."""
+    more = count - MAX_REASONS
+    if more <= 0:
+        return reasons
     return [
-        reason_of(detail, model, ids)
-        for detail in details
-        if not (detail["type"] == "too_short" and detail["loc"] in lists | echo)
+        *reasons[:MAX_REASONS],
+        Reason("E-SPEC-LIMIT", None, "", f"And {more:,} more are wrong.", "Correct these first."),
     ]
+
+
+def crowded(value: Any) -> list[Reason]:
+    """The reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while waiting:
+        where, one = waiting.pop()
+        if isinstance(one, Mapping):
+            if len(one) > MAX_KEYS:
+                because = f"There are {len(one):,} keys here, and a mapping has at most {MAX_KEYS:,}."
+                field = ".".join(map(str, where))
+                return [Reason("E-SPEC-LIMIT", None, field, because, "Write the settings that you mean.")]
+            waiting += [((*where, key), below) for key, below in one.items() if isinstance(below, Mapping | list)]
+        elif isinstance(one, list):
+            waiting += [((*where, at), below) for at, below in enumerate(one) if isinstance(below, Mapping | list)]
+    return []
 
 
 def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[str]) -> Reason:

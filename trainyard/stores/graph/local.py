@@ -14,6 +14,7 @@ import orjson
 
 import trainyard.errors
 from trainyard.errors import TrainyardError, Unavailable
+from trainyard.inherited import UMASK, child_environment
 from trainyard.stores.files import Files, RealFiles, make_folders, telling
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.dumping import write_lines
@@ -97,7 +98,7 @@ class LadybugGraph:
             with self.log.open("wb") as log:
                 self.writer = subprocess.Popen(
                     [sys.executable, "-m", "trainyard.stores.graph.writer", str(self.path)],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=child_environment(), umask=UMASK,
                 )  # fmt: skip
         try:
             self.answer()

@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from trainyard.errors import TrainyardError
+from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
 from trainyard.stores.artifacts import fsync_path
 from trainyard.stores.models import STARTER, ModelSource, resolve_folder
@@ -139,9 +140,9 @@ def run_child(work: Path, report: Report) -> None:
     command = [sys.executable, "-m", "trainyard.train.starter", str(work)]
     with (work / "child.log").open("wb") as log:
         # Spinning threads starve each other, and everybody else, as soon as the machine is shared.
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        environment = child_environment({"OMP_WAIT_POLICY": "passive"})
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, umask=UMASK
         )
     try:
         read = 0

@@ -1,0 +1,172 @@
+"""A shell full of secrets starts the stack: who has them, read in /proc while real chains run, and in every file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.real_stack import Stack, until
+from trainyard.testing.scripted_server import ScriptedServer
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+PLANTED = {
+    "AWS_SECRET_ACCESS_KEY": "planted-cloud-key",
+    "OPENAI_API_KEY": "planted-endpoint-key",
+    "PREFECT_API_AUTH_STRING": "planted:string",
+    "HF_TOKEN": "planted-hub-token",
+}
+KINDS = {
+    "training": "trainyard.backends.native",
+    "script": "train.py",
+    "evaluating": "trainyard.evals",
+    "reading": "trainyard.data.prompts",
+    "embedded": "trainyard.serve.server",
+    "graph server": "serve --role graph",
+    "graph writer": "trainyard.stores.graph.writer",
+    "server": "trainyard.api.collected",
+    "watchdog": "trainyard.api.runs.watchdog",
+    "worker": "prefect worker start",
+    "flow": "prefect",
+}
+"""Kind -> what stands in its command line; the first that does."""
+HOLDERS = {"worker": {"OPENAI_API_KEY"}, "flow": {"OPENAI_API_KEY"}}
+"""Who asks the endpoints. Those that speak with Prefect may have what opens it; nobody has the others."""
+PREFECTS = {"server", "watchdog", "worker", "flow"}
+DOCUMENT = "# Node {n}\n\nNode {n} reads documents and writes {m} pairs for each of them.\n"
+NODE = "  - {{type: {type}, config: {config}}}\n"
+
+
+class Watch:
+    """Every process of a home, with what it was started with."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.seen = home, {}  # type: ignore[var-annotated]
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.01):
+            for process in psutil.process_iter():
+                self.look_at(process)
+
+    def look_at(self, process: psutil.Process) -> None:
+        try:
+            words, given = process.cmdline(), process.environ()
+            # Between fork and exec a child still has what its parent has.
+            if given.get("TRAINYARD_HOME") == str(self.home) and process.cmdline() == words:
+                self.seen[process.pid, tuple(words)] = given
+        except (psutil.Error, OSError):
+            return
+
+    def kinds(self) -> dict[str, list[dict[str, str]]]:
+        found: dict[str, list[dict[str, str]]] = {}
+        for (_, words), given in self.seen.items():
+            line = " ".join(words)
+            if "trainyard.cli" in line and "serve" not in words:
+                continue  # what a person calls in that shell
+            found.setdefault(next((kind for kind, part in KINDS.items() if part in line), line), []).append(given)
+        return found
+
+
+@contextmanager
+def watching(home: Path) -> Iterator[Watch]:
+    watch = Watch(home)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        watch.ended.set()
+        thread.join()
+
+
+def chain(stack: Stack, name: str, *nodes: tuple[str, dict[str, object]]) -> Path:
+    lines = [NODE.format(type=kind, config=json.dumps(config)) for kind, config in nodes]
+    path = stack.work / f"{name}.yaml"
+    path.write_text(f"name: {name}\nnodes:\n{''.join(lines)}", encoding="utf-8")
+    return path
+
+
+def carry_out(stack: Stack, path: Path) -> None:
+    done = stack.command("run", str(path), "--watch")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def serve_graph(stack: Stack, watch: Watch) -> None:
+    """As a person does in a terminal; ended when it has been seen."""
+    argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "graph", "--port", "0"]
+    with subprocess.Popen(argv, cwd=stack.work, env=stack.environment, stderr=subprocess.DEVNULL) as process:
+        until(lambda: "graph writer" in watch.kinds(), 60, "the graph server")
+        process.terminate()
+
+
+def open_to_others(home: Path) -> list[str]:
+    paths = [home, *home.rglob("*")]
+    return [str(path) for path in paths if not path.is_symlink() and path.exists() and path.stat().st_mode & 0o077]
+
+
+def test_who_has_which_secret(tmp_path: Path, tiny_model: Path) -> None:
+    stack = Stack(tmp_path, tiny_model)
+    stack.write_data()
+    (stack.work / "docs").mkdir()
+    for n in range(4):
+        (stack.work / "docs" / f"{n}.md").write_text(DOCUMENT.format(n=n, m=n + 2), encoding="utf-8")
+    with ScriptedServer(api_key=PLANTED["OPENAI_API_KEY"]) as house, ScriptedServer() as stranger:
+        endpoint = {"base_url": house.url, "api_key_env": "OPENAI_API_KEY"}
+        stack.environment |= {**PLANTED, "TRAINYARD_ALLOW_SCRIPTS": "true"}
+        stack.environment["TRAINYARD_ENDPOINTS"] = json.dumps({"gpt": endpoint})
+        old_umask = os.umask(0o022)
+        try:
+            with watching(stack.settings.home) as watch:
+                up = stack.command("up")
+                assert up.returncode == 0, up.stderr
+                try:
+                    training: dict[str, object] = {"hyperparameters": {"max_steps": 2, "batch_size": 2}}
+                    rows = ("data_source", {"path": "data.jsonl"})
+                    docs = ("data_source", {"path": "docs"})
+                    writer = {"model": "gpt", "count": 4, "prompt": "Write about {{ document }}."}
+                    carry_out(stack, chain(stack, "asks", docs, ("ai_generator", writer)))
+                    own = {"model": "gpt", "base_url": stranger.url, "count": 4}
+                    carry_out(stack, chain(stack, "steals", docs, ("ai_generator", own)))
+                    six = (rows, ("validator", {}), ("trainer", training), ("evaluator", {"samples": 1}))
+                    carry_out(stack, chain(stack, "trains", *six))
+                    carry_out(stack, chain(stack, "scripts", rows, ("trainer", {**training, "backend": "script"})))
+                    serve_graph(stack, watch)
+                finally:
+                    stack.command("down")
+        finally:
+            os.umask(old_umask)
+        assert {each["authorization"] for each in house.headers} == {f"Bearer {PLANTED['OPENAI_API_KEY']}"}
+        assert stranger.headers
+        assert not any("authorization" in each for each in stranger.headers)
+    kinds = watch.kinds()
+    assert set(KINDS) <= set(kinds), sorted(kinds)
+    leaks = [
+        (kind, name)
+        for kind, all_given in kinds.items()
+        for given in all_given
+        for name, value in PLANTED.items()
+        if value in given.values()
+        and name not in HOLDERS.get(kind, set())
+        and not (name == "PREFECT_API_AUTH_STRING" and kind in PREFECTS)
+    ]
+    assert leaks == []
+    home = stack.settings.home
+    held = [
+        (str(path), name)
+        for path in home.rglob("*")
+        if path.is_file()
+        for name, value in PLANTED.items()
+        if name != "PREFECT_API_AUTH_STRING" and value.encode() in path.read_bytes()
+    ]
+    assert held == []
+    assert open_to_others(home) == []

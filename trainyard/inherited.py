@@ -1,0 +1,146 @@
+"""What a process that this product starts inherits: environment variables by one table, and the mode of its files.
+
+A shell holds cloud keys, tokens and the string that opens the Prefect server. A child runs models, data and scripts of
+other people, and needs none of that: it gets the variables of `PASSED`, never one whose name looks like a secret, and
+those that the operator lists in `child_variables` of trainyard.toml. The worker calls the endpoints, so it alone gets
+the variables that hold their keys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from trainyard.settings import PREFECT_KEYS, Settings, settings
+
+UMASK = 0o077
+"""Of every process that writes below TRAINYARD_HOME: folders 0700, files 0600."""
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|AUTH|CREDENTIAL|PRIVATE|(^|_)KEY($|_)|JWT|COOKIE|NETRC"
+)
+"""A name of this kind is not passed on by a pattern, only by its own name."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Variables that children inherit: names, or patterns with `*`."""
+
+    names: str
+    why: str
+
+    def holds(self, name: str) -> bool:
+        """Whether this row passes a variable on; its own name counts whatever it looks like."""
+        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # this holds a name, and no key
+        return name in words or (SECRET.search(plain) is None and any(fnmatchcase(name, word) for word in words))
+
+
+PASSED = (
+    Passed(
+        "PATH HOME USER LOGNAME SHELL PWD TERM COLUMNS LINES NO_COLOR FORCE_COLOR", "programs and the user's folder"
+    ),
+    Passed("LANG LANGUAGE LC_* TZ TMPDIR TMP TEMP XDG_*", "language, time zone, temporary files"),
+    Passed("LD_LIBRARY_PATH LD_PRELOAD DYLD_* PYTHON* VIRTUAL_ENV CONDA_PREFIX", "libraries and the interpreter"),
+    Passed("CC CXX CFLAGS CXXFLAGS LDFLAGS MAX_JOBS CMAKE_* TRITON_* SOURCE_DATE_EPOCH", "compilers of kernels"),
+    Passed("CUDA_* CUDNN_* CUBLAS_* NVIDIA_* HIP_* HSA_* ROCR_* ROCM_* GPU_* ONEAPI_* ZE_* SYCL_* METAL_*", "devices"),
+    Passed(
+        "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* NUMEXPR_* VECLIB_* BLIS_* RAYON_* ARROW_* MALLOC_* ATEN_* ONEDNN_* DNNL_* "
+        "TOKENIZERS_PARALLELISM",
+        "threads and CPU kernels",
+    ),
+    Passed(
+        "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHELASTIC_* NCCL_* GLOO_* UCX_* FI_* TP_* MASTER_ADDR MASTER_PORT RANK "
+        "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE",
+        "PyTorch and its processes",
+    ),
+    Passed(
+        "HF_* TRANSFORMERS_* ACCELERATE_* DS_* DEEPSPEED_* BITSANDBYTES_* BNB_* VLLM_* GGML_* LLAMA_* MLX_* UNSLOTH_* "
+        "AXOLOTL_* WANDB_* MLFLOW_* TRACKIO_* TQDM_*",
+        "libraries; their caches and offline switches, not HF_TOKEN or WANDB_API_KEY",
+    ),
+    Passed("STORAGE_EMULATOR_HOST GRPC_*", "where an object store is, without what opens it"),
+    Passed("http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY", "the way out"),
+    Passed("SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE", "certificates"),
+    Passed("DO_NOT_TRACK TRAINYARD_*", "this product's own, but for TRAINYARD_TOKEN"),
+)
+"""The table: what every child may see."""
+INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
+SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
+SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
+WORKER = Passed(
+    "TRAINYARD_TOKEN GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*",
+    "the graph server's token, the object store where nights publish",
+)
+
+
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The whole environment of a child that trains, generates, evaluates, reads or serves; `more` is set on top."""
+    return {**chosen(os.environ, PASSED, frozenset(settings().child_variables)), **(more or {})}
+
+
+def server_environment() -> dict[str, str]:
+    """What a server gets that a user starts in a terminal: as a child, and the token that its clients have to send."""
+    return chosen(os.environ, (*PASSED, SERVER), frozenset(settings().child_variables))
+
+
+def keep_files_private() -> None:
+    """Let everything that this process and its children make be readable by its user alone."""
+    os.umask(UMASK)
+
+
+def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What pip and compilers get when a backend's environment is installed: also where pip finds its packages."""
+    return {**chosen(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
+
+
+def service_environment(name: str, given: Settings) -> dict[str, str]:
+    """What a service gets that `trainyard up` starts: Prefect's variables too; the worker also those with keys."""
+    listed = frozenset(given.child_variables)
+    if name not in ("worker", "deploy"):
+        return chosen(os.environ, (*PASSED, SERVICES), listed)
+    return chosen(os.environ, (*PASSED, SERVICES, WORKER), listed | set(given.worker_variables) | key_variables(given))
+
+
+def key_variables(given: Settings) -> frozenset[str]:
+    """The variables with the keys of the endpoints."""
+    return frozenset(one.api_key_env for one in given.endpoints.values() if one.api_key_env)
+
+
+def operator_environment() -> dict[str, str]:
+    """For a command that the operator wrote, such as the one that boots a machine: all but what opens Prefect."""
+    return {name: value for name, value in os.environ.items() if name not in PREFECT_KEYS}
+
+
+def chosen(given: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
+    """The variables that a row passes on, or that are listed by name."""
+    table = tuple(rows)
+    return {name: value for name, value in given.items() if name in listed or any(row.holds(name) for row in table)}
+
+
+def close_to_others(home: Path) -> int:
+    """Take the rights of group and others from a home that has them; returns how many files and folders changed.
+
+    A home that is closed is not walked: nothing in it can be reached. Links are not followed.
+    """
+    if not home.is_dir() or not home.stat().st_mode & UMASK:
+        return 0
+    changed = 0
+    for folder, folders, files in os.walk(home):
+        changed += sum(close_one(Path(folder, name)) for name in (*folders, *files))
+    return changed + close_one(home)
+
+
+def close_one(path: Path) -> bool:
+    """Take the rights of group and others from one file or folder; False for a link or one that has none."""
+    try:
+        mode = path.lstat().st_mode
+        if path.is_symlink() or not mode & UMASK:
+            return False
+        path.chmod(mode & 0o7777 & ~UMASK)
+    except FileNotFoundError:  # removed by its owner meanwhile
+        return False
+    return True
