@@ -19,7 +19,7 @@ from typing import IO
 
 from trainyard.data.paths import outside
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.documents import TYPES, read_document
+from trainyard.data.readers.documents import TYPES
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
@@ -230,8 +230,8 @@ def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
             yield DocumentRow(doc_id, place, "commit", message.splitlines()[0][:200], text)
 
 
-def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | BadRow]]:
-    """(path, document) of the files of the newest commit that are wanted, or whose type is known."""
+def file_contents(repository: Repository) -> Iterator[tuple[str, bytes | BadRow]]:
+    """(path, bytes) of the files of the newest commit that are wanted, or whose type is known."""
     listed = repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
     wanted: dict[str, str] = {}
     for entry in filter(None, listed):
@@ -246,16 +246,9 @@ def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | 
         else:
             repository.skipped[PurePosixPath(name).suffix.lower()[:20] or "(no extension)"] += 1
     for name, data in zip(wanted, batch(repository, list(wanted.values())), strict=False):
-        place = f"{repository.path.name}/{name}"
         if data is None:
-            yield place, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
+            yield name, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
         elif not data.strip():
             repository.skipped["empty_file"] += 1
         else:
-            try:
-                document = read_document(data, name)
-            except BadRow as reason:
-                yield place, reason
-            else:
-                document.source = place
-                yield place, document
+            yield name, data

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from trainyard.data.formats import Normaliser
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.jsonl import finite, unique_keys
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -131,12 +131,13 @@ class ValueStream:
 
 def read_json_values(blocks: Iterator[bytes], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-JSON`) where the array itself is broken."""
-    chunk = Chunk(name)
+    chunk, begin = Chunk(name), 0
     for line, offset, value in ValueStream(blocks, name, limits):
         chunk.add(normalise, value, line, offset, value)
-        if len(chunk) >= CHUNK_ROWS:
+        chunk.size = offset - begin
+        if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
             yield chunk
-            chunk = Chunk(name)
+            chunk, begin = Chunk(name), offset
     yield chunk
 
 
@@ -214,12 +215,13 @@ def csv_record(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
 
 def read_csv(blocks: Iterator[LineBlock], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of a CSV file with a header line."""
-    chunk = Chunk(name)
+    chunk, begin = Chunk(name), 0
     for line, offset, record in csv_records(blocks, name, limits):
         chunk.add(normalise, record, line, offset, record)
-        if len(chunk) >= CHUNK_ROWS:
+        chunk.size = offset - begin
+        if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
             yield chunk
-            chunk = Chunk(name)
+            chunk, begin = Chunk(name), offset
     yield chunk
 
 
