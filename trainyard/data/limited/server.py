@@ -44,6 +44,7 @@ def carry_out_limited(payload: bytes, out: int) -> None:
         limit_memory(request.limits.rows_memory)
         limit(resource.RLIMIT_FSIZE, request.limits.expanded)
         limit(resource.RLIMIT_CORE, 0)
+        limit(resource.RLIMIT_CPU, request.limits.set_cpu_s)  # of each process: git has no timer of its own
         send(out, answer_to(request, out))
         code = 0
     except BrokenPipeError:

@@ -62,6 +62,8 @@ class Limits:
     document_cpu_s_per_mib: float = 20.0
     chunk_cpu_s: float = 120.0
     """CPU seconds for a piece of a file of rows (about 1 MiB) and for the files of a folder to be listed."""
+    set_cpu_s: int = 4 * 3600
+    """CPU seconds for a whole set; 4 hours are 500 GB of JSON Lines. A git process has as many."""
     documents_per_child: int = 1000
     """Documents until a fresh process reads the next ones."""
 

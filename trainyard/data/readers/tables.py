@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import parquet
 
 from trainyard.data.formats import Normaliser
@@ -231,22 +232,66 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
     Raises `InvalidInput` (`E-DATA-PARQUET`), `LimitExceeded` (`E-DATA-BOMB`).
     """
     try:
-        file = parquet.ParquetFile(stream, pre_buffer=False)
+        # A value that stands in a dictionary once and in every row counts as often as it is repeated, and is decoded
+        # after it was counted.
+        described = parquet.ParquetFile(stream, pre_buffer=False)
+        plain, repeated = described.schema_arrow, text_columns(described.metadata)
+        file = parquet.ParquetFile(stream, pre_buffer=False, read_dictionary=repeated)
         taken = stream.seek(0, 2)
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
         given = sum(group.total_byte_size for group in groups)
         if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
-            raise LimitExceeded(
-                f"{name} expands to {given:,} bytes out of {taken:,}.", do="Give smaller files.", code="E-DATA-BOMB"
-            )
+            raise parquet_bomb(name, given, taken)
+        given = 0
         for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
-            yield [{key: value for key, value in row.items() if value is not None} for row in batch.to_pylist()]
+            size = sum(map(decoded_bytes, batch.columns))
+            given += size
+            if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
+                raise parquet_bomb(name, given, taken)
+            step = max(1, batch.num_rows * CHUNK_BYTES // max(CHUNK_BYTES, size))
+            for first in range(0, batch.num_rows, step):
+                rows = pa.Table.from_batches([batch.slice(first, step)]).cast(plain).to_pylist()
+                yield [{key: value for key, value in row.items() if value is not None} for row in rows]
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
         raise InvalidInput(
             f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",
             do="Write the file again.",
             code="E-DATA-PARQUET",
         ) from error
+
+
+def text_columns(metadata: parquet.FileMetaData) -> list[str]:
+    """The columns of texts and bytes, by their paths in the file."""
+    columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+    return [
+        column.path
+        for column in columns
+        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
+    ]
+
+
+def decoded_bytes(column: pa.Array) -> int:
+    """Bytes of a column when each row has its own copy of a value."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not (pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)):
+            return 8 * len(column)
+        return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(decoded_bytes, column.flatten()))
+    if pa.types.is_map(kind):
+        return 8 * len(column) + decoded_bytes(column.keys) + decoded_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return 8 * len(column) + decoded_bytes(column.flatten())
+    return int(column.nbytes)
+
+
+def parquet_bomb(name: str, given: int, taken: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{name} expands to {given:,} bytes out of {taken:,}.",
+        why="It repeats large values; it looks like a decompression bomb.",
+        do="Give the rows as JSON Lines if they are meant.", code="E-DATA-BOMB",
+    )  # fmt: skip
 
 
 def read_parquet(stream: BinaryIO, name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
