@@ -21,15 +21,13 @@ from typing import Any
 
 import orjson
 
-from trainyard.data.readers.repositories import Repository, commit_documents
+from trainyard.data.limited.requests import MOST_CHARS
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
 from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
 
-MOST_CHARS = 200_000
-"""Characters of one text of a tuple; a longer one is a data dump, not something a person wrote."""
 MOST_LINE_BYTES = 4_000_000
 LEAST_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
@@ -265,29 +263,6 @@ def turns(value: Any, key: str) -> list[Value]:
     if unread:
         raise bad(f"`{key}` has turns with {', '.join(unread)[:200]}, and only role and content are read")
     return [{"role": text(turn, "role"), "content": text(turn, "content")} for turn in value]
-
-
-# From commits
-
-
-def tuples_of_commits(repository: Repository, briefs: Mapping[str, str] | None = None) -> Iterator[Value]:
-    """Engineering tuples of a repository's commits: diff, message, and the review brief where there is one.
-
-    `briefs` maps a commit's id (or its first twelve digits) to the brief of its review. Commits that give no tuple are
-    counted by reason in `repository.skipped`.
-    """
-    known = {name[:12]: brief for name, brief in (briefs or {}).items()}
-    for document in commit_documents(repository):
-        # The text is the message, an empty line and the diff, which begins with its first "diff --git".
-        message, sign, diff = document.text.partition("\n\ndiff --git ")
-        brief = known.get(document.source.rpartition("@")[2])
-        value = {"diff": f"diff --git {diff}", "message": message}
-        if not sign or not message.strip():
-            repository.skipped["no_text_change"] += 1
-        elif len(value["diff"]) > MOST_CHARS or len(message) > MOST_CHARS:
-            repository.skipped["large_diff"] += 1
-        else:
-            yield {**value, "brief": brief} if brief else value
 
 
 # Towards training

@@ -10,11 +10,15 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
-from trainyard.settings import Settings, settings, settings_file
+
+if TYPE_CHECKING:
+    from trainyard.settings import Settings
 
 ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.-]*://|^file:", re.IGNORECASE)
 
@@ -27,6 +31,19 @@ WHERE_RELATIVE = (
     "A relative path starts where `trainyard run` is called; in a run that a form or `prefect deployment run` starts, "
     "it starts at the deployment's folder."
 )
+
+
+def load() -> ModuleType:
+    """The settings module: a refusal alone reads it here, and a reading process starts twice as fast without it."""
+    import trainyard.settings
+
+    return trainyard.settings
+
+
+@lru_cache(64)
+def real_root(root: Path) -> Path:
+    """A data root without links; the same for every file of a set."""
+    return root.resolve()
 
 
 def data_roots(settings: Settings, tenant: str | None = None) -> tuple[Path, ...]:
@@ -79,7 +96,8 @@ def outside(text: str, roots: Sequence[Path], field: str, because: str, place: P
     instead = f"Use a path inside {', '.join(map(str, roots))}"
     folder = place if place is None or place.is_dir() else place.parent
     if folder is not None and folder != Path(folder.anchor):
-        instead += f", or write the line `{settings().data_roots_line(folder)}` into {settings_file()}"
+        own = load()
+        instead += f", or write the line `{own.settings().data_roots_line(folder)}` into {own.settings_file()}"
     return Refused([Reason("R-PATH-ROOT", None, field, f"The path {shown(text)} {because}.", f"{instead}.")])
 
 
@@ -94,7 +112,7 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
         real = path.resolve() if path.is_symlink() else path
     except UNFOLLOWED as error:
         raise outside(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
-    if not any(real.is_relative_to(root.resolve()) for root in roots):
+    if not any(real.is_relative_to(real_root(root)) for root in roots):
         raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,8 +128,16 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
             f"{path.name} is not a regular file.", why="Pipes and devices never end.", do="Give a file.",
             code="E-DATA-OPEN",
         )  # fmt: skip
-    opened = Path(f"/proc/self/fd/{descriptor}")
-    if opened.exists() and not any(opened.resolve().is_relative_to(root.resolve()) for root in roots):
+    opened = opened_path(descriptor)
+    if opened is not None and not any(opened.is_relative_to(real_root(root)) for root in roots):
         os.close(descriptor)
         raise outside(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
     return os.fdopen(descriptor, "rb")
+
+
+def opened_path(descriptor: int) -> Path | None:
+    """The path of an open file as the kernel knows it; None on a system that does not say."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return None

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api.planning import examine, resolved
 from trainyard.api.stack import checkout
-from trainyard.data.corpora import Corpora, read_lines, tuples_of_commits
+from trainyard.data.corpora import Corpora, read_lines
+from trainyard.data.limited.requests import CommitsRequest
+from trainyard.data.limited.service import reading_service
 from trainyard.data.paths import data_roots
-from trainyard.data.readers.repositories import open_repository
-from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, TrainingReport, markdown, read_report
@@ -249,12 +249,14 @@ def engineering(given: EngineeringInput, settings: Settings) -> Added:
     config = config_of(given, settings)
     bucket = bucket_of(config, given.bucket, "sft")
     place = given.repo.absolute()  # who types the command may read it
-    repository = open_repository(place, (place.resolve(), *data_roots(settings, config.tenant)), Limits())
+    roots = (place.resolve(), *(root.absolute() for root in data_roots(settings, config.tenant)))
     briefs: dict[str, str] = {}
     if given.briefs is not None:
         briefs = json.loads(given.briefs.read_text(encoding="utf-8"))
-    added = add(config, settings, bucket, list(tuples_of_commits(repository, briefs)))
-    commits, skipped = repository.count_commits(), dict(sorted(repository.skipped.items()))
+    with reading_service() as service:
+        read = service.read_commits(CommitsRequest(place, roots, briefs))
+    added = add(config, settings, bucket, read.values)
+    commits, skipped = read.commits, dict(sorted(read.skipped.items()))
     unread = commits - added.added - added.there - sum(skipped.values())
     if unread:
         skipped["too_old"] = unread

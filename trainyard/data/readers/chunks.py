@@ -14,6 +14,17 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import DataFormat, Port
 
 CHUNK_ROWS = 1000
+CHUNK_BYTES = 16 << 20
+"""Size of the rows from which a chunk is not added to, however few they are."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which files and how many rows of a place are wanted, from a node's config."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_rows: int | None = None
 
 
 class Bad(NamedTuple):
@@ -35,6 +46,8 @@ class Chunk:
     kinds: list[Kind] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     bad: list[Bad] = field(default_factory=list)
+    size: int = 0
+    """About how many bytes its rows have; the writer keeps so many in memory."""
 
     def add(self, normalise: Normaliser, record: Mapping[str, Any] | BadRow, line: int, offset: int, text: Any) -> None:
         """Normalise one record; what cannot be read becomes a bad row. `text` is shown in the quarantine."""

@@ -1,40 +1,33 @@
 """Documents: one file, one row. Libraries parse HTML, PDF and DOCX; headings become Markdown's `#` lines.
 
-Adding a type: a function `read(data, name) -> (title, text)` that raises `BadRow`, and a row in `TYPES`.
+Adding a type: a function `read(data, name) -> (title, text)` that raises `BadRow`, and a row in `TYPES`. It runs in a
+child with limits (`data/limited`). Its time must still grow with the file alone, so titles are found line by line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import import_module
 from pathlib import PurePosixPath
-
-import pypdf
-from pypdf.errors import PyPdfError
 
 from trainyard.data.formats.messages import filled
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.markup.html import read_html
-from trainyard.data.readers.markup.word import DAMAGE, read_docx
 from trainyard.data.readers.streams import Limits, open_text
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
 
 Read = Callable[[bytes, str], tuple[str, str]]
 TITLE_CHARS = 200
-MAX_PAGES = 5000
-MARKDOWN_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*\s*$|^(\S.*)\n(?:=+|-{3,})\s*$", re.MULTILINE)
-FENCED = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+FENCES = ("```", "~~~")
 FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-FRONT_TITLE = re.compile(r"^title:\s*['\"]?(.+?)['\"]?\s*$", re.MULTILINE)
 RST_LINE = r"[=\-`:.'\"~^_*+#]"
 RST_HEADING = re.compile(
     rf"^(?P<title>(?!{RST_LINE}{{3}})\S.*)\n(?P<line>{RST_LINE})(?P=line){{2,}}[ \t]*$", re.MULTILINE
 )
-logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports each repaired oddity; what counts is the text
 LOST_SHARE = {"pdf": 0.001, "code": 1.0}
 """Kind -> share of characters that may be U+FFFD, else none: a PDF has one where a font does not name a sign, and a
 program may have one in a literal."""
@@ -55,9 +48,52 @@ def plain(data: bytes, name: str) -> str:
 def read_markdown(data: bytes, name: str) -> tuple[str, str]:
     text = plain(data, name)
     front = FRONT_MATTER.match(text)
-    titled = FRONT_TITLE.search(front[1]) if front else None
-    heading = MARKDOWN_HEADING.search(FENCED.sub("", text[front.end() :] if front else text))
-    return (titled[1] if titled else (heading[1] or heading[2]) if heading else ""), text
+    titled = front_title(front[1]) if front else ""
+    return titled or first_heading(text[front.end() :] if front else text), text
+
+
+def front_title(front: str) -> str:
+    """The title in a page's front matter, without its quotes."""
+    for line in front.split("\n"):
+        if line.startswith("title:"):
+            title = line.removeprefix("title:").strip()
+            quoted = len(title) > 1 and title[0] in "'\""
+            return title[1:].removesuffix(title[0]).strip() if quoted else title.rstrip("'\"")
+    return ""
+
+
+def first_heading(text: str) -> str:
+    """The first heading of Markdown, `# …` or underlined, outside of fenced code."""
+    lines = text.split("\n")
+    fence, last_fence, above = "", None, ""
+    for number, line in enumerate(lines):
+        if fence:
+            fence = "" if line.rstrip() == fence else fence
+            above = ""
+        elif line.startswith(FENCES):
+            if last_fence is None:
+                last_fence = {one.rstrip(): index for index, one in enumerate(lines) if one.startswith(FENCES)}
+            # A fence that nobody closes is a line like any other.
+            fence, above = (line[:3], "") if last_fence.get(line[:3], -1) > number else ("", line)
+        elif heading := marked_heading(line) or (above if is_underline(line) else ""):
+            return heading
+        else:
+            above = line if line[:1].strip() else ""
+    return ""
+
+
+def marked_heading(line: str) -> str:
+    """The words of a line `## words ##`, or an empty string."""
+    words = line.lstrip("#")
+    if not 1 <= len(line) - len(words) <= 6 or not words[:1].isspace():
+        return ""
+    words = words.strip()
+    return words.rstrip("#").rstrip() or words[:1]
+
+
+def is_underline(line: str) -> bool:
+    line = line.rstrip()
+    return bool(line) and line in ("=" * len(line), "-" * max(3, len(line)))
 
 
 def read_plain(data: bytes, name: str) -> tuple[str, str]:
@@ -70,31 +106,6 @@ def read_rst(data: bytes, name: str) -> tuple[str, str]:
     return heading["title"] if heading else "", text
 
 
-def read_pdf(data: bytes, name: str) -> tuple[str, str]:
-    """The text of each page; a scanned document without text is a bad row."""
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise BadRow("encrypted", "the PDF needs a password")
-        if len(reader.pages) > MAX_PAGES:
-            raise BadRow("too_large", f"the PDF has {len(reader.pages)} pages, at most {MAX_PAGES} are read")
-        pages = [page.extract_text() for page in reader.pages]
-        title = str(reader.metadata.title or "") if reader.metadata else ""
-    except (PyPdfError, *DAMAGE) as error:
-        raise BadRow("unreadable", f"the PDF is damaged ({type(error).__name__}: {error})"[:300]) from error
-    text = "\n\n".join(page.strip() for page in pages if page.strip())
-    if not text:
-        raise BadRow("no_text", "the PDF holds no text; scanned pages need text recognition first")
-    first = text.splitlines()[0].strip()
-    return title.strip() or (first if len(first) <= 100 else ""), text + "\n"
-
-
-def read_word(data: bytes, name: str) -> tuple[str, str]:
-    title, text = read_docx(data, name)
-    heading = MARKDOWN_HEADING.search(text)
-    return title or (heading[1] if heading else ""), text
-
-
 CODE_SUFFIXES = tuple(
     f".{name}"
     for name in (
@@ -104,31 +115,50 @@ CODE_SUFFIXES = tuple(
         *("r", "jl", "hs", "ml", "mli", "ex", "exs", "erl", "lisp", "sh", "bash", "zsh", "ps1", "sql", "tf"),
     )
 )
-TYPES: dict[str, tuple[str, Read]] = {
+MARKUP = "trainyard.data.readers.markup"
+TYPES: dict[str, tuple[str, Read | str]] = {
     ".md": ("markdown", read_markdown),
     ".markdown": ("markdown", read_markdown),
     ".txt": ("text", read_plain),
     ".text": ("text", read_plain),
     ".rst": ("rst", read_rst),
-    ".html": ("html", read_html),
-    ".htm": ("html", read_html),
-    ".xhtml": ("html", read_html),
-    ".pdf": ("pdf", read_pdf),
-    ".docx": ("docx", read_word),
+    ".html": ("html", f"{MARKUP}.html:read_html"),
+    ".htm": ("html", f"{MARKUP}.html:read_html"),
+    ".xhtml": ("html", f"{MARKUP}.html:read_html"),
+    ".pdf": ("pdf", f"{MARKUP}.pdf:read_pdf"),
+    ".docx": ("docx", f"{MARKUP}.word:read_docx"),
     **dict.fromkeys(CODE_SUFFIXES, ("code", read_plain)),
 }
-"""File name extension -> (kind of the DocumentRow, reader)."""
+"""File name extension -> (kind of the DocumentRow, reader). One that imports a parser is loaded when needed."""
+
+
+def type_of(name: str) -> tuple[str, Read | str]:
+    """The row of a file's type; a file of unknown type is plain text."""
+    return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", read_plain))
+
+
+@cache
+def load(place: str) -> Read:
+    """The reader that a row of `TYPES` names."""
+    module, _, name = place.partition(":")
+    read: Read = getattr(import_module(module), name)
+    return read
+
+
+def load_readers(names: Iterable[str]) -> None:
+    """Load the readers of these files, once for all the children that are forked afterwards."""
+    for read in {read for _, read in map(type_of, names) if isinstance(read, str)}:
+        load(read)
 
 
 def read_document(data: bytes, name: str) -> DocumentRow:
-    """The document of a file's bytes. A file of unknown type is read as plain text. Raises `BadRow`."""
-    path = PurePosixPath(name)
-    kind, read = TYPES.get(path.suffix.lower(), ("text", read_plain))
+    """The document of a file's bytes. Raises `BadRow`. Without limits: sets are read through `data/limited`."""
+    kind, read = type_of(name)
     if kind != "pdf" and not data.strip():
         raise BadRow("empty", "the file is empty")
-    title, text = read(data, name)
+    title, text = (load(read) if isinstance(read, str) else read)(data, name)
     check_characters(text, kind)
-    title = " ".join(filled(title, "title").split()) if title.strip() else path.name
+    title = " ".join(filled(title, "title").split()) if title.strip() else PurePosixPath(name).name
     return DocumentRow(hashlib.sha256(data).hexdigest()[:16], "", kind, title[:TITLE_CHARS], filled(text, "the text"))
 
 

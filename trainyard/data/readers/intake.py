@@ -19,6 +19,8 @@ from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, Row, to_batch
 from trainyard.spec.axes import Port
 
 ENCODER = msgspec.json.Encoder()
+PENDING_BYTES = 256 << 20
+"""Rows that are kept in memory until they are written: 10,000, or fewer large ones."""
 
 
 class Intake:
@@ -35,6 +37,7 @@ class Intake:
         self._seen = SeenRows() if deduplicate else None
         self._pending: list[Row] = []
         self._digests: list[bytes] = []
+        self._pending_bytes = 0
         self._file = pa.OSFile(str(folder / ROWS_FILE), "wb")
         self._writer = ipc.new_file(self._file, SCHEMAS[port])
         self.quarantine = Quarantine(folder / QUARANTINE_FILE, self.balance)
@@ -71,7 +74,8 @@ class Intake:
             self.balance.shapes[kind.shape.name] += count
             self.balance.ignore(kind.ignored, count)
         self._stamp(rows, chunk.places)
-        if len(self._pending) >= BATCH_ROWS:
+        self._pending_bytes += chunk.size
+        if len(self._pending) >= BATCH_ROWS or self._pending_bytes >= PENDING_BYTES:
             self._flush()
 
     def _stamp(self, rows: list[Row], places: list[str]) -> None:
@@ -96,4 +100,4 @@ class Intake:
         if rows:
             self._writer.write_batch(to_batch(rows, self.port))
         self.balance.kept += len(rows)
-        self._pending, self._digests = [], []
+        self._pending, self._digests, self._pending_bytes = [], [], 0

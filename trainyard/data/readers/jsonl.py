@@ -38,7 +38,7 @@ def read_jsonl(blocks: Iterator[LineBlock], name: str, normalise: Normaliser) ->
     """Chunks of rows, one for each block of lines."""
     fast: FastDecoder | None = None
     for block in blocks:
-        chunk = Chunk(name)
+        chunk = Chunk(name, size=block.end)
         if block.too_long:
             reason = BadRow("line_too_long", f"the row has {block.too_long:,} bytes")
             chunk.bad.append(Bad(0, block.first_line, block.offset, reason, block.data))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import signal
 import subprocess
 import tempfile
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import IO
 
 from trainyard.data.paths import outside
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.documents import TYPES, read_document
+from trainyard.data.readers.documents import TYPES
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
@@ -29,7 +30,13 @@ NameFilter = Callable[[str], bool]
 DIFF_HEADER = b"diff --git "
 MAX_COMMITS = 20_000
 MAX_DIFF_BYTES = 100_000
-GIT_TIMEOUT_S = 600
+MOST_OUTPUT_BYTES = 256 << 20
+"""Most bytes of a list, such as that of all files; trees can name each other to give 10**10 of them."""
+GIT_FILES = (
+    *("HEAD", "config", "config.worktree", "commondir", "index", "packed-refs", "refs"),
+    *("objects", "info", "shallow"),
+)
+"""What git reads in a repository's folder for the commands below; hooks and logs are never read."""
 SAFE = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
@@ -40,6 +47,10 @@ SAFE = {
     "log.showSignature": "false",
     "protocol.allow": "never",
     "gc.auto": "0",
+    # A reading process has a limit of address space, and git maps whole packs if nothing says otherwise.
+    "core.packedGitLimit": "512m",
+    "core.packedGitWindowSize": "32m",
+    "core.bigFileThreshold": "64m",
 }
 ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),
@@ -76,14 +87,24 @@ class Repository:
 
     def run(self, *arguments: str) -> bytes:
         """Output of one git command. Raises `InvalidInput` (`E-REPOSITORY`)."""
-        try:
-            return subprocess.run(
-                self.command(*arguments), env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, check=True,
-                timeout=GIT_TIMEOUT_S,
-            ).stdout  # fmt: skip
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, FileNotFoundError) as error:
-            said = (getattr(error, "stderr", b"") or b"").decode("utf-8", "replace").strip().splitlines()
-            raise self.unusable(said[0] if said else str(error)) from error
+        with tempfile.TemporaryFile() as errors:
+            try:
+                with subprocess.Popen(
+                    self.command(*arguments), env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=errors,
+                ) as process:  # fmt: skip
+                    assert process.stdout is not None
+                    output = process.stdout.read(MOST_OUTPUT_BYTES + 1)
+                    if len(output) > MOST_OUTPUT_BYTES:
+                        process.kill()
+                        raise self.unusable(f"its list of {arguments[0]} is over {MOST_OUTPUT_BYTES:,} bytes")
+            except FileNotFoundError as error:
+                raise self.unusable(str(error)) from error
+            if process.returncode:
+                errors.seek(0)
+                said = errors.read(4096).decode("utf-8", "replace").strip().splitlines()
+                raise self.unusable(said[0] if said else f"git ended with code {process.returncode}")
+            return output
 
     def unusable(self, why: str) -> InvalidInput:
         return InvalidInput(
@@ -102,29 +123,55 @@ class Repository:
 
 
 def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Repository:
-    """Check that the repository and every object store that it borrows from lie inside the roots.
+    """Check that the repository, every object store that it borrows from and every link in them stay inside the roots.
 
     Raises `Refused` (`R-PATH-ROOT`) and `InvalidInput` (`E-REPOSITORY`).
     """
     repository = Repository(path, limits)
-    answer = repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
-    stores = [Path(line) for line in answer.decode("utf-8", "replace").splitlines()]
+    # One call for each, because a path may contain a line end.
+    stores = [
+        Path(os.fsdecode(repository.run("rev-parse", "--path-format=absolute", which).removesuffix(b"\n")))
+        for which in ("--git-dir", "--git-common-dir")
+    ]
     if stores[0] != path and not (path / ".git").exists():
         raise repository.unusable("The folder itself is no repository")
+    real_roots = [root.resolve() for root in roots]
     seen: set[Path] = set()
     waiting = [store.resolve() for store in stores]
     while waiting:
         store = waiting.pop()
-        if not any(store.is_relative_to(root.resolve()) for root in roots):
+        if store in seen:
+            continue
+        if not any(store.is_relative_to(root) for root in real_roots):
             raise outside(str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots")
         seen.add(store)
+        waiting += linked_places(store)
         for base in (store / "objects", store):
-            borrowed = base / "info" / "alternates"
-            if borrowed.is_file():
-                names = borrowed.read_text(encoding="utf-8", errors="replace").splitlines()
-                found = {(base / name).resolve() for name in names if name and not name.startswith("#")}
-                waiting += found - seen
+            waiting += borrowed_stores(repository, base)
     return repository
+
+
+def linked_places(store: Path) -> Iterator[Path]:
+    """Where the links lead that git would follow in a repository's folder, or in a folder of objects."""
+    is_repository = (store / "HEAD").is_file() or (store / "commondir").is_file()
+    for top in [store / name for name in GIT_FILES] if is_repository else [store]:
+        if top.is_symlink():
+            yield top.resolve()
+        elif top.is_dir():
+            for where, folders, files in os.walk(top):
+                yield from (place.resolve() for name in (*folders, *files) if (place := Path(where, name)).is_symlink())
+
+
+def borrowed_stores(repository: Repository, objects: Path) -> Iterator[Path]:
+    """The folders of objects that a folder of objects names in `info/alternates`, read as git reads the file."""
+    borrowed = objects / "info" / "alternates"
+    if not borrowed.is_file():
+        return
+    for line in borrowed.read_bytes().split(b"\n"):
+        if line.startswith(b'"'):
+            raise repository.unusable("A path in objects/info/alternates is in quotes")
+        if line and not line.startswith(b"#"):
+            yield (objects / os.fsdecode(line)).resolve()
 
 
 def batch(repository: Repository, ids: Sequence[str]) -> Iterator[bytes | None]:
@@ -149,6 +196,8 @@ def batch(repository: Repository, ids: Sequence[str]) -> Iterator[bytes | None]:
                     left -= len(piece)
                 process.stdout.read(1)
                 yield content if size <= repository.limits.document else None
+            process.stdout.read()
+        check_ended(repository, process)
 
 
 def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | None]:
@@ -165,6 +214,14 @@ def diffs(repository: Repository, commits: Sequence[str]) -> Iterator[bytes | No
         ) as process:
             assert process.stdout is not None
             yield from patches(process.stdout, commits, repository.wanted)
+        check_ended(repository, process)
+
+
+def check_ended(repository: Repository, process: subprocess.Popen[bytes]) -> None:
+    """Refuse a part of a repository that would pass for the whole."""
+    if process.returncode:
+        how = signal.Signals(-process.returncode).name if process.returncode < 0 else f"code {process.returncode}"
+        raise repository.unusable(f"git ended with {how} before it had given everything")
 
 
 def patches(output: IO[bytes], commits: Sequence[str], wanted: NameFilter | None = None) -> Iterator[bytes | None]:
@@ -230,8 +287,8 @@ def commit_documents(repository: Repository) -> Iterator[DocumentRow]:
             yield DocumentRow(doc_id, place, "commit", message.splitlines()[0][:200], text)
 
 
-def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | BadRow]]:
-    """(path, document) of the files of the newest commit that are wanted, or whose type is known."""
+def file_contents(repository: Repository) -> Iterator[tuple[str, bytes | BadRow]]:
+    """(path, bytes) of the files of the newest commit that are wanted, or whose type is known."""
     listed = repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0")
     wanted: dict[str, str] = {}
     for entry in filter(None, listed):
@@ -246,16 +303,9 @@ def file_documents(repository: Repository) -> Iterator[tuple[str, DocumentRow | 
         else:
             repository.skipped[PurePosixPath(name).suffix.lower()[:20] or "(no extension)"] += 1
     for name, data in zip(wanted, batch(repository, list(wanted.values())), strict=False):
-        place = f"{repository.path.name}/{name}"
         if data is None:
-            yield place, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
+            yield name, BadRow("too_large", f"the file is over {repository.limits.document:,} bytes")
         elif not data.strip():
             repository.skipped["empty_file"] += 1
         else:
-            try:
-                document = read_document(data, name)
-            except BadRow as reason:
-                yield place, reason
-            else:
-                document.source = place
-                yield place, document
+            yield name, data

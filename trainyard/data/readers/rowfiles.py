@@ -59,7 +59,7 @@ def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits:
         for path, stream in files:
             chunk = Chunk(label if len(paths) == 1 else path.name)
             for block in line_blocks(open_text(stream, path.name, limits).blocks, limits):
-                offset = block.offset
+                offset, chunk.size = block.offset, block.end
                 if block.too_long:
                     reason = BadRow("line_too_long", f"the line has {block.too_long:,} bytes")
                     chunk.bad.append(Bad(len(chunk.rows), block.first_line, offset, reason, block.data))

@@ -11,23 +11,24 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NoReturn
 
 from trainyard.data.formats import DOCUMENT, Kind
+from trainyard.data.limited.children import Batch, DocumentReply
+from trainyard.data.limited.frames import received_error, sent_error
 from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.chunks import CHUNK_ROWS, Bad, Chunk, OpenedSet, nothing_to_read
-from trainyard.data.readers.documents import TYPES, read_document
-from trainyard.data.readers.repositories import Repository, commit_documents, file_documents, open_repository
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Choice, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.documents import TYPES, load_readers, read_document
+from trainyard.data.readers.repositories import Repository, commit_documents, file_contents, open_repository
 from trainyard.data.readers.rowfiles import PARQUET_MAGIC, ROW_SUFFIXES, row_set, suffix_of, text_lines
 from trainyard.data.readers.streams import GZIP_MAGIC, Limits, gunzip, open_text, raw_blocks
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes import DataFormat, Port
-from trainyard.spec.nodes import SourceSet
 
 UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
 DOCUMENT_KIND = Kind(DOCUMENT, frozenset())
 
 
-def walk(folder: Path, given: SourceSet) -> list[Path]:
+def walk(folder: Path, given: Choice) -> list[Path]:
     """Files below a folder in a fixed order, hidden ones and installed packages left out, filtered by the globs."""
     found = []
     for where, folders, files in os.walk(folder, onerror=unreadable):
@@ -59,7 +60,7 @@ def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bo
 
 
 def open_files(
-    place: Path, given: SourceSet, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
+    place: Path, given: Choice, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
 ) -> OpenedSet:
     """A file or a folder as a set; `name` is the file's name if the place has another one."""
     label = name or place.name
@@ -88,7 +89,7 @@ def looks_like_rows(place: Path, label: str, roots: Sequence[Path]) -> bool:
     return head.lstrip()[:1] in (b"{", b"[")
 
 
-def open_folder(place: Path, given: SourceSet, wanted: DataFormat, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+def open_folder(place: Path, given: Choice, wanted: DataFormat, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """A folder of documents, or of row files if a format of rows is named."""
     files = walk(place, given)
     as_rows = wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
@@ -123,32 +124,40 @@ def document_set(
 ) -> OpenedSet:
     """Each file as one document. `alone` names the only file; if it is binary, that is an error of its own."""
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    names = [alone or path.relative_to(folder).as_posix() for path in paths]
     done = [0]
 
+    def read(number: int) -> DocumentReply:
+        try:
+            with open_inside(paths[number], roots) as stream:
+                return DocumentReply(read_document(document_bytes(stream, names[number], limits), names[number]))
+        except BadRow as bad:
+            return DocumentReply(None, bad.reason, bad.detail)
+        except TrainyardError as error:
+            return DocumentReply(None, error.code, error.why or error.what, sent_error(error))
+
     def chunks() -> Iterator[Chunk]:
-        for number, path in enumerate(paths):
-            name = alone or path.relative_to(folder).as_posix()
-            chunk = Chunk(name)
-            try:
-                with open_inside(path, roots) as stream:
-                    document = read_document(document_bytes(stream, name, limits), name)
-            except BadRow as reason:
-                if alone and reason.reason in ("binary", "empty"):
-                    raise only_document(name, reason) from reason
-                chunk.bad.append(Bad(0, 1, 0, reason, b""))
-            except TrainyardError as error:
-                if alone:
-                    raise
-                chunk.bad.append(Bad(0, 1, 0, BadRow(error.code, error.why or error.what), b""))
-            else:
-                chunk.rows, chunk.kinds, chunk.places = [document], [DOCUMENT_KIND], [name]
-            done[0] = number + 1
+        load_readers(names)
+        for reply in Batch(sizes, read, limits).replies():
+            chunk = document_chunk(names[done[0]], reply)
+            if alone and reply.error is not None:
+                raise received_error(reply.error)
+            if alone and reply.reason in ("binary", "empty"):
+                raise only_document(alone, BadRow(reply.reason, reply.detail))
+            done[0] += 1
             yield chunk
 
     return OpenedSet(
         label, Port.DOCUMENTS, DataFormat.DOCUMENTS, chunks(),
         lambda: sum(sizes[: done[0]]) / max(1, sum(sizes)), {"files": len(paths)},
     )  # fmt: skip
+
+
+def document_chunk(name: str, reply: DocumentReply) -> Chunk:
+    """A document, or the reason why there is none, as a chunk of one row."""
+    if reply.row is None:
+        return Chunk(name, bad=[Bad(0, 1, 0, BadRow(reply.reason, reply.detail), b"")])
+    return Chunk(name, [reply.row], [DOCUMENT_KIND], [name], size=len(reply.row.text))
 
 
 def document_bytes(stream: BinaryIO, name: str, limits: Limits) -> bytes:
@@ -171,7 +180,7 @@ def only_document(name: str, reason: BadRow) -> InvalidInput:
     return InvalidInput(reason.detail, do="Give a text file, PDF or DOCX under its usual name.", code="E-DATA-BINARY")
 
 
-def open_repository_set(place: Path, given: SourceSet, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+def open_repository_set(place: Path, given: Choice, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """A git repository as documents: its commits, then the files of the newest one, both filtered by the globs."""
     repository = open_repository(place, roots, limits)
     if given.include or given.exclude:
@@ -200,13 +209,37 @@ def open_repository_set(place: Path, given: SourceSet, roots: Sequence[Path], li
 
 
 def file_chunks(repository: Repository) -> Iterator[Chunk]:
-    for name, document in file_documents(repository):
-        chunk = Chunk(name)
-        if isinstance(document, BadRow):
-            chunk.bad.append(Bad(0, 1, 0, document, b""))
-        else:
-            chunk.rows, chunk.kinds, chunk.places = [document], [DOCUMENT_KIND], [name]
-        yield chunk
+    """The files of the newest commit. Their bytes are collected here, and read in children as other documents are."""
+    held: list[tuple[str, bytes | BadRow]] = []
+
+    def read(number: int) -> DocumentReply:
+        name, data = held[number]
+        if isinstance(data, BadRow):
+            return DocumentReply(None, data.reason, data.detail)
+        try:
+            return DocumentReply(read_document(data, name))
+        except BadRow as bad:
+            return DocumentReply(None, bad.reason, bad.detail)
+
+    def replies() -> Iterator[Chunk]:
+        load_readers([name for name, _ in held])
+        sizes = [0 if isinstance(data, BadRow) else len(data) for _, data in held]
+        for (name, _), reply in zip(held, Batch(sizes, read, repository.limits).replies(), strict=True):
+            place = f"{repository.path.name}/{name}"
+            if reply.row is not None:
+                reply.row.source = place
+            yield document_chunk(place, reply)
+
+    size = 0
+    for name, data in file_contents(repository):
+        held.append((name, data))
+        size += 0 if isinstance(data, BadRow) else len(data)
+        if size >= CHUNK_BYTES or len(held) >= CHUNK_ROWS:
+            yield from replies()
+            size = 0
+            held.clear()
+    if held:
+        yield from replies()
 
 
 def pieces(documents: Iterator[DocumentRow]) -> Iterator[list[DocumentRow]]:

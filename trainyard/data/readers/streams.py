@@ -51,6 +51,21 @@ class Limits:
     """Expanded bytes below which the ratio is not judged."""
     download: int = 16 << 30
     """Largest file that is fetched from an address."""
+    text: int = 64 << 20
+    """Longest text of one document; markup can repeat a piece of it any number of times."""
+    document_memory: int = 1 << 30
+    """Address space that reading one document may take, over what its process has at first."""
+    rows_memory: int = 3 << 30
+    """The same for a set: a group of Parquet rows and 10,000 pending rows are in memory together."""
+    document_cpu_s: float = 10.0
+    """CPU seconds for a document, and more for a large one; a damaged page of PDF may take a second."""
+    document_cpu_s_per_mib: float = 20.0
+    chunk_cpu_s: float = 120.0
+    """CPU seconds for a piece of a file of rows (about 1 MiB) and for the files of a folder to be listed."""
+    set_cpu_s: int = 4 * 3600
+    """CPU seconds for a whole set; 4 hours are 500 GB of JSON Lines. A git process has as many."""
+    documents_per_child: int = 1000
+    """Documents until a fresh process reads the next ones."""
 
 
 @dataclass

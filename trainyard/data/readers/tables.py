@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import parquet
 
 from trainyard.data.formats import Normaliser
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.chunks import CHUNK_ROWS, Chunk
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.jsonl import finite, unique_keys
 from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.errors import InvalidInput, LimitExceeded
@@ -131,12 +132,13 @@ class ValueStream:
 
 def read_json_values(blocks: Iterator[bytes], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-JSON`) where the array itself is broken."""
-    chunk = Chunk(name)
+    chunk, begin = Chunk(name), 0
     for line, offset, value in ValueStream(blocks, name, limits):
         chunk.add(normalise, value, line, offset, value)
-        if len(chunk) >= CHUNK_ROWS:
+        chunk.size = offset - begin
+        if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
             yield chunk
-            chunk = Chunk(name)
+            chunk, begin = Chunk(name), offset
     yield chunk
 
 
@@ -214,12 +216,13 @@ def csv_record(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
 
 def read_csv(blocks: Iterator[LineBlock], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of a CSV file with a header line."""
-    chunk = Chunk(name)
+    chunk, begin = Chunk(name), 0
     for line, offset, record in csv_records(blocks, name, limits):
         chunk.add(normalise, record, line, offset, record)
-        if len(chunk) >= CHUNK_ROWS:
+        chunk.size = offset - begin
+        if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
             yield chunk
-            chunk = Chunk(name)
+            chunk, begin = Chunk(name), offset
     yield chunk
 
 
@@ -229,22 +232,66 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
     Raises `InvalidInput` (`E-DATA-PARQUET`), `LimitExceeded` (`E-DATA-BOMB`).
     """
     try:
-        file = parquet.ParquetFile(stream, pre_buffer=False)
+        # A value that stands in a dictionary once and in every row counts as often as it is repeated, and is decoded
+        # after it was counted.
+        described = parquet.ParquetFile(stream, pre_buffer=False)
+        plain, repeated = described.schema_arrow, text_columns(described.metadata)
+        file = parquet.ParquetFile(stream, pre_buffer=False, read_dictionary=repeated)
         taken = stream.seek(0, 2)
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
         given = sum(group.total_byte_size for group in groups)
         if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
-            raise LimitExceeded(
-                f"{name} expands to {given:,} bytes out of {taken:,}.", do="Give smaller files.", code="E-DATA-BOMB"
-            )
+            raise parquet_bomb(name, given, taken)
+        given = 0
         for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
-            yield [{key: value for key, value in row.items() if value is not None} for row in batch.to_pylist()]
+            size = sum(map(decoded_bytes, batch.columns))
+            given += size
+            if given > limits.expanded or (given > limits.expansion_grace and given > taken * limits.expansion):
+                raise parquet_bomb(name, given, taken)
+            step = max(1, batch.num_rows * CHUNK_BYTES // max(CHUNK_BYTES, size))
+            for first in range(0, batch.num_rows, step):
+                rows = pa.Table.from_batches([batch.slice(first, step)]).cast(plain).to_pylist()
+                yield [{key: value for key, value in row.items() if value is not None} for row in rows]
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
         raise InvalidInput(
             f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",
             do="Write the file again.",
             code="E-DATA-PARQUET",
         ) from error
+
+
+def text_columns(metadata: parquet.FileMetaData) -> list[str]:
+    """The columns of texts and bytes, by their paths in the file."""
+    columns = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+    return [
+        column.path
+        for column in columns
+        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE", "JSON")
+    ]
+
+
+def decoded_bytes(column: pa.Array) -> int:
+    """Bytes of a column when each row has its own copy of a value."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not (pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)):
+            return 8 * len(column)
+        return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(decoded_bytes, column.flatten()))
+    if pa.types.is_map(kind):
+        return 8 * len(column) + decoded_bytes(column.keys) + decoded_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return 8 * len(column) + decoded_bytes(column.flatten())
+    return int(column.nbytes)
+
+
+def parquet_bomb(name: str, given: int, taken: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{name} expands to {given:,} bytes out of {taken:,}.",
+        why="It repeats large values; it looks like a decompression bomb.",
+        do="Give the rows as JSON Lines if they are meant.", code="E-DATA-BOMB",
+    )  # fmt: skip
 
 
 def read_parquet(stream: BinaryIO, name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:

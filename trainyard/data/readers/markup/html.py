@@ -10,7 +10,6 @@ import codecs
 import re
 
 from bs4 import BeautifulSoup
-from bs4.dammit import EncodingDetector
 from bs4.element import NavigableString, PreformattedString, Tag
 from charset_normalizer import from_bytes
 
@@ -50,14 +49,36 @@ SAME_CHAOS, SAME_COHERENCE = 0.06, 0.05
 """Two charsets are equally good for the detector if they differ by less, on its scales from 0 to 1."""
 CENTRAL = ("cs", "hu", "pl", "ro")
 """Languages whose pages are not written in cp1252."""
+MAX_DEPTH = 512
+"""Elements inside of each other; browsers put deeper ones next to each other, and time grows with the depth."""
+BLANKS = re.compile(r"(?<![ \t\n])[ \t]*\n[ \t\n]*")
+"""Spaces with a line end among them, from their first character on: found once, however many they are."""
+META = re.compile(rb"<meta[^<>]{1,500}?charset\s{0,20}=\s{0,20}[\"']?([^<>\s\"'/;]{1,40})", re.IGNORECASE)
+XML_DECLARATION = re.compile(rb"\s{0,100}<\?xml[^<>]{1,200}?encoding=[\"']([^<>\"']{1,40})[\"']")
+DECLARED_BYTES = 1 << 16
+"""Where a page may declare its charset; the standard looks at 1,024 bytes, some pages have scripts before it."""
 TAG = re.compile(rb"<[^<>]{0,4000}>")
 DETECTED_BYTES = 1 << 18
 """The detector looks at so many bytes of text: its time grows with the length and its answer does not change."""
 
 
+class Page(BeautifulSoup):
+    """A page of bounded depth. Raises `BadRow` (`too_deep`) while it is parsed."""
+
+    def pushTag(self, tag: Tag) -> None:
+        super().pushTag(tag)
+        if len(self.tagStack) > MAX_DEPTH:
+            raise BadRow("too_deep", f"its elements are nested more than {MAX_DEPTH} deep")
+
+
+def close_up(blanks: re.Match[str]) -> str:
+    """Several line ends as one empty line; a single one as it is."""
+    return "\n\n" if blanks[0].count("\n") > 1 else blanks[0]
+
+
 def read_html(data: bytes, name: str) -> tuple[str, str]:
     """Text with headings, list items, table rows and code blocks in Markdown's marks, without scripts and menus."""
-    soup = BeautifulSoup(html_text(data, name), "lxml")
+    soup = Page(html_text(data, name), "lxml")
     named = words_of(soup.title)
     for element in soup(UNREAD):
         element.decompose()
@@ -65,7 +86,7 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
         element.decompose()
     title = page_title(soup, named)
     mark_html(soup)
-    text = re.sub(r"[ \t]*\n[ \t]*(?:\n[ \t]*)+", "\n\n", soup.get_text())
+    text = BLANKS.sub(close_up, soup.get_text())
     return title, "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
 
 
@@ -75,7 +96,7 @@ def html_text(data: bytes, name: str) -> str:
         unicode = encoding_of(data[:SNIFFED_BYTES], name)
     except InvalidInput as error:
         raise BadRow("binary", error.what) from error
-    given = EncodingDetector.find_declared_encoding(data, is_html=True)
+    given = declared_charset(data[:DECLARED_BYTES])
     declared = "iso2022_jp" if JAPANESE_ESCAPE in data else codec_of(given) if given else None
     first = [declared, unicode] if declared in STATEFUL and unicode == "utf-8" else [unicode, declared]
     for codec in filter(None, first):
@@ -88,6 +109,12 @@ def html_text(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         said = f"it declares {given!r}, which does not fit its bytes" if given else "it declares none"
         raise BadRow("charset", f"the charset of the page is unknown: {said}; save it as UTF-8") from error
+
+
+def declared_charset(head: bytes) -> str | None:
+    """The charset that the beginning of a page declares, in lower case."""
+    found = XML_DECLARATION.match(head) or META.search(head)
+    return found[1].decode("ascii", "replace").lower() if found else None
 
 
 def detected(text: bytes) -> str:

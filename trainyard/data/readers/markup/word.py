@@ -24,6 +24,10 @@ from lxml.etree import _Element
 from trainyard.data.quarantine import BadRow
 
 MAX_ARCHIVE_EXPANSION = 100
+MAX_COLUMNS = 63
+"""Columns of a table in Word; a cell that covers more is damage."""
+MAX_TABLE_CHARS = 16 << 20
+"""Text of a table, with that of a merged cell in each place that it covers."""
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, ValueError, LookupError, TypeError),
     *(AttributeError, ArithmeticError, AssertionError, RuntimeError, OSError, EOFError),
@@ -48,7 +52,11 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
         title = document.core_properties.title
     except DAMAGE as error:
         raise BadRow("unreadable", f"the DOCX is damaged ({type(error).__name__}: {error})"[:300]) from error
-    return title, "\n\n".join(block for block in blocks if block.strip()) + "\n"
+    return title or first_heading(blocks), "\n\n".join(block for block in blocks if block.strip()) + "\n"
+
+
+def first_heading(blocks: list[str]) -> str:
+    return next((block.lstrip("#").strip() for block in blocks if block.startswith("#") and block.strip("# ")), "")
 
 
 def transitional(data: bytes) -> bytes:
@@ -132,6 +140,7 @@ def below(element: _Element, tag: str) -> Iterator[_Element]:
 def table_text(table: _Element, document: Document) -> str:
     """A Markdown table. A merged cell is repeated in each column and row that it covers."""
     rows: list[list[str]] = []
+    chars = 0
     for row in below(table, ROW):
         cells: list[str] = []
         for cell in below(row, CELL):
@@ -140,8 +149,14 @@ def table_text(table: _Element, document: Document) -> str:
             if merged is not None and merged.get(qn("w:val")) != "restart" and rows:
                 text = rows[-1][len(cells)] if len(cells) < len(rows[-1]) else text
             span = cell.find(f"{qn('w:tcPr')}/{qn('w:gridSpan')}")
-            cells += [text] * (int(span.get(qn("w:val"), 1)) if span is not None else 1)
+            covered = int(span.get(qn("w:val"), 1)) if span is not None else 1
+            chars += max(0, covered) * (len(text) + 3)
+            if covered > MAX_COLUMNS or chars > MAX_TABLE_CHARS:
+                raise BadRow("too_large", f"a table has a cell over {covered:,} columns, {chars:,} characters so far")
+            cells += [text] * covered
         rows.append(cells)
     width = max(map(len, rows), default=0)
+    if width * len(rows) * 3 > MAX_TABLE_CHARS:
+        raise BadRow("too_large", f"a table has {width:,} columns in {len(rows):,} rows")
     lines = ["| " + " | ".join([*row, *[""] * (width - len(row))]) + " |" for row in rows]
     return "\n".join([*lines[:1], "|" + " --- |" * width, *lines[1:]]) if width else ""

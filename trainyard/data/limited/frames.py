@@ -1,0 +1,99 @@
+"""Messages between a reading process and its parent: four bytes of length, then msgpack. Errors cross by their fields.
+
+What comes from a reading child is decoded into known types and never unpickled: a stranger's file may have taken the
+child over.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from trainyard import errors
+from trainyard.errors import Reason, Refused, TrainyardError
+
+HEADER = struct.Struct("!I")
+READ_BYTES = 1 << 20
+KINDS: dict[str, type[TrainyardError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(errors.InvalidInput, errors.Corrupt, errors.NotFound, errors.Conflict, errors.LimitExceeded),
+        *(errors.Unavailable, TrainyardError),
+    )
+}
+
+
+class SentError(msgspec.Struct):
+    """An error as it crosses the border."""
+
+    kind: str
+    what: str
+    why: str = ""
+    do: str = ""
+    code: str = ""
+    reasons: list[tuple[str, str | None, str, str, str]] = []
+    trace: str = ""
+    """Traceback of an error that nobody foresaw, for the log."""
+
+
+def sent_error(error: TrainyardError) -> SentError:
+    reasons = [(one.code, one.node, one.field, one.because, one.instead) for one in getattr(error, "reasons", ())]
+    return SentError(type(error).__name__, error.what, error.why, error.do, error.code, reasons)
+
+
+def received_error(sent: SentError) -> TrainyardError:
+    """The error itself, of the same class."""
+    if sent.reasons:
+        return Refused([Reason(*one) for one in sent.reasons], sent.what)
+    return KINDS.get(sent.kind, TrainyardError)(sent.what, why=sent.why, do=sent.do, code=sent.code)
+
+
+def write_frame(descriptor: int, payload: bytes) -> None:
+    """Write one message. Raises `BrokenPipeError` when nobody reads."""
+    data = memoryview(HEADER.pack(len(payload)) + payload)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+class Silence(Exception):
+    """Nothing came for too long."""
+
+
+class TooLong(Exception):
+    """A message is longer than its sender may send."""
+
+
+def read_frames(descriptor: int, most_bytes: int, wait_s: float | None = None) -> Iterator[bytes]:
+    """The messages until the other side closes. Raises `Silence` after `wait_s` without a byte, and `TooLong`.
+
+    A message that the sender did not finish is left out.
+    """
+    kept = bytearray()
+    while True:
+        start = 0
+        while len(kept) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(kept, start)
+            if length > most_bytes:
+                raise TooLong
+            end = start + HEADER.size + length
+            if len(kept) < end:
+                break
+            yield bytes(memoryview(kept)[start + HEADER.size : end])
+            start = end
+        del kept[:start]
+        if wait_s is not None and not select.select([descriptor], [], [], wait_s)[0]:
+            raise Silence
+        block = os.read(descriptor, READ_BYTES)
+        if not block:
+            return
+        kept += block
+
+
+def decode(payload: bytes, kind: Any) -> Any:
+    """A message of a known type. Raises `msgspec.DecodeError`."""
+    return msgspec.msgpack.decode(payload, type=kind)

@@ -1,0 +1,118 @@
+"""What happens inside of a reading process: a set becomes rows and a quarantine on disk, or a repository its tuples."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from functools import singledispatch
+from pathlib import Path
+
+from trainyard.data.limited.commits import tuples_of_commits
+from trainyard.data.limited.process import allow_cpu
+from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetRequest, SetResult
+from trainyard.data.quarantine import Balance, Quarantine
+from trainyard.data.readers.chunks import OpenedSet
+from trainyard.data.readers.intake import Intake
+from trainyard.data.readers.repositories import open_repository
+from trainyard.data.readers.sets import open_files, open_repository_set
+from trainyard.data.rows import chosen_side
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import Port
+
+Report = Callable[[float, str], None]
+
+
+@singledispatch
+def carry_out(request: object, report: Report) -> Result:
+    """Do what was asked. Raises what reading raises; the limits of this process are set by the caller."""
+    raise TypeError(f"no reading process knows {type(request).__name__}")
+
+
+@carry_out.register
+def read_set(request: SetRequest, report: Report) -> SetResult:
+    """Read the set into `target/<port>`."""
+    allow_cpu(request.limits.chunk_cpu_s)
+    opened = open_set(request)
+    port = port_of(request, opened)
+    balance, quarantine = copy(request, opened, port, report)
+    return SetResult(
+        opened.name, port, opened.format, balance.read, balance.kept, dict(balance.dropped), dict(balance.skipped),
+        dict(balance.ignored_keys), dict(balance.shapes), opened.facts, quarantine.first, opened.why_empty,
+    )  # fmt: skip
+
+
+@carry_out.register
+def read_commits(request: CommitsRequest, report: Report) -> CommitsResult:
+    """Read the tuples of a repository's commits."""
+    repository = open_repository(request.place, request.roots, request.limits)
+    values = []
+    for value in tuples_of_commits(repository, request.briefs):
+        allow_cpu(request.limits.chunk_cpu_s)
+        values.append(value)
+    return CommitsResult(values, dict(repository.skipped), repository.count_commits())
+
+
+def open_set(request: SetRequest) -> OpenedSet:
+    """Look at the first rows of the place."""
+    place, given, roots, limits = request.place, request.given, request.roots, request.limits
+    if request.repository:
+        return open_repository_set(place, given, roots, limits)
+    return open_files(place, given, request.wanted, roots=roots, limits=limits, name=request.name)
+
+
+def port_of(request: SetRequest, opened: OpenedSet) -> Port:
+    """The port that is filled: the named one, if the rows fit it, else one that the file's name lets a chain expect."""
+    named = request.named
+    if named is not None:
+        if named is opened.port or (named is Port.SFT and opened.port is Port.PREFERENCE):
+            return named
+        raise InvalidInput(
+            f"The set {named.value!r} holds rows for {opened.port.value} ({opened.name}).",
+            why=f"Its first rows are in the format {opened.format.value}.",
+            do=f"Name the set {opened.port.value}, or give another file.",
+            code="E-DATA-PORT",
+        )
+    expected = request.expected
+    if opened.port in expected:
+        return opened.port
+    raise InvalidInput(
+        f"{opened.name} holds rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
+        why=f"Its first rows are in the format {opened.format.value}, which the name does not say.",
+        do=f"Give format: {opened.format.value}.",
+        code="E-DATA-PORT",
+    )
+
+
+def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> tuple[Balance, Quarantine]:
+    """Stream the rows into the target folder. A preference set under `sft` gives its chosen side."""
+    last, folder = 0.0, Path(request.target) / port.value
+    with (
+        Intake(folder, port, deduplicate=request.deduplicate, max_rows=request.given.max_rows) as intake,
+        collection_paused(),
+    ):
+        for chunk in opened.chunks:
+            allow_cpu(request.limits.chunk_cpu_s)
+            if port is not opened.port:
+                chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
+            intake.take(chunk)
+            if intake.full:
+                break
+            fraction = opened.fraction()
+            if fraction - last >= 0.01:
+                last = fraction
+                report(fraction, f"{opened.name}: {intake.taken} rows")
+    intake.balance.skipped.update(opened.skipped)
+    return intake.balance, intake.quarantine
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Without cyclic garbage collection: millions of rows are allocated, none is part of a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

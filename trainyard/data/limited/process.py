@@ -1,0 +1,114 @@
+"""What a child that reads the files of others may use: memory, CPU time, system calls; and how such a child ended.
+
+A limit ends the child, never its parent. Memory is an address space over what the child has when it starts
+(`RLIMIT_AS`), CPU time is a timer whose signal nobody handles (`ITIMER_PROF`), so that a pattern which backtracks
+inside of a C library ends too. The kernel refuses sockets and, where no program is needed, `execve` (seccomp, Linux).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import sys
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+SECCOMP_MODE_FILTER = 2
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SYSTEM_CALLS = {
+    "x86_64": {"socket": 41, "execve": 59, "ptrace": 101, "execveat": 322, "io_uring_setup": 425},
+    "aarch64": {"socket": 198, "execve": 221, "ptrace": 117, "execveat": 281, "io_uring_setup": 425},
+}
+"""Numbers of the calls that are refused, from the kernel's tables `syscall_64.tbl` and `asm-generic/unistd.h`."""
+NETWORK = ("socket", "ptrace", "io_uring_setup")
+PROGRAMS = ("execve", "execveat")
+OTHER_ABI = 0x40000000
+"""Numbers from here on belong to the x32 ABI, in which the same calls have other numbers."""
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, NOT_PERMITTED = 0x7FFF0000, 0x00050001
+KILLED_BY_TIME = (signal.SIGPROF, signal.SIGXCPU)
+
+
+class Instruction(ctypes.Structure):
+    """`struct sock_filter` of the kernel's BPF."""
+
+    _fields_ = (("code", ctypes.c_ushort), ("then", ctypes.c_ubyte), ("other", ctypes.c_ubyte), ("k", ctypes.c_uint))
+
+
+class Program(ctypes.Structure):
+    """`struct sock_fprog` of the kernel's BPF."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
+
+
+def prctl(option: int, value: int, more: object = 0) -> None:
+    """Call Linux `prctl(2)`. Raises `OSError` when the kernel refuses."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, more, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def refuse_calls(names: tuple[str, ...]) -> bool:
+    """Let the kernel refuse these system calls from now on, in this process and its children.
+
+    Returns False where the kernel has no such filter; the limits of memory and time are in force there too.
+    """
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in AUDIT_ARCH:
+        return False
+    numbers = [SYSTEM_CALLS[machine][name] for name in names]
+    left = len(numbers) + 1
+    code = [(LOAD, 0, 0, 4), (EQUAL, 0, left + 2, AUDIT_ARCH[machine]), (LOAD, 0, 0, 0), (AT_LEAST, left, 0, OTHER_ABI)]
+    code += [(EQUAL, left - place, 0, number) for place, number in enumerate(numbers, 1)]
+    code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, NOT_PERMITTED)]
+    instructions = (Instruction * len(code))(*(Instruction(*one) for one in code))
+    try:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(Program(len(code), instructions)))
+    except OSError:
+        return False
+    return True
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends. A no-op outside of Linux, where the closed pipe ends it."""
+    if sys.platform == "linux":
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def address_space_bytes() -> int:
+    """The address space that this process uses now."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[0]) * resource.getpagesize()
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Allow `more_bytes` of address space over what is used now. Linux; elsewhere the kernel does not enforce it."""
+    if sys.platform == "linux":
+        limit(resource.RLIMIT_AS, address_space_bytes() + more_bytes)
+
+
+def limit(what: int, value: int) -> None:
+    """Set a limit that cannot be raised again; an operator's lower one stays."""
+    hard = resource.getrlimit(what)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (value, value))
+
+
+def allow_cpu(seconds: float) -> None:
+    """End this process after so many seconds of CPU from now on; 0 takes the timer away."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def how_it_ended(status: int) -> tuple[str, str] | None:
+    """(reason, detail) of a wait status that is not success; None for success."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return None
+    if -code in KILLED_BY_TIME:
+        return "time_limit", "reading it took more CPU time than a file of its size may take"
+    if code < 0:
+        return "reader_crashed", f"its reader was ended by {signal.Signals(-code).name}"
+    return "reader_crashed", f"its reader ended with exit code {code}"

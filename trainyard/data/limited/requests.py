@@ -1,0 +1,102 @@
+"""What a reading process is asked for, and what it answers. Torch-free and light: both sides import it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainyard.data.limited.frames import SentError
+from trainyard.data.quarantine import Balance
+from trainyard.data.readers.chunks import Choice
+from trainyard.data.readers.streams import Limits
+from trainyard.spec.axes import DataFormat, Port
+
+MOST_CHARS = 200_000
+"""Characters of one text of a tuple; a longer one is a data dump, not something a person wrote."""
+
+
+@dataclass(frozen=True)
+class SetRequest:
+    """Read one set into a folder of `target` that is named by its port."""
+
+    place: Path
+    """The real path of a file, a folder or a repository, inside one of `roots`."""
+    roots: tuple[Path, ...]
+    target: Path
+    given: Choice = field(default_factory=Choice)
+    repository: bool = False
+    """Whether the place is a git repository to be read as one."""
+    wanted: DataFormat = DataFormat.AUTO
+    named: Port | None = None
+    name: str = ""
+    """The file's name if `place` has another one."""
+    limits: Limits = field(default_factory=Limits)
+    deduplicate: bool = False
+    expected: tuple[Port, ...] = tuple(Port)
+    """The ports that a set without a name may fill: those that its file's name let the chain expect."""
+
+
+@dataclass(frozen=True)
+class CommitsRequest:
+    """Read the engineering tuples of a repository's commits."""
+
+    place: Path
+    roots: tuple[Path, ...]
+    briefs: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+class SetResult(msgspec.Struct):
+    """A set that was read: what it is and what became of every row."""
+
+    name: str
+    port: Port
+    format: DataFormat
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    skipped: dict[str, int]
+    ignored_keys: dict[str, int]
+    shapes: dict[str, int]
+    facts: dict[str, Any]
+    first: list[str]
+    """The first few bad rows in words."""
+    why_empty: str = ""
+
+    @property
+    def balance(self) -> Balance:
+        return Balance(
+            self.read, self.kept, Counter(self.dropped), Counter(self.skipped), Counter(self.ignored_keys),
+            Counter(self.shapes),
+        )  # fmt: skip
+
+
+class CommitsResult(msgspec.Struct):
+    """The tuples of a repository, and how many commits gave none, by reason."""
+
+    values: list[dict[str, Any]]
+    skipped: dict[str, int]
+    commits: int
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """One message of a reading process. Exactly one field is set, `text` next to `fraction` apart."""
+
+    fraction: float | None = None
+    text: str = ""
+    set: SetResult | None = None
+    commits: CommitsResult | None = None
+    error: SentError | None = None
+    ended: int | None = None
+    """Wait status of the process that carried out the request; the last message of each."""
+    ready: bool | None = None
+    """The first message of all: whether the kernel refuses connections to this process."""
+
+
+Request = SetRequest | CommitsRequest
+Result = SetResult | CommitsResult

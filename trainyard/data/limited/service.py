@@ -1,0 +1,188 @@
+"""The parent's side of reading: the one place through which files, folders and repositories of strangers are read.
+
+    with reading_service() as service:
+        result = service.read_set(SetRequest(...), report)
+
+A service is a process from which limited ones are forked (`server.py`). Starting it costs what importing the readers
+costs, a request a few milliseconds, so one that is open is used by everything below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from trainyard.data.limited.frames import TooLong, decode, read_frames, received_error, write_frame
+from trainyard.data.limited.process import how_it_ended
+from trainyard.data.limited.requests import (
+    Answer,
+    CommitsRequest,
+    CommitsResult,
+    Request,
+    Result,
+    SetRequest,
+    SetResult,
+)
+from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
+
+Report = Callable[[float, str], None]
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "HOME", "VIRTUAL_ENV", "PYTHONPATH",
+             "TRAINYARD_HOME", "TRAINYARD_DATA_ROOTS")  # fmt: skip
+"""The variables that a reading process gets: where things are, and nothing that is a secret."""
+OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""One thread, because it forks; the C library's allocator, because the others reserve address space in advance."""
+MOST_ANSWER_BYTES = 1 << 30
+"""The tuples of 20,000 commits are one answer."""
+END_S = 5.0
+LOGGER = logging.getLogger("trainyard.data")
+
+
+@dataclass
+class ReadingService:
+    """A running server of reading processes. A context manager; requests of several threads wait for each other."""
+
+    process: subprocess.Popen[bytes] | None = None
+    sealed: bool = True
+    """Whether the kernel refuses connections to its processes."""
+    _answers: Iterator[bytes] = field(default_factory=lambda: iter(()))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> ReadingService:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server; it answers before the first request when its imports are done."""
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | OWN
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, "-m", "trainyard.data.limited.server"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert self.process.stdout is not None
+        self._answers = read_frames(self.process.stdout.fileno(), MOST_ANSWER_BYTES)
+
+    def stop(self) -> None:
+        """Close its pipe, upon which it ends with all that it started; kill it if it does not."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it may have ended before
+            process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def read_set(self, request: SetRequest, report: Report) -> SetResult:
+        """Read a set into the request's folder. Raises what reading raises, and what `breach` says of a limit."""
+        result = self.ask(request, report)
+        assert isinstance(result, SetResult)
+        return result
+
+    def read_commits(self, request: CommitsRequest) -> CommitsResult:
+        """Read the tuples of a repository."""
+        result = self.ask(request, lambda fraction, text: None)
+        assert isinstance(result, CommitsResult)
+        return result
+
+    def ask(self, request: Request, report: Report) -> Result:
+        """Send a request and take its answers until its process has ended."""
+        with self._lock:
+            if self.process is None or self.process.poll() is not None:
+                self.stop()
+                self.start()
+            assert self.process is not None
+            assert self.process.stdin is not None
+            write_frame(self.process.stdin.fileno(), pickle.dumps(request))
+            result: Result | None = None
+            error: TrainyardError | None = None
+            for answer in self.answers():
+                if answer.fraction is not None:
+                    report(answer.fraction, answer.text)
+                elif answer.error is not None:
+                    if answer.error.trace:
+                        LOGGER.error(answer.error.trace)
+                    error = received_error(answer.error)
+                elif answer.ready is not None:
+                    self.note(answer.ready)
+                elif answer.ended is not None:
+                    return outcome(request, result, error, answer.ended)
+                else:
+                    result = answer.set or answer.commits
+        raise Unavailable(
+            "The reading service ended while it read.",
+            why="Its process was ended from outside, perhaps for the machine's memory.",
+            do="Start the run again.", code="E-DATA-READER",
+        )  # fmt: skip
+
+    def answers(self) -> Iterator[Answer]:
+        try:
+            for payload in self._answers:
+                yield decode(payload, Answer)
+        except (msgspec.DecodeError, TooLong):
+            self.stop()  # what follows cannot be told apart from what a hostile file made its reader send
+
+    def note(self, sealed: bool) -> None:
+        self.sealed = sealed
+        if not sealed:
+            LOGGER.warning("this system cannot refuse connections to reading processes; other limits are in force")
+
+
+def outcome(request: Request, result: Result | None, error: TrainyardError | None, status: int) -> Result:
+    """The result of a request whose process has ended. Raises the error that it met, or that of its limit."""
+    if error is not None:
+        raise error
+    ended = how_it_ended(status)
+    if result is not None and ended is None:
+        return result
+    name = (request.name if isinstance(request, SetRequest) else "") or request.place.name
+    reason, detail = ended or ("reader_crashed", "its reader ended without a result")
+    if reason == "time_limit":
+        raise LimitExceeded(
+            f"{name} took too long to read.",
+            why=f"A piece of it took more than {request.limits.chunk_cpu_s:g} s of CPU time.",
+            do="Look at the file; nothing of an honest one takes so long.", code="E-DATA-TIME",
+        )  # fmt: skip
+    raise LimitExceeded(
+        f"{name} was not read to its end.", why=f"While it was read, {detail}.",
+        do="Look at the file: it may be damaged or made to do harm. If it is right, report it.", code="E-DATA-READER",
+    )  # fmt: skip
+
+
+_open: list[ReadingService] = []
+
+
+@contextlib.contextmanager
+def reading_service() -> Iterator[ReadingService]:
+    """The service that is open already, else one that ends with this context."""
+    if _open:
+        yield _open[-1]
+        return
+    with ReadingService() as service:
+        yield service
+
+
+@contextlib.contextmanager
+def kept_service() -> Iterator[ReadingService]:
+    """Keep one service open for every `reading_service` of this process meanwhile."""
+    with ReadingService() as service:
+        _open.append(service)
+        try:
+            yield service
+        finally:
+            _open.remove(service)
