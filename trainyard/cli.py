@@ -91,8 +91,13 @@ def root(
 
 
 @app.command(help=OPERATIONS["up"].summary)
-def up(as_json: Json = False) -> None:
-    perform("up", as_json)
+def up(
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Start the Prefect server without its login: for a machine of one user.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    perform("up", as_json, no_auth=no_auth)
 
 
 @app.command(help=OPERATIONS["down"].summary)

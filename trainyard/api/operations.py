@@ -20,7 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
-from trainyard.api.verbs import backends, conversion, demo, doctor, graph, jobs, night, proof, renderers, waiting
+from trainyard.api.verbs import (
+    access,
+    backends,
+    conversion,
+    demo,
+    doctor,
+    graph,
+    jobs,
+    night,
+    proof,
+    renderers,
+    waiting,
+)
 from trainyard.compute.orphans import sweep
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.night.report import NightReport
@@ -29,6 +41,7 @@ from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.spec.axes import Method, Stage
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.auth_string import auth_file
 from trainyard.stores.models import SHIPPED_STARTER, resolve_model
 
 Event = dict[str, Any]
@@ -181,24 +194,13 @@ def continued(given: RunInput, settings: Settings) -> RunResult:
 # the stack
 
 
-class UpOutput(Model):
-    api_url: str
-    ui_url: str
-    own_server: bool
-    worker_pid: int
-    watchdog_pid: int
-    embedded_url: str | None
-    home: str
-
-
-def up(_: Nothing, context: Context) -> UpOutput:
+def up(given: access.UpInput, context: Context) -> access.UpOutput:
     """Start, or find running, the Prefect server, the pool, the deployments, a worker and the embedded model server."""
     settings = context.settings
     with services.exclusive(settings, context.say):
-        attached = stack.foreign_api_url(settings)
-        if attached and not stack.healthy(attached, timeout_s=10):
-            raise stack.unreachable(attached)
-        url = attached or stack.start_server(settings, context.say).url
+        attached = stack.attached(settings, auth=not given.no_auth)
+        url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
+        asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
         if not stack.bootstrapped(settings, url):
             bootstrap(settings, url, context.say)
         worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
@@ -206,10 +208,11 @@ def up(_: Nothing, context: Context) -> UpOutput:
         embedded = start_embedded(settings, context.say)
         for line in local.restore(settings):
             context.say(line)
-    return UpOutput(
+    return access.UpOutput(
         api_url=url,
         ui_url=url.removesuffix("/api"),
         own_server=attached is None,
+        auth_file=auth_file(settings) if asks else None,
         worker_pid=worker.pid,
         watchdog_pid=watchdog.pid,
         embedded_url=embedded,
@@ -291,7 +294,7 @@ def examine(_: Nothing, context: Context) -> doctor.Diagnosis:
 def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
     """Documents in, a served adapter out: the qa-pipeline on the sample handbook, with a control for comparison."""
     os.chdir(stack.checkout())
-    stack_is = up(Nothing(), context)
+    stack_is = up(access.UpInput(), context)
     given = RunInput(target=demo.TEMPLATE, parameters=demo.PARAMETERS, watch=True, tags=("demo",))
     result, seconds = demo.timed(lambda: run(given, context))
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
@@ -539,7 +542,7 @@ OPERATIONS: dict[str, Operation] = {
     "check": Operation(CheckInput, CheckOutput, check),
     "plan": Operation(PlanInput, planning.Plan, plan),
     "run": Operation(RunInput, RunResult, run),
-    "up": Operation(Nothing, UpOutput, up),
+    "up": Operation(access.UpInput, access.UpOutput, up),
     "down": Operation(Nothing, DownOutput, down),
     "demo": Operation(Nothing, demo.DemoResult, run_demo),
     "env": Operation(Nothing, EnvOutput, env),

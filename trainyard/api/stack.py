@@ -25,16 +25,20 @@ import yaml
 
 from trainyard import inherited
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
-from trainyard.errors import NotFound, TrainyardError, Unavailable
+from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
+from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 
 Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
 SERVER_MODULE = "trainyard.api.collected"
+GUARD_MODULE = "trainyard.api.runs.guard"
+NO_AUTH = "--no-auth"
 STARTS = 3
 """Tries of another port, where another home's server was quicker on the one that was free."""
 HEARTBEAT_S = 30
@@ -58,8 +62,13 @@ def checkout() -> Path:
 
 
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
-    """The variables that make any Prefect command talk to this stack. `trainyard env` prints them."""
+    """The variables that make any Prefect command talk to this stack. `trainyard env` prints them.
+
+    They have the home's string, if the server is the home's: no other server is told it.
+    """
+    auth = read_auth(settings) if is_own(settings, api_url) else None
     return {
+        **({CLIENT_VARIABLE: auth} if auth else {}),
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(settings.prefect_home),
         "TRAINYARD_HOME": str(settings.home),
@@ -88,18 +97,15 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
 
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
-    """The whole environment of a service: ours over the caller's, whose Prefect server settings do not leak in."""
+    """The whole environment of a service: ours over the caller's, whose Prefect server settings are the server's."""
     given = inherited.service_environment(name, settings)
-    kept = {key: value for key, value in given.items() if not key.startswith("PREFECT_SERVER_")}
+    kept = {key: value for key, value in given.items() if not key.startswith(PREFIX)}
     return {
         **kept,
         **few_certificates(settings, api_url),
         **prefect_environment(settings, api_url),
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-        # In memory, the default, a server that restarts forgets who has a slot and never frees it again.
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -117,14 +123,68 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
+def status_of(settings: Settings, api_url: str, path: str, timeout_s: float = 10.0) -> int:
+    """The HTTP status of a GET with the credentials that this server may be told; 0 if it does not answer."""
+    auth = read_auth(settings) if is_own(settings, api_url) else os.environ.get(CLIENT_VARIABLE)
+    try:
+        return httpx.get(f"{api_url}/{path}", headers=auth_header(auth), timeout=timeout_s).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def asks_for_auth(api_url: str) -> bool:
+    """Whether a server refuses a request without credentials."""
+    return httpx.get(f"{api_url}/version", timeout=10).status_code == httpx.codes.UNAUTHORIZED
+
+
+def is_own(settings: Settings, api_url: str) -> bool:
+    """Whether this is the address of the server that `trainyard up` started for this home."""
+    record = record_path(settings, "server")
+    return record.is_file() and json.loads(record.read_text(encoding="utf-8"))["url"] == api_url
+
+
 def foreign_api_url(settings: Settings) -> str | None:
     """The caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    record = record_path(settings, "server")
-    ours = json.loads(record.read_text(encoding="utf-8"))["url"] if record.is_file() else None
-    if not given or given == ours or os.environ.get("PREFECT_HOME") == str(settings.prefect_home):
+    exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
+    return None if not given or exported or is_own(settings, given) else given
+
+
+def attached(settings: Settings, *, auth: bool) -> str | None:
+    """Another's server that `up` is to use; None for one of its own. Raises `Unavailable` if it does not answer.
+
+    Raises `InvalidInput` (`E-NO-AUTH`) for `--no-auth`, which is said to the server's own `up`.
+    """
+    url = foreign_api_url(settings)
+    if url is None:
         return None
-    return given
+    if not auth:
+        raise InvalidInput(
+            f"--no-auth has no effect on the server at {url}.",
+            why="PREFECT_API_URL names a server that `trainyard up` does not start.",
+            do="Leave it out, or unset PREFECT_API_URL for a server on this machine.",
+            code="E-NO-AUTH",
+        )
+    if not healthy(url, timeout_s=10):
+        raise unreachable(url)
+    return url
+
+
+def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
+    """Whether our server asks for credentials. It has to accept ours, and to be as a new one would be started.
+
+    Raises `Unavailable` (`E-SERVER-AUTH`) or `Conflict` (`E-SERVER-RUNS`).
+    """
+    asks = asks_for_auth(url)
+    refuse_other_access(settings, asks=asks, auth=auth)
+    if asks and status_of(settings, url, "version") == httpx.codes.UNAUTHORIZED:
+        raise locked_out(settings, url)
+    if not asks:
+        why = (
+            "as it was started; `trainyard down`, then `trainyard up` turns authentication on" if auth else "--no-auth"
+        )
+        say(f"every user of this machine can start runs on the Prefect server, without authentication ({why})")
+    return asks
 
 
 def api_url(settings: Settings) -> str | None:
@@ -134,13 +194,28 @@ def api_url(settings: Settings) -> str | None:
 
 
 def needs_api_url(settings: Settings) -> str:
-    """Like `api_url`, but a server that answers is required. Raises `Unavailable` (`E-NO-SERVER`)."""
+    """Like `api_url`, but a server that answers and lets us in is required.
+
+    Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-SERVER-AUTH`).
+    """
     url = api_url(settings)
     if url is None:
         raise no_server(settings)
-    if not healthy(url, timeout_s=10):
+    status = status_of(settings, url, "version" if is_own(settings, url) else "health")
+    if status == httpx.codes.UNAUTHORIZED:
+        raise locked_out(settings, url)
+    if status != httpx.codes.OK:
         raise unreachable(url)
     return url
+
+
+def locked_out(settings: Settings, url: str) -> Unavailable:
+    return Unavailable(
+        f"The Prefect server at {url} does not accept the string in {auth_file(settings)}.",
+        why="The file was changed or removed while the server was running.",
+        do="Run `trainyard down`, then `trainyard up`.",
+        code="E-SERVER-AUTH",
+    )
 
 
 def no_server(settings: Settings) -> Unavailable:
@@ -179,7 +254,7 @@ def unreachable(url: str) -> Unavailable:
     )
 
 
-def start_server(settings: Settings, say: Say) -> Service:
+def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
     """The server of this home: the running one, or a new one on the first free port. Waits until it answers."""
     existing = running(settings, "server")
     if existing:
@@ -190,9 +265,9 @@ def start_server(settings: Settings, say: Say) -> Service:
         port = port_before(settings) or free_port(settings.prefect_port)
         url = f"http://127.0.0.1:{port}/api"
         say(f"starting the Prefect server on port {port} (the first start prepares its database)")
-        prefect = [sys.executable, "-m", SERVER_MODULE, "prefect"]
-        argv = [*prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        service = spawn(settings, "server", argv, service_environment(settings, url), url)
+        argv = [sys.executable, "-m", SERVER_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
+        environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
+        service = spawn(settings, "server", argv, environment, url)
         wait_until_healthy(service)
         if answered_by(service, port):
             return service
@@ -367,7 +442,7 @@ def bootstrapped(settings: Settings, url: str) -> bool:
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):
         return False
     paths = (f"work_pools/{settings.work_pool}", "deployments/name/chain/adhoc")
-    return all(httpx.get(f"{url}/{path}", timeout=10).status_code == httpx.codes.OK for path in paths)
+    return all(status_of(settings, url, path) == httpx.codes.OK for path in paths)
 
 
 def mark_bootstrapped(settings: Settings, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -125,12 +126,13 @@ def check_text(result: Any) -> str:
 
 
 def env_text(result: Any) -> str:
-    return "\n".join(f"export {key}={json.dumps(value)}" for key, value in result.variables.items())
+    return "\n".join(f"export {key}={shlex.quote(value)}" for key, value in result.variables.items())
 
 
 def up_text(result: Any) -> str:
     rows = [
         ("Prefect server" if result.own_server else "Prefect server (attached)", result.ui_url),
+        *([("login", f"the text in {result.auth_file}")] if result.auth_file else []),
         ("worker", f"pid {result.worker_pid}"),
         ("watchdog", f"pid {result.watchdog_pid}"),
         ("model server", result.embedded_url or "-"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from prefect.settings import (
 from pydantic import ValidationError
 
 from trainyard.compute.supervise import Wanted
+from trainyard.stores.auth_string import auth_header
 
 WANTED_EVERY_S = 1.0
 """How often a training asks Prefect whether it should go on (a pause is noticed within this)."""
@@ -77,12 +77,11 @@ def asker(api_url: str) -> httpx.Client:
     Prefect's own client would do, but asks again for minutes when a server is away, which holds the loop that watches
     a child; and to open one, or to tell it not to, takes 30 to 100 ms each time.
     """
-    headers, password = {}, PREFECT_API_AUTH_STRING.value()
-    if key := PREFECT_API_KEY.value():
-        headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-    elif password:
-        secret = base64.b64encode(password.get_secret_value().encode()).decode()
-        headers["Authorization"] = f"Basic {secret}"
+    headers, auth = {}, PREFECT_API_AUTH_STRING.value()
+    if auth:  # first, as in Prefect's own client: a key of Prefect Cloud may be in the environment, too
+        headers = auth_header(auth)
+    elif key := PREFECT_API_KEY.value():
+        headers = {"Authorization": f"Bearer {key}"}
     trusted = PREFECT_API_SSL_CERT_FILE.value() or certifi.where()
     verify = ssl.create_default_context(cafile=trusted) if api_url.startswith("https") else False
     if PREFECT_API_TLS_INSECURE_SKIP_VERIFY.value():

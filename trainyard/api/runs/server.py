@@ -43,12 +43,18 @@ def bootstrap(settings: Settings) -> None:
 
 @contextmanager
 def client() -> Iterator[SyncPrefectClient]:
-    """A client of the current server; a server that does not answer becomes one sentence."""
+    """A client of the current server; one that does not answer, or lets nobody in, becomes one sentence."""
     try:
         with get_client(sync_client=True) as prefect:
             yield prefect
-    except httpx.HTTPStatusError:
-        raise
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.UNAUTHORIZED:
+            raise
+        raise Unavailable(
+            f"The Prefect server at {error.request.url.host} does not accept the credentials.",
+            do="Set PREFECT_API_AUTH_STRING to those of that server.",
+            code="E-SERVER-AUTH",
+        ) from error
     except httpx.HTTPError as error:
         raise Unavailable(
             "The Prefect server does not answer.", why=str(error), do="Run `trainyard up`.", code="E-SERVER-UNREACHABLE"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import platform
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import httpx
+import psutil
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 
@@ -19,9 +23,10 @@ from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
 from trainyard.serve.targets import local
-from trainyard.settings import Settings
+from trainyard.settings import Settings, default_home
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import read_night
+from trainyard.stores.auth_string import OTHERS, auth_file
 from trainyard.stores.models import resolve_model
 
 GIB = 1 << 30
@@ -100,6 +105,40 @@ def look_at_home(settings: Settings) -> list[Check]:
     ]
 
 
+def look_at_readers(settings: Settings) -> list[Check]:
+    """Whether other users of this machine can read the home, or the text that opens the server."""
+    key, found = auth_file(settings), []
+    for name, path, mode in (("home", settings.home, "700"), ("login text", key, "600")):
+        if path.exists():
+            others = stat.S_IMODE(path.stat().st_mode) & OTHERS
+            detail = f"{path} is {'open to other users' if others else 'for its owner alone'}"
+            found.append(Check(name=name, ok=not others, detail=detail, do=f"chmod {mode} {path}"))
+    return found
+
+
+def look_at_listeners(settings: Settings) -> list[Check]:
+    """What of this home other machines can connect to."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = Path(process.environ().get("TRAINYARD_HOME") or default_home()) == settings.home
+            open_to = listening_off_loopback(process) if ours and is_trainyard(process) else ()
+        except (psutil.Error, OSError):  # ended meanwhile, or another user's
+            continue
+        found += [f"{place} ({' '.join(process.cmdline()[2:5])}, pid {process.pid})" for place in open_to]
+    detail = f"OPEN to other machines: {', '.join(found)}" if found else "on loopback only"
+    return [Check(name="listening", ok=not found, note=bool(found), detail=detail)]
+
+
+def is_trainyard(process: psutil.Process) -> bool:
+    return any("trainyard" in word for word in process.cmdline())
+
+
+def listening_off_loopback(process: psutil.Process) -> list[str]:
+    listening = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    return [f"{at.ip}:{at.port}" for at in listening if not ipaddress.ip_address(at.ip).is_loopback]
+
+
 def look_at_server(settings: Settings) -> list[Check]:
     url = stack.api_url(settings)
     if url is None:
@@ -108,7 +147,24 @@ def look_at_server(settings: Settings) -> list[Check]:
     if not stack.healthy(url, timeout_s=5):
         log = settings.services / "server.log"
         return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]
-    return [Check(name="prefect server", ok=True, detail=url), *look_at_pool(settings, url), *look_at_worker(settings)]
+    there = Check(name="prefect server", ok=True, detail=url)
+    return [there, *look_at_login(settings, url), *look_at_pool(settings, url), *look_at_worker(settings)]
+
+
+def look_at_login(settings: Settings, url: str) -> list[Check]:
+    """Whether our server asks for credentials: without them every user of this machine can have it start commands."""
+    server = services.running(settings, "server")
+    if server is None or server.url != url:
+        return []
+    if stack.asks_for_auth(url):
+        fine = stack.status_of(settings, url, "version") == httpx.codes.OK
+        detail = f"asks for the text in {auth_file(settings)}" + ("" if fine else ", and does not accept it")
+        return [Check(name="prefect login", ok=fine, detail=detail, do="Run `trainyard down`, then `trainyard up`.")]
+    process = server.process()
+    wanted = process is not None and stack.NO_AUTH in process.cmdline()
+    detail = f"OPEN: every user of this machine can start runs{' (--no-auth)' if wanted else ''}"
+    return [Check(name="prefect login", ok=False, note=wanted, detail=detail,
+                  do="Run `trainyard down`, then `trainyard up`.")]  # fmt: skip
 
 
 def look_at_pool(settings: Settings, url: str) -> list[Check]:
@@ -119,8 +175,7 @@ def look_at_pool(settings: Settings, url: str) -> list[Check]:
     }
     found = []
     for name, path in paths.items():
-        status = httpx.get(f"{url}/{path}", timeout=10).status_code
-        fine = status == httpx.codes.OK
+        fine = stack.status_of(settings, url, path) == httpx.codes.OK
         found.append(Check(name=name, ok=fine, detail="there" if fine else "missing", do="Run `trainyard up`."))
     return found
 
@@ -199,6 +254,8 @@ LOOKS: tuple[Callable[[Settings], list[Check]], ...] = (
     look_at_python,
     look_at_packages,
     look_at_home,
+    look_at_readers,
+    look_at_listeners,
     look_at_server,
     look_at_models,
     look_at_embedded,

@@ -1,0 +1,90 @@
+"""The string that opens this home's Prefect server: one file of the home, which its owner alone can read.
+
+Prefect's basic authentication compares one text. The server has it as `PREFECT_SERVER_API_AUTH_STRING`; the worker, the
+watchdog, flows and `prefect` commands send it as `PREFECT_API_AUTH_STRING`; a person types it into the login page. It
+outlives restarts, because runs that are at work know no other. Delete the file while nothing runs to get a new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from trainyard.errors import InvalidInput
+from trainyard.settings import Settings
+from trainyard.stores.artifacts import fsync_path
+
+CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
+SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
+SECRET_VARIABLES = (CLIENT_VARIABLE, SERVER_VARIABLE)
+"""No child that trains, generates, evaluates, reads or runs a script has them: who knows the string starts anything."""
+PRINTABLE = re.compile(r"[!-~]{8,512}")
+"""ASCII without spaces: what an HTTP header, the login page of a browser and a shell all leave as it is."""
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def auth_file(settings: Settings) -> Path:
+    return settings.home / "prefect-auth-string"
+
+
+def read_auth(settings: Settings) -> str | None:
+    """The home's string; None if it has none yet. Raises `InvalidInput` (`E-AUTH-STRING`) if the file is unusable."""
+    path = auth_file(settings)
+    try:
+        return usable(path.read_text(encoding="utf-8").rstrip("\n"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidInput(
+            f"{path} cannot be read: {reason}.",
+            why="It has the string that opens the home's Prefect server, and is for the home's owner alone.",
+            do="Work as the user who called `trainyard up`, or set TRAINYARD_HOME to a home of your own.",
+            code="E-AUTH-STRING",
+        ) from error
+
+
+def keep_auth(settings: Settings, given: str | None = None) -> str:
+    """The home's string: `given`, else the one that it has, else a new one of 256 random bits. The file is 0600."""
+    text = usable(given, SERVER_VARIABLE) if given is not None else read_auth(settings)
+    text = text or f"trainyard:{secrets.token_urlsafe(32)}"
+    path = auth_file(settings)
+    if text != read_auth(settings):
+        write_private(path, text + "\n")
+    if path.stat().st_mode & OTHERS:
+        path.chmod(0o600)
+    return text
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole that was at no moment readable by others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(path)
+    fsync_path(path.parent)
+
+
+def usable(text: str, source: str) -> str:
+    """The text as it is. Raises `InvalidInput` (`E-AUTH-STRING`), which does not repeat it."""
+    if not PRINTABLE.fullmatch(text):
+        raise InvalidInput(
+            f"The auth string of {source} has {len(text)} characters and cannot be used.",
+            why="It has to be 8 to 512 printable ASCII characters without spaces, such as user:password.",
+            do="Set another, or remove it: `trainyard up` makes a random one.",
+            code="E-AUTH-STRING",
+        )
+    return text
+
+
+def auth_header(text: str | None) -> dict[str, str]:
+    """The header of a request to the API; nothing without a string."""
+    return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"} if text else {}
