@@ -26,7 +26,7 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, template_limits
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""
@@ -94,8 +94,7 @@ class HuggingFaceModel:
     def _conversation(self, case: Case, answer: Turn) -> Tokens | None:
         """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
         try:
-            with template_limits():
-                asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
+            asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
         except TemplateError:
             return None
         given, learned = self.renderer.ids(asked), self.renderer.learned_ids(said)
@@ -114,8 +113,7 @@ class HuggingFaceModel:
 
     def _answer(self, case: Case, max_tokens: int) -> str:
         try:
-            with template_limits():
-                asked = self.renderer.text([*case.prompt], case.tools, ask=True)
+            asked = self.renderer.text([*case.prompt], case.tools, ask=True)
         except TemplateError:
             return ""  # a prompt that cannot be asked has no answer
         ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
