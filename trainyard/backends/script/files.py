@@ -29,6 +29,7 @@ from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes import Stage
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template
 
 FOLDER = "script"
@@ -129,6 +130,8 @@ def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
     place.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, script)
     counts = write_chat_rows(job, place)
+    if job.adapter is not None:
+        check_adapter_folder(Path(job.adapter), base_modules(Path(job.base)) if Path(job.base).is_dir() else ())
     if source == BUILT_IN:
         try_template(job, place / CHAT_FILE)
     write_json_durably(place / SPEC_NAME, plain_spec(job))
