@@ -26,7 +26,9 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, template_limits
+from trainyard.train.methods.guarding import base_digests, require_same_base
+from trainyard.train.methods.loading import default_attention
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
 LOGITS_AT_ONCE = 1 << 27
 """Largest number of logits of a batch: 512 MiB in float32."""
@@ -94,8 +96,7 @@ class HuggingFaceModel:
     def _conversation(self, case: Case, answer: Turn) -> Tokens | None:
         """Prompt and answer as ids, cut as in training; None when the template refuses the row or it does not fit."""
         try:
-            with template_limits():
-                asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
+            asked, (said,) = self.renderer.answered([*case.prompt], [[answer]], case.tools)
         except TemplateError:
             return None
         given, learned = self.renderer.ids(asked), self.renderer.learned_ids(said)
@@ -114,8 +115,7 @@ class HuggingFaceModel:
 
     def _answer(self, case: Case, max_tokens: int) -> str:
         try:
-            with template_limits():
-                asked = self.renderer.text([*case.prompt], case.tools, ask=True)
+            asked = self.renderer.text([*case.prompt], case.tools, ask=True)
         except TemplateError:
             return ""  # a prompt that cannot be asked has no answer
         ids = self.renderer.ids(asked)[-max(1, self.context - max_tokens) :]
@@ -202,7 +202,8 @@ def one_participant(participant: Participant, role: str, base: HuggingFaceModel,
 def attach(network: Any, participant: Participant, role: str) -> Any:
     """The network with one more adapter, named after its role."""
     folder = Path(participant.path or "")
-    check_adapter_folder(folder)
+    check_adapter_folder(folder, [module for module, _ in network.named_modules()])
+    weights = base_digests(network)
     tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
     try:
         if isinstance(network, PeftModel):
@@ -212,20 +213,23 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
         # PEFT only warns when names do not meet, and would then score the base under the adapter's name.
         if strangers := tensors ^ set(get_peft_model_state_dict(network, adapter_name=role)):
             raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # PEFT has no error class of its own
         raise InvalidInput(
             f"The {role}'s adapter does not fit the base model.",
             why=" ".join(str(error).split())[:500],
             do="Evaluate it with the base it was trained on (base_path in its training.json).",
             code="E-EVAL-ADAPTER",
         ) from error
+    require_same_base(weights, network, folder.name)
     return network.eval()
 
 
 def load_network(path: str, device: str) -> Any:
     """A causal language model from safetensors, without remote code; float32 on the CPU, else its own precision."""
     dtype = torch.float32 if device == "cpu" else "auto"
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=default_attention(path)
+    )
     return model.to(device).eval()
 
 

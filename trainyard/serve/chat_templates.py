@@ -7,21 +7,16 @@ be refused later for a conversation that it does not support; it cannot reach Py
 
 from __future__ import annotations
 
-import datetime
-import json
 import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
+from trainyard.data.template_child import Unsupported, environment
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
 from trainyard.stores.models import chat_template, chat_template_sha256
@@ -44,39 +39,6 @@ SAMPLES: tuple[list[dict[str, str]], ...] = (
         {"role": "user", "content": "Tell me more."},
     ],
 )
-
-
-class Unsupported(jinja2.TemplateError):
-    """The template itself says that it does not take a conversation."""
-
-
-class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's part for loss masks; here it only passes."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja's own protocol)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("pass_through"), [], [], body).set_lineno(line)
-
-    def pass_through(self, caller: jinja2.runtime.Macro) -> str:
-        return str(caller())
-
-
-def raise_exception(message: str) -> NoReturn:
-    raise Unsupported(message)
-
-
-def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The sandbox with the names that transformers offers to templates."""
-    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-    )
-    sandbox.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    sandbox.globals["raise_exception"] = raise_exception
-    sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return sandbox
 
 
 def render(text: str, messages: list[dict[str, str]], **variables: Any) -> str:

@@ -22,9 +22,11 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
+from trainyard.train.methods.guarding import base_digests, require_same_base
+from trainyard.train.methods.loading import default_attention
 
 MAX_WAITING = 256
 REPLACEMENT = "�"
@@ -74,11 +76,15 @@ class Engine:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self.tokenizer = tokenizer
         self.folder, self.dtype = folder, dtype
+        self.attention = default_attention(str(folder))
         self.model: Any = self.read_base()
+        self.weights = base_digests(self.model)
+        """What the base's weights are, which no adapter may change."""
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.context: int = int(getattr(self.model.config, "max_position_embeddings", 0) or 2048)
         self.adapters: dict[str, str] = {}
         """Public name (slashes and dots allowed) -> the name that PEFT knows it by."""
+        self.folders: dict[str, Path] = {}
         self.loaded = 0
         eos = self.model.generation_config.eos_token_id or self.tokenizer.eos_token_id
         self.eos_ids: list[int] = [eos] if isinstance(eos, int) else list(eos or [])
@@ -89,13 +95,22 @@ class Engine:
 
     def read_base(self) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            self.folder, trust_remote_code=False, use_safetensors=True, dtype=self.dtype
+            self.folder,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=self.dtype,
+            attn_implementation=self.attention,
         )
         return model.eval()
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Put a PEFT adapter beside the others. Raises `InvalidInput` when it was made for another base."""
-        check_adapter_folder(folder)
+        """Put a PEFT adapter beside the others.
+
+        Raises `InvalidInput` when it was made for another base or must not be loaded, and `TrainyardError`
+        (`E-BASE-CHANGED`) when the base has other weights afterwards; then the base is read again, with the adapters
+        that were there.
+        """
+        check_adapter_folder(folder, [module for module, _ in self.model.named_modules()])
         tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
         self.loaded += 1
         inner = f"adapter{self.loaded}"
@@ -107,8 +122,9 @@ class Engine:
             # PEFT only warns when names do not meet, and then serves the base under the adapter's name.
             if strangers := tensors ^ set(get_peft_model_state_dict(self.model, adapter_name=inner)):
                 raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # PEFT has no error class of its own
             self.forget(inner)
+            self.keep_base(folder.name)
             raise InvalidInput(
                 f"The adapter in {folder.name} does not fit this base model.",
                 why=" ".join(str(error).split())[:300],
@@ -116,10 +132,14 @@ class Engine:
                 code="E-ADAPTER-SHAPE",
             ) from error
         self.model.eval()
-        self.adapters[name] = inner
+        self.keep_base(folder.name)
+        self.adapters[name], self.folders[name] = inner, folder
 
     def unload_adapter(self, name: str) -> None:
+        """Take an adapter off. Raises as `load_adapter` when the base is not what it was."""
+        del self.folders[name]
         self.forget(self.adapters.pop(name))
+        self.keep_base(name)
 
     def forget(self, inner: str) -> None:
         """Take an adapter off. Without any left the base is read again: it then certainly has no trace of one."""
@@ -127,6 +147,17 @@ class Engine:
             self.model = self.read_base()
         elif inner in self.model.peft_config:
             self.model.delete_adapter(inner)
+
+    def keep_base(self, adapter: str) -> None:
+        """Compare the base with what it was; one that an adapter changed is read again, with the other adapters."""
+        try:
+            require_same_base(self.weights, self.model, adapter)
+        except TrainyardError:
+            others, self.folders, self.adapters = self.folders, {}, {}
+            self.model = self.read_base()
+            for name, folder in others.items():
+                self.load_adapter(name, folder)
+            raise
 
     def using(self, adapter: str | None) -> AbstractContextManager[Any]:
         """The base with one adapter, or with none."""

@@ -25,6 +25,7 @@ from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.stores.artifacts import file_sha256, write_json_durably
+from trainyard.stores.model_configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 
 STARTER = "starter"
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"
@@ -122,13 +123,22 @@ def check_model_folder(folder: Path) -> int:
             do="Save the tokenizer beside the weights.",
             code="E-MODEL-TOKENIZER",
         )
-    return sum(count_parameters(path) for path in weight_files(folder))
+    check_kernels(f"{folder.name}/config.json", config)
+    parameters = sum(count_parameters(path) for path in weight_files(folder))
+    check_sizes(f"{folder.name}/config.json", config, parameters)
+    return parameters
 
 
-def check_adapter_folder(folder: Path) -> dict[str, Any]:
-    """Refuse an adapter that must not be loaded; returns its `adapter_config.json`. Raises as `resolve_model`."""
+def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str, Any]:
+    """Refuse an adapter that must not be loaded; returns its `adapter_config.json`.
+
+    `modules` are the names of the base's modules, with which the adapter's patterns are tried; left out, those that
+    the adapter's own tensors name. Raises as `resolve_model`, and `InvalidInput` (`E-ADAPTER-INIT`,
+    `E-ADAPTER-PATTERN`).
+    """
     config = read_json(folder / "adapter_config.json", "E-ADAPTER-CONFIG")
-    library = str((config.get("auto_mapping") or {}).get("parent_library") or "transformers")
+    mapping = config.get("auto_mapping") or {}
+    library = str(mapping.get("parent_library") or "transformers") if isinstance(mapping, dict) else "of another kind"
     if library.split(".", maxsplit=1)[0] not in ("transformers", "peft"):
         raise remote_code(folder, f"adapter_config.json names the library {library!r}")
     weights = folder / "adapter_model.safetensors"
@@ -139,13 +149,26 @@ def check_adapter_folder(folder: Path) -> dict[str, Any]:
             do="Give the folder that a trainer wrote.",
             code="E-MODEL-WEIGHTS",
         )
-    count_parameters(weights)
+    check_init(folder.name, config)
+    tensors = read_safetensors_header(weights)
+    check_patterns(folder.name, config, modules or module_names(tensors))
     return config
+
+
+def module_names(tensors: Iterable[str]) -> set[str]:
+    """The modules that contain these tensors, and the modules that contain those."""
+    parts = (name.removeprefix("base_model.model.").split(".") for name in tensors)
+    return {".".join(names[:end]) for names in parts for end in range(1, len(names))}
+
+
+def base_modules(folder: Path) -> set[str]:
+    """Names of a base's modules, from its weight files."""
+    return module_names(name for path in weight_files(folder) for name in read_safetensors_header(path))
 
 
 def refuse_remote_code(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
-        if path.name.endswith("config.json") and "auto_map" in read_json(path, "E-MODEL-CONFIG"):
+        if path.name.endswith("config.json") and asks_for_code(read_json(path, "E-MODEL-CONFIG")):
             raise remote_code(folder, f"{path.name} has `auto_map`")
     if (folder / "custom_generate").exists():
         raise remote_code(folder, "it has a folder custom_generate")

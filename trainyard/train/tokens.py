@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import TRAIN, LabelledRow, Message, PreferenceRow, SftRow, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.train.templates import Piece, Renderer, template_limits, turn
+from trainyard.train.templates import Piece, Renderer, turn
 
 IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
@@ -93,8 +93,7 @@ def render_or_count(
 ) -> list[Piece] | None:
     """The pieces of a row; a row that the template refuses (wrong order of roles, say) is counted instead."""
     try:
-        with template_limits():
-            pieces = renderer.pieces(messages, tools)
+        pieces = renderer.pieces(messages, tools)
     except TemplateError:
         ledger.rows["dropped_template"] += 1
         return None
@@ -178,8 +177,7 @@ def encode_answers(
     """Ids of a prompt and of each answer to it; a row that the template refuses is counted instead."""
     turns = [turn(message) for message in prompt]
     try:
-        with template_limits():
-            asked, said = renderer.answered(turns, [list(map(turn, answer)) for answer in answers], tools)
+        asked, said = renderer.answered(turns, [list(map(turn, answer)) for answer in answers], tools)
     except TemplateError:
         ledger.rows["dropped_template"] += 1
         return None

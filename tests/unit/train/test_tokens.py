@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.testing.tiny import TEXT, build_tokenizer
-from trainyard.train.templates import PLAIN_TEMPLATE, Renderer, TemplateLimit, template_limits
+from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 from trainyard.train.tokens import IGNORED, Ledger, encode_preference, encode_sft, require_targets
 
 TOKENIZER = build_tokenizer([TEXT * 20])
@@ -216,18 +216,3 @@ def test_tool_calls_and_tools_reach_the_template() -> None:
     (example,), _ = encode_sft([row], tokenizer, 64)
     assert learned(example) == "plus<|im_end|>"
     assert tokenizer.decode(example["input_ids"]).startswith("calculator")
-
-
-HOSTILE = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-
-def test_template_that_never_ends_is_stopped() -> None:
-    renderer = Renderer(with_template(HOSTILE))
-    with pytest.raises(TemplateLimit, match=r"E-TEMPLATE-LIMIT: .* more than 0\.2 s of CPU time"), template_limits(0.2):
-        renderer.text([{"role": "user", "content": "a"}], None, ask=True)
-
-
-def test_template_that_eats_memory_is_stopped() -> None:
-    renderer = Renderer(with_template("{{ 'a' * (1024 * 1024 * 1024 * 64) }}"))
-    with pytest.raises(TemplateLimit, match="more memory than a row may cost"), template_limits(memory_bytes=1 << 30):
-        renderer.text([{"role": "user", "content": "a"}], None, ask=True)

@@ -112,7 +112,11 @@ def precision(desk: Desk) -> str:
 
 def load_base(desk: Desk) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
-        desk.spec["base"], trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        desk.spec["base"],
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation=desk.plan["attention"],
     )
     model.config.use_cache = False
     if desk.hyper["gradient_checkpointing"]:

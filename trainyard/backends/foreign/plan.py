@@ -30,8 +30,9 @@ from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import ADAPTER_METHODS, Stage
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.batching import Cut, Plan
-from trainyard.train.methods.loading import ADAPTER_WEIGHTS, require_same_base
+from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.schedules import SCHEDULES
@@ -69,6 +70,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
                 planned.add(Counted(shares[row].trained, shares[row].masked, 1))
     value = {
         "device": device,
+        "attention": default_attention(job.base),
         "total_steps": total,
         "steps_per_epoch": plan.steps_per_epoch,
         "save_steps": save_steps(job, total),
@@ -156,10 +158,12 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
     modules: list[str] | None = None
     if job.adapter is not None:
         require_same_base(Path(job.adapter), job.base_sha256, job.node or None)
+        check_adapter_folder(Path(job.adapter), base_modules(Path(job.base)))
         config: Any = LoraConfig.from_pretrained(job.adapter)
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.base, trust_remote_code=False))
+            shape = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
         named = targets(model, job.config.lora)
         modules = sorted({name.rpartition(".")[2] for name, _ in adapted(model, named)})
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)

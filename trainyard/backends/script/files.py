@@ -11,17 +11,26 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import orjson
+from jinja2.exceptions import TemplateError
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import CHAT_FILE, write_chat_rows
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import AUTO, choose
+from trainyard.data.renderers.limited import is_known, limited
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
+from trainyard.spec.axes import Stage
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.models import base_modules, check_adapter_folder
+from trainyard.stores.models import chat_template as own_template
 
 FOLDER = "script"
 SCRIPT_FILE, SPEC_NAME, OUTPUT, CHECKPOINTS, REPORT_FILE = (
@@ -33,6 +42,7 @@ SCRIPT_FILE, SPEC_NAME, OUTPUT, CHECKPOINTS, REPORT_FILE = (
 )
 BUILT_IN = Path(__file__).with_name("standalone.py")
 TEMPLATES_FOLDER = "script_templates"
+PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -120,5 +130,40 @@ def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
     place.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, script)
     counts = write_chat_rows(job, place)
+    if job.adapter is not None:
+        check_adapter_folder(Path(job.adapter), base_modules(Path(job.base)) if Path(job.base).is_dir() else ())
+    if source == BUILT_IN:
+        try_template(job, place / CHAT_FILE)
     write_json_durably(place / SPEC_NAME, plain_spec(job))
     return counts
+
+
+def try_template(job: TrainingJob, rows: Path) -> None:
+    """Render every conversation that the script will render, under limits, unless the template is known.
+
+    The script runs without this package, so it renders without limits. Raises `TemplateLimit` (`E-TEMPLATE-LIMIT`).
+    """
+    base = Path(job.base)
+    text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)
+    if text is None or is_known(text) or job.config.stage is Stage.CPT:
+        return
+    child = limited(text)
+    with rows.open("rb") as lines:
+        for row in map(orjson.loads, lines):
+            for turns, ask in conversations(row):
+                shown = {"messages": turns, "tools": row.get("tools"), "add_generation_prompt": ask}
+                with suppress(TemplateError):  # the script counts a row that the template refuses
+                    child.render(orjson.dumps({**PROBE_TOKENS, **shown}).decode())
+
+
+def conversations(row: dict[str, Any]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """The conversations of a row that `standalone.py` renders, and whether each is to be answered."""
+    if "messages" not in row:
+        yield row["prompt"], True
+        yield from (([*row["prompt"], *row[side]], False) for side in ("chosen", "rejected"))
+        return
+    turns = row["messages"]
+    yield turns, False
+    for at, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            yield from ((turns[:at], True), (turns[: at + 1], False))

@@ -36,7 +36,7 @@ import transformers
 from jinja2.exceptions import TemplateError
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, logsigmoid, relu
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.optimization import Adafactor
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
@@ -245,7 +245,8 @@ def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
     more: dict[str, Any] = {"num_labels": 1} if reward else {}
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     torch.manual_seed(seed)
-    model = kind.from_pretrained(spec["base"], **more)
+    known = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
+    model = kind.from_pretrained(spec["base"], attn_implementation="sdpa" if known._supports_sdpa else "eager", **more)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id

@@ -23,6 +23,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Strategy
+from trainyard.train.methods.loading import default_attention
 from trainyard.train.parallel.team import Team, joined, take_device
 
 PART_FILE = "optimizer_{}.pt"
@@ -74,6 +75,7 @@ def shared_model(job: TrainingJob, checkpoint: Path | None) -> Any:
         trust_remote_code=False,
         use_safetensors=True,
         dtype=torch.float32,
+        attn_implementation=default_attention(source),
         distributed_config=DistributedConfig(
             fsdp_size=size, dp_replicate_size=job.config.launch.processes // size, tp_size=1
         ),

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.data.renderers.choice import Known, by_digest, digest, recognise
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.control import Control
+from trainyard.data.renderers.limited import LimitedTemplate, is_known, limited
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises for a conversation that it does not take."""
@@ -35,8 +36,7 @@ class Span:
 
 
 class TemplateText:
-    """What a template writes, with the control tokens of the users marked. Everything is probed when it is needed:
-    a template is a program of a stranger, and its caller sets the limits that it runs under."""
+    """What a template writes, with the control tokens of the users marked. Everything is probed when it is needed."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, spec: RendererSpec | None = None, template: str | None = None
@@ -46,20 +46,33 @@ class TemplateText:
         self.spec = spec or recognise(self.template)
         self.control = Control(tokenizer, self.template)
         self.end_ids = set(tokenizer.all_special_ids)
+        self.is_trusted = is_known(self.template)
+        """Whether the template runs here; any other is rendered in a child under limits, every time."""
 
     def text(self, turns: list[Turn], tools: Tools | str | None = None, *, ask: bool = False) -> str:
         """The template's text; `ask` ends it where the assistant begins. `tools` is a list, or its JSON text."""
         return self.written(self.taken(turns), orjson.loads(tools) if isinstance(tools, str) else tools, ask=ask)
 
     def written(self, turns: list[Turn], tools: Tools | None, *, ask: bool) -> str:
+        template = self.template if self.is_trusted else self.variables
         rendered = self.tokenizer.apply_chat_template(
             self.control.marked(turns),
             tools=self.control.text(tools),
-            chat_template=self.template,
+            chat_template=template,
             tokenize=False,
             add_generation_prompt=ask,
         )
-        return str(rendered)
+        return str(rendered) if self.is_trusted else self.child.render(str(rendered))
+
+    @cached_property
+    def child(self) -> LimitedTemplate:
+        return limited(self.template)
+
+    @cached_property
+    def variables(self) -> str:
+        """A template that writes, as JSON, all that transformers would show to the real one."""
+        names = ["messages", "tools", "documents", "add_generation_prompt", *self.tokenizer.special_tokens_map]
+        return "{{ {" + ", ".join(f"'{name}': {name}" for name in names) + "} | tojson }}"
 
     def taken(self, turns: list[Turn]) -> list[Turn]:
         """The turns in the form that the template takes: contents as text or blocks, arguments as objects or text."""

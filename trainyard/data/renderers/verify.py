@@ -84,7 +84,7 @@ def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
 
 
 def verify_file(path: Path) -> Verified:
-    """A template file. It is run without limits: try it with `serve.chat_templates.check_chat_template` before."""
+    """A template file. One that the table does not know is rendered under limits, and its parity is not compared."""
     text = read(path)
     return verified(recognise(text), path.name, text)
 
@@ -118,7 +118,12 @@ def relation_word(found: Probe, flavour: Flavour) -> str:
 
 
 def parity_problem(renderer: Renderer, turns: list[Turn], tools: Tools | None = None) -> str:
-    """How a rendering differs from `apply_chat_template`; empty if it does not, or if the template refuses both."""
+    """How a rendering differs from `apply_chat_template`; empty if it does not, or if the template refuses both.
+
+    An unknown template is not compared: `apply_chat_template` would run it in this process without limits.
+    """
+    if not renderer.is_trusted:
+        return ""
     apply: Any = renderer.tokenizer.apply_chat_template
     try:
         theirs = apply(renderer.taken(turns), tools=tools, chat_template=renderer.template, return_dict=False)

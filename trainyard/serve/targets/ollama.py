@@ -8,6 +8,7 @@ source: ollama docs/api.md (create, blobs, copy, delete, chat), docs/modelfile.m
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 
 import httpx
 from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trainyard.data.renderers.limited import LimitedTemplate, limited
 from trainyard.errors import Reason, Unavailable
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.conversion.gguf import peft_to_gguf
@@ -86,22 +87,19 @@ def check(site: Site) -> list[Reason]:
 
 def go_template(text: str) -> GoTemplate | None:
     """The row that writes what a Jinja template writes, for every probe."""
+    child = limited(text)
     for row in TEMPLATES.values():
-        if all(rendered(text, turns) == row.writes(turns) for turns in PROBES):
+        if all(rendered(child, turns) == row.writes(turns) for turns in PROBES):
             return row
     return None
 
 
-def rendered(text: str, turns: Turns) -> str | None:
+def rendered(child: LimitedTemplate, turns: Turns) -> str | None:
     """What a chat template writes; None if it refuses the turns."""
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    plain = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    plain = plain.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    given = {"messages": turns, "add_generation_prompt": True, "eos_token": "", "bos_token": "", "tools": None}
     try:
-        return jinja.from_string(plain).render(
-            messages=turns, add_generation_prompt=True, eos_token="", bos_token="", tools=None
-        )
-    except (TemplateError, TypeError):
+        return child.render(json.dumps(given))
+    except TemplateError:
         return None
 
 

@@ -23,6 +23,7 @@ from peft import (
 from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
+from trainyard.stores.models import check_adapter_folder
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS
 from trainyard.train.methods.lora import TASKS
@@ -58,7 +59,7 @@ def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
 def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
     """The config of a saved adapter, for the task of the head. A frozen adapter drops nothing out.
 
-    Raises `NotFound` (`E-ADAPTER-MISSING`).
+    Raises `NotFound` (`E-ADAPTER-MISSING`), and what `check_adapter_folder` raises.
     """
     if not (folder / "adapter_config.json").is_file() or not (folder / ADAPTER_WEIGHTS).is_file():
         raise NotFound(
@@ -67,6 +68,7 @@ def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
             do="Name the folder of a trained adapter.",
             code="E-ADAPTER-MISSING",
         )
+    check_adapter_folder(folder)
     config: Any = PeftConfig.from_pretrained(str(folder))
     config.base_model_name_or_path = None  # folders move; `require_same_base` tells whether it is the same base
     config.task_type, config.inference_mode = TASKS[head], not trainable
@@ -83,6 +85,7 @@ def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) 
     A module that the adapter never had, such as the score of a reward model, keeps its first values.
     """
     known = set(config.modules_to_save or ())
+    check_adapter_folder(folder, [module for module, _ in model.named_modules()])
     model = inject(model, config, name)
     saved = load_peft_weights(str(folder), device=device)
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)

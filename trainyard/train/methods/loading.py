@@ -59,6 +59,14 @@ def architecture_of(folder: str, head: Head) -> Architecture:
     return Architecture(model_class.__name__, frozenset(kernels), attends=heads is not None)
 
 
+def default_attention(folder: str, head: Head = "causal") -> str:
+    """The kernel that transformers takes when none is asked for: sdpa where the model class has it, else eager.
+
+    It is passed to every loader, so that the one in a model's config.json is never used. Raises as `architecture_of`.
+    """
+    return "sdpa" if "sdpa" in architecture_of(folder, head).kernels else "eager"
+
+
 def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
     """The base of `folder` on the request's device.
 
@@ -74,10 +82,12 @@ def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
 
 def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
     """A causal model, or one with a single score per row (`reward`), whose padding token is set."""
+    options = {**options}
+    attention = options.pop("attn_implementation", None) or default_attention(folder, head)
     if head == "causal":
-        model = KINDS[head].from_pretrained(folder, **options)
+        model = KINDS[head].from_pretrained(folder, attn_implementation=attention, **options)
     else:
-        model = KINDS[head].from_pretrained(folder, num_labels=1, **options)
+        model = KINDS[head].from_pretrained(folder, num_labels=1, attn_implementation=attention, **options)
         if model.config.pad_token_id is None:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             padding = tokenizer.pad_token_id

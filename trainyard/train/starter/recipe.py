@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from trainyard.data.renderers.chatml import STARTER_TEMPLATE as CHAT_TEMPLATE
 from trainyard.spec.chain import digest
 
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if message['role'] == 'assistant' -%}"
-    "{{- '<|im_start|>assistant\n' -}}"
-    "{% generation %}{{- message['content'] + '<|im_end|>' -}}{% endgeneration %}"
-    "{{- '\n' -}}"
-    "{%- else -%}"
-    "{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' -}}"
-    "{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
-"""ChatML without a default system prompt and without a date: the same messages always give the same text."""
 PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 

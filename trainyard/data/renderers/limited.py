@@ -1,0 +1,152 @@
+"""Chat templates that are not known: each rendering in a child process under limits.
+
+A template is a program that comes with a model. Trying it on samples proves little: it can loop from the fourth message
+on. So a template is rendered in the calling process only if its digest is one of the table's, of a model of ours, or of
+a file that TRL ships. Any other goes to a child (`trainyard.data.template_child`) under limits of processor time,
+memory and length, every time.
+
+Cost: `python -m benchmarks templates`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from trainyard.data.renderers.chatml import MARKED_TEMPLATES
+from trainyard.data.renderers.choice import by_digest, digest, shipped
+from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES
+from trainyard.errors import TrainyardError
+
+CPU_S = 1.0
+"""Processor time of one rendering; a conversation of 1,000 messages takes about 10 ms."""
+WALL_S = 30.0
+"""A template cannot sleep, so its processor time ends it; a busy machine may take this long to give that."""
+PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
+"""What a child gets of the environment: enough to import its program and to know the time."""
+
+
+RUNNING: weakref.WeakValueDictionary[str, LimitedTemplate] = weakref.WeakValueDictionary()
+"""Template -> its child's side, while somebody has it."""
+
+
+class TemplateLimit(TrainyardError):
+    """A chat template that used up what one rendering may cost."""
+
+    default_code = "E-TEMPLATE-LIMIT"
+
+
+def is_known(template: str) -> bool:
+    """Whether a template may run in this process: it came with this package, or with the installed TRL."""
+    return digest(template) in by_digest() or digest(template) in other_digests()
+
+
+@cache
+def other_digests() -> frozenset[str]:
+    """Digests of the templates that are not in the table: of our own models, and what TRL ships beside it."""
+    texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in shipped().values())]
+    return frozenset(map(digest, texts))
+
+
+def limited(template: str) -> LimitedTemplate:
+    """The child's side of a template, shared by all who have it now; the child ends with the last of them."""
+    found = RUNNING.get(template)
+    if found is None:
+        found = RUNNING[template] = LimitedTemplate(template)
+    return found
+
+
+class LimitedTemplate:
+    """One template in its child. Usable by several threads; the child starts with the first rendering."""
+
+    def __init__(self, template: str, *, cpu_s: float = CPU_S) -> None:
+        self.template, self.cpu_s = template, cpu_s
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.owner = 0
+        """Id of the process that started the child: after a fork the pipe belongs to the parent."""
+
+    def render(self, variables: str) -> str:
+        """The text for the variables of a template (messages, tools, …), which are one line of JSON.
+
+        Raises `TemplateLimit` (`E-TEMPLATE-LIMIT`), and `jinja2.TemplateError` with what the template raised.
+        """
+        with self.lock:
+            alive = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
+            reply = {} if alive else self.start()
+            reply = reply or self.exchange(variables)
+        if "limit" in reply:
+            raise over(reply["limit"])
+        if "refused" in reply:
+            raise jinja2.TemplateError(reply["refused"])
+        return str(reply["text"])
+
+    def start(self) -> dict[str, Any]:
+        """Start a child and have it compile the template; what it answers is empty unless it breached a limit."""
+        if self.owner == os.getpid():
+            self.stop()
+        command = [sys.executable, "-m", "trainyard.data.template_child"]
+        given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        self.owner = os.getpid()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=given
+        )
+        self.ending = weakref.finalize(self, end, self.process, self.owner)
+        return self.exchange(json.dumps({"template": self.template, "cpu_s": self.cpu_s}))
+
+    def stop(self) -> None:
+        """End the child; the next rendering starts another one."""
+        if self.process is not None:
+            self.ending()
+            self.process = None
+
+    def exchange(self, given: str) -> dict[str, Any]:
+        """One line to the child, one line back."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            # A child that died is noticed at the answer, which does not come.
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(given.encode(errors="surrogatepass") + b"\n")
+                self.process.stdin.flush()
+            ready, _, _ = select.select([self.process.stdout], [], [], WALL_S)
+            line = self.process.stdout.readline() if ready else b""
+        except BaseException:
+            self.stop()  # an interrupted exchange would leave an answer that belongs to no question
+            raise
+        if line.endswith(b"\n"):
+            reply: dict[str, Any] = json.loads(line)
+            return reply
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is silent and lives: `stop` ends it
+            self.process.wait(timeout=1 if ready else 0)
+        slow = self.process.returncode in (None, -signal.SIGPROF)
+        self.stop()
+        return {"limit": f"more than {self.cpu_s:g} s of processor time" if slow else "more memory than is allowed"}
+
+
+def end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a child and its pipes, unless it is another process's."""
+    if owner == os.getpid():
+        process.kill()
+        process.communicate()
+
+
+def over(what: str) -> TemplateLimit:
+    return TemplateLimit(
+        f"The chat template used {what} for one conversation.",
+        why=f"A template is a program that comes with the model; allowed are {CPU_S:g} s, {MEMORY_BYTES >> 20} MiB and "
+        f"{MAX_GROWTH} times the conversation's length plus {MARGIN_CHARS:,} characters.",
+        do="Use another model, or set `template` to a renderer's name (`trainyard renderers list`).",
+    )

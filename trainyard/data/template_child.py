@@ -1,0 +1,145 @@
+"""The program that renders one chat template under limits: `python -m trainyard.data.template_child`.
+
+One line of JSON in, one out: first the template, then the variables of each rendering. It imports jinja2 and the
+standard library only, so that it starts in a tenth of a second, and ends with its input. Its parent's side is
+`trainyard.data.renderers.limited`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import IO, Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+MEMORY_BYTES = 512 << 20
+MARGIN_CHARS = 1 << 20
+MAX_GROWTH = 4
+"""A text may have four times the characters of what is written, and `MARGIN_CHARS` more."""
+
+
+class Unsupported(jinja2.TemplateError):
+    """The template itself says that it does not take a conversation."""
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's part for loss masks; here it only passes."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja's own protocol)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("pass_through"), [], [], body).set_lineno(line)
+
+    def pass_through(self, caller: jinja2.runtime.Macro) -> str:
+        return str(caller())
+
+
+class PlainNamespace(jinja2.utils.Namespace):
+    """A namespace without names of Python's own, as transformers has it."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.sandbox.SecurityError(f"a namespace has no name {name!r}")
+        super().__setitem__(name, value)
+
+
+def raise_exception(message: str) -> NoReturn:
+    raise Unsupported(message)
+
+
+def plain_dict(*given: Any, **more: Any) -> dict[Any, Any]:
+    """The global `dict` as a function: the type itself would bring its methods along."""
+    return dict(*given, **more)
+
+
+def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """The sandbox with the names that transformers offers to templates."""
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+    )
+    sandbox.filters["tojson"] = lambda value, ensure_ascii=False, **options: json.dumps(
+        value, ensure_ascii=ensure_ascii, **options
+    )
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    sandbox.globals["dict"] = plain_dict
+    sandbox.globals["namespace"] = PlainNamespace
+    return sandbox
+
+
+def render_limited(pieces: Iterator[str], most: int) -> str | None:
+    """Join rendered pieces; None as soon as they are longer than allowed."""
+    text, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        if length > most:
+            return None
+        text.append(piece)
+    return "".join(text)
+
+
+def answer(template: jinja2.Template, given: dict[str, Any], most: int) -> dict[str, str]:
+    """The child's reply to the variables of one rendering."""
+    try:
+        text = render_limited(template.generate(given), most)
+    except (MemoryError, RecursionError, OverflowError) as error:
+        return {"limit": f"more memory than is allowed ({type(error).__name__})"}
+    except Exception as error:  # what an expression raises is the template's own refusal
+        return {
+            "refused": str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+        }
+    return {"limit": f"more than {most:,} characters"} if text is None else {"text": text}
+
+
+def serve(lines: IO[bytes], out: IO[bytes]) -> None:
+    """The child's loop. The first line brings the template, every later one the variables of a rendering."""
+
+    def say(reply: dict[str, str]) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        out.write(json.dumps(reply).encode() + b"\n")
+        out.flush()
+
+    first = json.loads(next(lines))
+    signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
+    wrong, template = "", None
+    try:
+        template = environment().from_string(first["template"])
+    except jinja2.TemplateSyntaxError as error:
+        wrong = f"line {error.lineno}: {error.message}"
+    except (MemoryError, RecursionError) as error:
+        wrong = f"the template cannot be compiled ({type(error).__name__})"
+    say({})
+    for line in lines:
+        # The default action of SIGPROF ends the process, whatever the template is doing.
+        signal.setitimer(signal.ITIMER_PROF, first["cpu_s"])
+        say({"refused": wrong} if template is None else answer(template, json.loads(line), most_chars(line)))
+
+
+def most_chars(line: bytes) -> int:
+    return MAX_GROWTH * len(line) + MARGIN_CHARS
+
+
+def limit_this_process() -> None:
+    """Bound what this child may take; `RLIMIT_AS` is not kept by macOS."""
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent decides
+
+
+if __name__ == "__main__":
+    limit_this_process()
+    serve(sys.stdin.buffer, sys.stdout.buffer)
