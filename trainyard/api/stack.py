@@ -103,7 +103,7 @@ def service_environment(settings: Settings, api_url: str) -> dict[str, str]:
         **few_certificates(settings, api_url),
         **prefect_environment(settings, api_url),
         "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
