@@ -29,7 +29,8 @@ from websockets.sync.client import connect
 from trainyard.api.runs.guard import Guard
 from trainyard.api.services import Service, stop
 from trainyard.api.stack import start_server
-from trainyard.settings import Settings
+from trainyard.api.verbs import doctor
+from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth
 from trainyard.testing.loopback import LoopbackServer, serving
 
@@ -378,6 +379,29 @@ class TestRealServer:
         files = [path for path in own.home.rglob("*") if path.is_file() and path != auth_file(own)]
         assert len(files) >= 3
         assert not [path for path in files if text in (found := path.read_bytes()) or header in found]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_without_the_login_the_guard_stays() -> None:
+    """`trainyard up --no-auth`, for a machine that one person uses."""
+    server = start_server(settings(), lambda _: None, auth=False)
+    try:
+        body, json_type = json.dumps(FLOW), {"content-type": "application/json"}
+        assert httpx.post(f"{server.url}/flows/filter", json={}, timeout=30).status_code == 200
+        for status, headers in (
+            (400, {"host": "evil.example", **json_type}),
+            (403, {"origin": EVIL, **json_type}),
+            (415, {"content-type": "text/plain"}),
+        ):
+            answer = httpx.post(f"{server.url}/flows/", content=body, headers=headers, timeout=30)
+            assert answer.status_code == status
+        assert FLOW["name"] not in flows(server, settings())
+        (check,) = doctor.look_at_login(settings(), server.url)
+        assert (check.ok, check.note) == (False, True)
+        assert check.detail == "OPEN: every user of this machine can start runs (--no-auth)"
+    finally:
+        stop(settings(), "server")
 
 
 AS_NOBODY = """

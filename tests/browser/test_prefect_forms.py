@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from tests.flows.real_stack import Stack
-from trainyard.api.services import running
 
 pytestmark = [
     pytest.mark.slow,
@@ -80,10 +79,14 @@ def stack(page: Page, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 
 
 @pytest.fixture(scope="module")
-def address(stack: Stack) -> str:
-    server = running(stack.settings, "server")
-    assert server is not None
-    return server.url.removesuffix("/api")
+def address(page: Page, stack: Stack) -> str:
+    """Where the pages are, once the browser is logged in with what `up` named."""
+    told = stack.json("up")
+    page.goto(f"{told['ui_url']}/dashboard")
+    page.get_by_placeholder("admin:pass").fill(Path(told["auth_file"]).read_text().strip())
+    page.get_by_role("button", name="Login", exact=True).click()
+    page.wait_for_url("**/dashboard*")
+    return str(told["ui_url"])
 
 
 def open_form(page: Page, address: str, flow: str) -> Form:

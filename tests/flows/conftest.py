@@ -14,11 +14,18 @@ from prefect.concurrency.services import ConcurrencySlotAcquisitionWithLeaseServ
 from prefect.context import _temporary_global_settings_context, get_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_SSL_CERT_FILE,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    temporary_settings,
+)
 
 from trainyard.api.services import stop
 from trainyard.api.stack import few_certificates, start_server
 from trainyard.settings import Settings
+from trainyard.stores.auth_string import read_auth
 
 CERTIFICATE = "PREFECT_API_SSL_CERT_FILE"
 
@@ -58,6 +65,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     own = FLOW_SERVER.start(tmp_path_factory.mktemp("server"))
     given = {
         PREFECT_API_URL: FLOW_SERVER.url,
+        PREFECT_API_AUTH_STRING: read_auth(own),
         PREFECT_HOME: own.prefect_home,
         PREFECT_API_SSL_CERT_FILE: few_certificates(own, FLOW_SERVER.url)[CERTIFICATE],
     }

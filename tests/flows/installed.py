@@ -23,6 +23,7 @@ from trainyard.api.records import RunResult, read_result
 from trainyard.api.services import running
 from trainyard.api.stack import prefect_environment
 from trainyard.settings import Settings
+from trainyard.stores.auth_string import auth_header, read_auth
 
 RUN_ID = re.compile(r"UUID: ([0-9a-f-]{36})")
 ANSWER_S = 60.0
@@ -100,7 +101,8 @@ class Installed:
         """An answer of the server's API; 503 means that it is busy, and to ask again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            answer = httpx.request(method, f"{self.api}/{path}", json=body, timeout=ANSWER_S)
+            headers = auth_header(read_auth(self.settings))
+            answer = httpx.request(method, f"{self.api}/{path}", json=body, headers=headers, timeout=ANSWER_S)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
                 answer.raise_for_status()
                 return answer.json() if answer.content else None

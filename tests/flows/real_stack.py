@@ -24,6 +24,7 @@ from trainyard.api.services import running
 from trainyard.api.work import works_of
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
+from trainyard.stores.auth_string import auth_header, read_auth
 
 FIRST_PORT = 4600
 STEPS, SAVE_STEPS, ACCUMULATION = 400, 50, 8
@@ -77,8 +78,15 @@ class Stack:
         return found
 
     def state_of(self, run_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.api_url()}/flow_runs/{run_id}", timeout=20).json()["state"]
+        found: dict[str, Any] = self.asked(f"flow_runs/{run_id}")["state"]
         return found
+
+    def asked(self, path: str) -> Any:
+        """An answer of the server's API."""
+        return httpx.get(f"{self.api_url()}/{path}", headers=self.credentials(), timeout=20).json()
+
+    def credentials(self) -> dict[str, str]:
+        return auth_header(read_auth(self.settings))
 
     def last_progress(self, run_id: str) -> float:
         path = self.settings.runs / run_id / "events.jsonl"
@@ -126,7 +134,8 @@ class Stack:
         """Suspend a run as the Prefect pages do, and wait until its process is gone; the command takes seconds more."""
         process = self.flow_process(run_id)
         state = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
-        answer = httpx.post(f"{self.api_url()}/flow_runs/{run_id}/set_state", json={"state": state}, timeout=20)
+        address = f"{self.api_url()}/flow_runs/{run_id}/set_state"
+        answer = httpx.post(address, json={"state": state}, headers=self.credentials(), timeout=20)
         assert answer.json()["status"] == "ACCEPT", answer.text
         until(lambda: not process.is_running(), 60, "the process's end")
 
@@ -136,11 +145,7 @@ class Stack:
         return server.url
 
     def flow_process(self, run_id: str) -> psutil.Process:
-        server = running(self.settings, "server")
-        assert server is not None
-        return psutil.Process(
-            int(httpx.get(f"{server.url}/flow_runs/{run_id}", timeout=20).json()["infrastructure_pid"])
-        )
+        return psutil.Process(int(self.asked(f"flow_runs/{run_id}")["infrastructure_pid"]))
 
     def children(self) -> list[psutil.Process]:
         """Every live supervised child of this home, whoever its parent is now."""
@@ -158,7 +163,7 @@ class Stack:
     def slot_is_free(self) -> bool:
         """Whether nobody holds the lock of the device, the lock of the child, and the server's limit."""
         name = f"device:{socket.gethostname()}:0"
-        limit = httpx.get(f"{self.api_url()}/v2/concurrency_limits/{name}", timeout=20).json()
+        limit = self.asked(f"v2/concurrency_limits/{name}")
         locks = [self.settings.services / "slot-0.lock", self.settings.services / "devices" / "cpu-0.lock"]
         return limit["active_slots"] == 0 and all(map(unlocked, locks))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
@@ -76,6 +76,7 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
         environment = {
             **os.environ,
             "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "PREFECT_API_AUTH_STRING": str(PREFECT_API_AUTH_STRING.value()),
             "PREFECT_API_URL": str(PREFECT_API_URL.value()),
             "TRAINYARD_DATA_ROOTS": json.dumps([str(data)]),
             "TRAINYARD_BACKEND_ENVS": json.dumps(named),

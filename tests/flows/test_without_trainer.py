@@ -14,7 +14,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from trainyard.api import operations, runs, services, stack
@@ -28,6 +28,7 @@ from trainyard.settings import settings
 from trainyard.spec.axes import BackendName
 from trainyard.spec.job import JobSpec
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.auth_string import keep_auth
 
 pytestmark = pytest.mark.usefixtures("prefect")
 
@@ -49,6 +50,7 @@ def context(home: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.Mo
     me = services.Service("server", os.getpid(), psutil.Process().create_time(), server, log="")
     settings().services.mkdir(parents=True)
     write_json_durably(services.record_path(settings(), "server"), asdict(me))
+    keep_auth(settings(), str(PREFECT_API_AUTH_STRING.value()))
     runs.bootstrap(settings())
     deployment = training_job.to_deployment(name="local", work_pool_name=settings().work_pool, tags=["job"])
     deployment.entrypoint = "flows/training_job.py:training_job"

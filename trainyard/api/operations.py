@@ -259,11 +259,7 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
     return url
 
 
-class DownOutput(Model):
-    stopped: tuple[str, ...]
-
-
-def down(_: Nothing, context: Context) -> DownOutput:
+def down(_: Nothing, context: Context) -> access.DownOutput:
     """End the processes that `up` started on this home, the worker first so that its runs can save."""
     settings = context.settings
     with services.exclusive(settings):
@@ -271,19 +267,15 @@ def down(_: Nothing, context: Context) -> DownOutput:
         stopped += ["embedded"] if embedded.stop(settings) else []
         stopped += local.end_all(settings)
         stopped += [name for name in ("server",) if services.stop(settings, name)]
-    return DownOutput(stopped=tuple(stopped))
+    return access.DownOutput(stopped=tuple(stopped))
 
 
-class EnvOutput(Model):
-    variables: dict[str, str]
-
-
-def env(_: Nothing, context: Context) -> EnvOutput:
+def env(_: Nothing, context: Context) -> access.EnvOutput:
     """The variables that make `prefect` commands talk to this stack."""
     url = stack.api_url(context.settings)
     if url is None:
         raise stack.no_server(context.settings)
-    return EnvOutput(variables=stack.prefect_environment(context.settings, url))
+    return access.EnvOutput(variables=stack.prefect_environment(context.settings, url))
 
 
 def examine(_: Nothing, context: Context) -> doctor.Diagnosis:
@@ -295,6 +287,8 @@ def run_demo(_: Nothing, context: Context) -> demo.DemoResult:
     """Documents in, a served adapter out: the qa-pipeline on the sample handbook, with a control for comparison."""
     os.chdir(stack.checkout())
     stack_is = up(access.UpInput(), context)
+    if stack_is.auth_file:
+        context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
     given = RunInput(target=demo.TEMPLATE, parameters=demo.PARAMETERS, watch=True, tags=("demo",))
     result, seconds = demo.timed(lambda: run(given, context))
     assert stack_is.embedded_url is not None, "the starter model comes with the package"
@@ -543,9 +537,9 @@ OPERATIONS: dict[str, Operation] = {
     "plan": Operation(PlanInput, planning.Plan, plan),
     "run": Operation(RunInput, RunResult, run),
     "up": Operation(access.UpInput, access.UpOutput, up),
-    "down": Operation(Nothing, DownOutput, down),
+    "down": Operation(Nothing, access.DownOutput, down),
     "demo": Operation(Nothing, demo.DemoResult, run_demo),
-    "env": Operation(Nothing, EnvOutput, env),
+    "env": Operation(Nothing, access.EnvOutput, env),
     "doctor": Operation(Nothing, doctor.Diagnosis, examine),
     "jobs create": Operation(jobs.CreateInput, RunResult, jobs_create),
     "jobs list": Operation(jobs.JobsInput, jobs.JobList, jobs_list),

@@ -105,7 +105,7 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
         **few_certificates(settings, api_url),
         **prefect_environment(settings, api_url),
         "PREFECT_CLI_PROMPT": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -167,11 +167,11 @@ def watch(
     """
     events = EventReader(settings.runs / run_id)
     state_due, last = 0.0, ""
-    started = time.monotonic()
+    started, begun = time.monotonic(), time.time()
     with client() as prefect:
         while True:
             tell(events, since, on_progress)
-            if time.monotonic() >= state_due:
+            if time.monotonic() >= state_due or wrote_result(events.folder, begun):
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
                 waits = run_state(run.state)[0] is RunState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
@@ -181,6 +181,14 @@ def watch(
             time.sleep(POLL_S)
         tell(events, since, on_progress)
         return result_of(prefect, run, events.folder)
+
+
+def wrote_result(folder: Path, since: float) -> bool:
+    """Whether a run has written its result since then: it ends within moments."""
+    try:
+        return (folder / "result.json").stat().st_mtime >= since
+    except FileNotFoundError:
+        return False
 
 
 def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:

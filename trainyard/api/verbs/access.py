@@ -30,16 +30,26 @@ DEFAULTS = {
 """What our server has unless the operator sets it otherwise."""
 
 
-class UpInput(BaseModel):
+class Exact(BaseModel):
+    """A misspelt field is an error here too."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+
+class UpInput(Exact):
     no_auth: bool = False
 
 
-class UpOutput(BaseModel):
-    """What is up, and where."""
+class DownOutput(Exact):
+    stopped: tuple[str, ...]
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+class EnvOutput(Exact):
+    variables: dict[str, str]
+
+
+class UpOutput(Exact):
+    """What is up, and where."""
 
     api_url: str
     ui_url: str
