@@ -71,15 +71,18 @@ PASSED = (
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
 SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
 SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
-WORKER = Passed(
-    "TRAINYARD_TOKEN GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*",
-    "the graph server's token, the object store where nights publish",
-)
+WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
+CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*", "what opens an object store")
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment of a child that trains, generates, evaluates, reads or serves; `more` is set on top."""
     return {**chosen(os.environ, PASSED, frozenset(settings().child_variables)), **(more or {})}
+
+
+def cloud_variables() -> dict[str, str]:
+    """What opens the object store of the operator; for a child that copies its checkpoints there."""
+    return chosen(os.environ, (CLOUD,), frozenset())
 
 
 def server_environment() -> dict[str, str]:
@@ -97,12 +100,13 @@ def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, st
     return {**chosen(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
 
 
-def service_environment(name: str, given: Settings) -> dict[str, str]:
+def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
     """What a service gets that `trainyard up` starts: Prefect's variables too; the worker also those with keys."""
     listed = frozenset(given.child_variables)
     if name not in ("worker", "deploy"):
         return chosen(os.environ, (*PASSED, SERVICES), listed)
-    return chosen(os.environ, (*PASSED, SERVICES, WORKER), listed | set(given.worker_variables) | key_variables(given))
+    listed |= {*given.worker_variables, *key_variables(given), *keys}
+    return chosen(os.environ, (*PASSED, SERVICES, WORKER, CLOUD), listed)
 
 
 def key_variables(given: Settings) -> frozenset[str]:

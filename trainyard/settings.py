@@ -3,7 +3,8 @@
 Example file:
 
     data_roots = ["/data"]
-    [endpoints."llama3.2"]
+    child_variables = ["HF_TOKEN"]
+    [endpoints."llama3.2"]                     # a chain names it; its key goes to this address and no other
     base_url = "http://127.0.0.1:8000/v1"
     api_key_env = "LLAMA_KEY"
 """
@@ -79,6 +80,9 @@ class MachineSettings(BaseSettings):
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
     work_pool: str = "trainyard"
     threads: int = Field(0, ge=0, description="Threads of a CPU training child; 0 means one per physical core.")
+    mirror_stores: tuple[str, ...] = Field(
+        (), description="Buckets to which chains may copy checkpoints, such as gs://bucket/prefix."
+    )
     lease_duration_s: int = Field(60, ge=30, description="Length of the device slot's lease on the Prefect server.")
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
     child_variables: tuple[Variable, ...] = Field(
@@ -131,6 +135,10 @@ class Settings(MachineSettings):
                 code="E-ENDPOINT",
             )
         return self.endpoints[name]
+
+    def may_mirror(self, address: str) -> bool:
+        """Whether `mirror_stores` has the bucket, or the part of one, at an address such as gs://bucket/prefix/run."""
+        return any(f"{address}/".startswith(f"{store.rstrip('/')}/") for store in self.mirror_stores)
 
     def data_roots_line(self, folder: Path) -> str:
         """The line of `trainyard.toml` with which chains may read a folder, too; JSON lists of texts are TOML."""

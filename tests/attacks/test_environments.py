@@ -15,11 +15,14 @@ import pytest
 
 from trainyard.api.services import exclusive, spawn, stop
 from trainyard.api.stack import service_environment
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.surroundings import environment
 from trainyard.compute.supervise import Status, supervise
 from trainyard.data.prompts import PromptChild
 from trainyard.inherited import UMASK, child_environment, close_to_others, installer_environment
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.settings import load_settings
+from trainyard.spec.training import TrainerConfig
 from trainyard.stores.graph import open_graph
 
 SOURCE = Path(__file__).parents[2] / "trainyard"
@@ -49,10 +52,10 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
     )
 
 
-def judge(environment: dict[str, str]) -> None:
+def judge(told: dict[str, str]) -> None:
     """Nothing that was planted is there, under no name; what a child needs is."""
-    assert [name for name, value in environment.items() if SECRET in value] == []
-    assert NEEDED.items() <= environment.items()
+    assert [name for name, value in told.items() if SECRET in value] == []
+    assert NEEDED.items() <= told.items()
 
 
 @contextmanager
@@ -110,12 +113,12 @@ def test_the_child_that_tries_a_template(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_service_gets_prefects_variables_and_no_others(home: Path) -> None:
     given = load_settings(home=home)
-    environment = service_environment(given, "http://127.0.0.1:4200/api")
-    secrets = {name for name, value in environment.items() if value == SECRET}
+    told = service_environment(given, "http://127.0.0.1:4200/api")
+    secrets = {name for name, value in told.items() if value == SECRET}
     assert secrets <= {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
-    service = spawn(given, "sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], environment, "")
+    service = spawn(given, "sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], told, "")
     try:
-        assert environ_of(psutil.Process(service.pid)) == environment
+        assert environ_of(psutil.Process(service.pid)) == told
         assert Path(service.log).stat().st_mode & 0o777 == 0o600
     finally:
         stop(given, "sleeper")
@@ -124,9 +127,9 @@ def test_a_service_gets_prefects_variables_and_no_others(home: Path) -> None:
 def test_the_worker_gets_the_keys_of_the_endpoints_and_what_the_operator_lists(home: Path) -> None:
     endpoints = {"gpt": {"base_url": "http://198.51.100.7/v1", "api_key_env": "OPENAI_API_KEY"}}
     given = load_settings(home=home, endpoints=endpoints, worker_variables=["ANYTHING_ELSE"])
-    environment = service_environment(given, "http://127.0.0.1:4200/api", "worker")
-    assert environment["OPENAI_API_KEY"] == environment["ANYTHING_ELSE"] == environment["TRAINYARD_TOKEN"] == SECRET
-    assert "AWS_SECRET_ACCESS_KEY" not in environment
+    worker = service_environment(given, "http://127.0.0.1:4200/api", "worker")
+    assert worker["OPENAI_API_KEY"] == worker["ANYTHING_ELSE"] == worker["TRAINYARD_TOKEN"] == SECRET
+    assert "AWS_SECRET_ACCESS_KEY" not in worker
     server = service_environment(given, "http://127.0.0.1:4200/api")
     assert not {"OPENAI_API_KEY", "ANYTHING_ELSE", "TRAINYARD_TOKEN"} & set(server)
 
@@ -137,11 +140,27 @@ def test_the_operator_can_pass_more_to_the_children(home: Path, monkeypatch: pyt
     assert "WANDB_API_KEY" not in child_environment()
 
 
+@pytest.mark.parametrize(
+    ("mirror", "expected"),
+    [
+        ("gs://ours/checkpoints/one", True), ("gs://ours/checkpoints", True), ("gs://ours/checkpoints-2", False),
+        ("gs://somebody-elses/checkpoints", False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_a_training_that_writes_to_a_listed_bucket_gets_what_opens_it(
+    mirror: str, expected: bool, monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINYARD_MIRROR_STORES", '["gs://ours/checkpoints/"]')
+    config = TrainerConfig.model_validate({"base_model": "m", "engine": {"mirror": mirror or None}})
+    job = TrainingJob(config=config, base=str(tmp_path), data={}, locks=str(tmp_path))
+    assert ("GOOGLE_APPLICATION_CREDENTIALS" in environment(job)) == expected
+
+
 def test_an_installation_finds_its_packages_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://198.51.100.7/simple")
-    environment = installer_environment()
-    judge(environment)
-    assert environment["PIP_INDEX_URL"] == "https://198.51.100.7/simple"
+    told = installer_environment()
+    judge(told)
+    assert told["PIP_INDEX_URL"] == "https://198.51.100.7/simple"
     assert "PIP_INDEX_URL" not in child_environment()
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,31 +48,35 @@ NODE = "  - {{type: {type}, config: {config}}}\n"
 
 
 class Watch:
-    """Every process of a home, with what it was started with."""
+    """Every process of a home, with what it was started with: looked at from its first to its third second."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.seen = home, {}  # type: ignore[var-annotated]
+        self.home = home
+        self.seen: dict[tuple[int, bytes], dict[str, str]] = {}
+        self.first: dict[int, float] = {}
         self.ended = threading.Event()
 
     def run(self) -> None:
-        while not self.ended.wait(0.01):
-            for process in psutil.process_iter():
-                self.look_at(process)
+        while not self.ended.wait(0.02):
+            for pid in psutil.pids():
+                if time.monotonic() - self.first.setdefault(pid, time.monotonic()) < 3:
+                    self.look_at(Path(f"/proc/{pid}"))
 
-    def look_at(self, process: psutil.Process) -> None:
+    def look_at(self, process: Path) -> None:
         try:
-            words, given = process.cmdline(), process.environ()
+            words, given = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
             # Between fork and exec a child still has what its parent has.
-            if given.get("TRAINYARD_HOME") == str(self.home) and process.cmdline() == words:
-                self.seen[process.pid, tuple(words)] = given
-        except (psutil.Error, OSError):
+            if f"TRAINYARD_HOME={self.home}\0".encode() in given and (process / "cmdline").read_bytes() == words:
+                entries = (entry.partition("=") for entry in given.decode(errors="replace").split("\0"))
+                self.seen[int(process.name), words] = {name: value for name, _, value in entries}
+        except OSError:  # it has ended, or is somebody else's
             return
 
     def kinds(self) -> dict[str, list[dict[str, str]]]:
         found: dict[str, list[dict[str, str]]] = {}
         for (_, words), given in self.seen.items():
-            line = " ".join(words)
-            if "trainyard.cli" in line and "serve" not in words:
+            line = words.replace(b"\0", b" ").decode(errors="replace")
+            if "trainyard.cli" in line and " serve " not in line:
                 continue  # what a person calls in that shell
             found.setdefault(next((kind for kind, part in KINDS.items() if part in line), line), []).append(given)
         return found

@@ -96,9 +96,22 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
     return {"PREFECT_API_SSL_CERT_FILE": str(path)}
 
 
+def profile_variables(settings: Settings) -> list[str]:
+    """The variables that hold the keys of the model servers of nights, as the operator's profiles name them."""
+    found = []
+    for path in (settings.home / "profiles").glob("*.yaml"):
+        try:
+            given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # a night that wants this profile says what is wrong with it
+        if isinstance(given, dict) and isinstance(given.get("api_key_env"), str):
+            found.append(given["api_key_env"])
+    return found
+
+
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
     """The whole environment of a service: ours over the caller's, whose Prefect server settings are the server's."""
-    given = inherited.service_environment(name, settings)
+    given = inherited.service_environment(name, settings, profile_variables(settings) if name == "worker" else ())
     kept = {key: value for key, value in given.items() if not key.startswith(PREFIX)}
     return {
         **kept,

@@ -8,6 +8,8 @@ from pathlib import Path
 from trainyard.backends import launching
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
+from trainyard.inherited import cloud_variables
+from trainyard.settings import settings
 
 
 def environment(job: TrainingJob) -> dict[str, str]:
@@ -25,6 +27,8 @@ def environment(job: TrainingJob) -> dict[str, str]:
     }
     if Path(job.base).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
+    if settings().may_mirror(job.config.engine.mirror or ""):
+        variables |= cloud_variables()
     if job.config.launch.processes > 1:
         variables |= launching.several(job)
     return variables | seen_devices(job)

@@ -301,7 +301,8 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
         assert "R-REPOSITORY-URL" in [reason.code for reason in checked(context, written(work, *nodes)).reasons]
     path = written(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
     monkeypatch.setattr(planning, "has_module", lambda name: not name.startswith("google"))
-    (line,) = lines(context, path)
+    unlisted, line = lines(context, path)
+    assert unlisted.startswith("R-MIRROR-BUCKET trainer.config.engine.mirror: ")
     assert line == (
         "R-PACKAGE-MISSING trainer.config.engine.mirror: gs://bucket/checkpoints needs google.cloud.storage, which is "
         "not installed here. Instead: Run `pip install 'trainyard[gcs]'`."

@@ -38,6 +38,7 @@ FACTS = RunFacts(
     backends={BackendName.NATIVE: None, BackendName.TRL: None, BackendName.UNSLOTH: "Not installed."},
     devices=frozenset({Device.CPU}),
     embedded=False,
+    may_mirror=lambda address: address.startswith("gs://bucket/"),
     has_module=lambda name: name != "pytorch_optimizer",
 )
 """A small machine: one CPU, the native and the trl backend, one endpoint, no server, no GaLore."""

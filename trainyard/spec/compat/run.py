@@ -73,6 +73,12 @@ def unknown_endpoint(config: Any, at: Place) -> Hits:
     ]
 
 
+def foreign_bucket(config: TrainerConfig, at: Place) -> Hits:
+    """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
+    mirror = config.engine.mirror or ""
+    return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
+
+
 def no_vllm(config: AiGeneratorConfig, at: Place) -> Hits:
     line = at.facts.vllm_install
     return {"line": line} if config.engine is Engine.VLLM and line else False
@@ -192,6 +198,12 @@ RUN_ROWS = (
         "trainyard.toml has no endpoint {endpoint!r}; {known}.",
         'Correct the name, or let the operator add [endpoints."{endpoint}"] with base_url and api_key_env.',
         scope="run",
+    ),
+    Row(
+        "R-MIRROR-BUCKET", "trainer", "config.engine.mirror", foreign_bucket,
+        "Checkpoints would be written to {config.engine.mirror!r} with this machine's credentials, and its operator "
+        "has not listed that bucket.",
+        "Let the operator add it to mirror_stores in trainyard.toml, or mirror to a folder.", scope="run",
     ),
     Row(
         "R-VLLM-CUDA", "ai_generator", "config.engine",

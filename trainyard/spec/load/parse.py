@@ -144,7 +144,7 @@ def capped(reasons: list[Reason], count: int) -> list[Reason]:
         return reasons
     return [
         *reasons[:MAX_REASONS],
-        Reason("E-SPEC-LIMIT", None, "", f"And {more:,} more are wrong.", "Correct these first."),
+        Reason("E-SPEC-MORE", None, "", f"And {more:,} more are wrong.", "Correct these first."),
     ]
 
 
