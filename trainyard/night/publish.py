@@ -21,9 +21,9 @@ from trainyard.errors import Conflict, Corrupt
 from trainyard.night.world import Facts, Objects, World
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import MANIFEST
 from trainyard.stores.files import Files
 from trainyard.stores.markers import Marker
+from trainyard.stores.whole import MANIFEST
 
 RESERVED = "reserved.json"
 MOST_NUMBERS = 100_000

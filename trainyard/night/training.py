@@ -26,8 +26,9 @@ from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
-from trainyard.stores.artifacts import Produced, Reference, describe_files, write_json_durably
+from trainyard.stores.artifacts import Produced, Reference, write_json_durably
 from trainyard.stores.models import resolve_model
+from trainyard.stores.whole import describe_files
 
 DONE_FILE = "trained.json"
 REPORT_FILE = "report.json"

@@ -12,13 +12,12 @@ the file system allows it, so that a registration costs no space, and copied els
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,8 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path
 from trainyard.stores.files import Files, RealFiles, make_folders, write_whole
+from trainyard.stores.whole import MANIFEST, describe, files_below, fsync_path
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
@@ -98,8 +97,8 @@ class Live:
 class AdapterRegistry:
     """The registry below one folder. Safe for several processes."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
-        self.root = root
+    def __init__(self, root: Path, files: Files | None = None, now: Callable[[], float] = time.time) -> None:
+        self.root, self.now = root, now
         self.files: Files = files or RealFiles()
 
     def register(
@@ -135,7 +134,7 @@ class AdapterRegistry:
                 sha256="",
                 kind=kind,
                 run_key=run_key,
-                created=time.time(),
+                created=self.now(),
                 facts=facts or {},
             )
             return self._fill(version, folder / f"v{number}", source)
@@ -229,7 +228,7 @@ class AdapterRegistry:
         folder = self._folder(tenant, role)
         make_folders(self.files, folder)
         with self.files.locked(folder / LOCK_FILE):
-            history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": time.time()}]
+            history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": self.now()}]
             value = {"version": number, "history": history[-MOST_HISTORY:]}
             write_whole(self.files, folder / LIVE_FILE, to_json(value))
 
@@ -364,24 +363,6 @@ def folders_in(files: Files, folder: Path) -> list[str]:
     """Names of the folders in a folder that may not be there."""
     names = files.listdir(folder) if files.is_folder(folder) else []
     return [name for name in names if files.is_folder(folder / name)]
-
-
-def files_below(files: Files, folder: Path) -> list[Path]:
-    """Every file below a folder, sorted."""
-    found: list[Path] = []
-    for name in files.listdir(folder):
-        path = folder / name
-        found += files_below(files, path) if files.is_folder(path) else [path]
-    return sorted(found)
-
-
-def describe(files: Files, folder: Path) -> dict[str, dict[str, Any]]:
-    """`describe_files` on any disk: on the machine's own in pieces, since weights are large."""
-    if isinstance(files, RealFiles):
-        return describe_files(folder)
-    own = [path for path in files_below(files, folder) if path != folder / MANIFEST]
-    contents = {path.relative_to(folder).as_posix(): files.read(path) for path in own}
-    return {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in contents.items()}
 
 
 def numbers_in(files: Files, folder: Path) -> list[int]:

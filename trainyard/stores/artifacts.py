@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,13 +21,24 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.errors import Corrupt, NotFound
+from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes import Port
 from trainyard.spec.chain import digest
+from trainyard.stores.files import Files, RealFiles, telling, telling_full, write_whole
+from trainyard.stores.whole import (
+    MANIFEST,
+    describe,
+    describe_files,
+    flush_name,
+    move_folder,
+    remove_folder,
+    seal,
+    settle,
+)
 
-MANIFEST = "manifest.json"
 LOCK = ".lock"
 REPLACED = ".replaced"
+DISK = RealFiles()
 Facts = dict[str, Any]
 
 
@@ -84,42 +93,13 @@ class ProducedSet(BaseModel):
 Produced.model_rebuild()
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hex) of a file, read in 1 MiB pieces."""
-    hasher = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            hasher.update(block)
-    return hasher.hexdigest()
+def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
+    """Write JSON so that a reader sees the old text or the new one, never a half; nothing is left of a failure.
 
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder entry to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Relative name -> {sha256, bytes} of every regular file below `folder`, the manifest excepted."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder) != Path(MANIFEST))
-    return {
-        path.relative_to(folder).as_posix(): {"sha256": file_sha256(path), "bytes": path.stat().st_size}
-        for path in files
-    }
-
-
-def write_json_durably(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old text or the new one, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1, sort_keys=True)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
-    fsync_path(path.parent)
+    Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
+    """
+    with telling(f"{path} was not written"):
+        write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
@@ -133,93 +113,109 @@ def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str
 class ArtifactStore:
     """The store under `TRAINYARD_HOME/artifacts`. Safe for several processes: a commit is one rename."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, files: Files = DISK) -> None:
+        self.root, self.files = root, files
 
     def folder(self, key: str) -> Path:
         return self.root / key[:2] / key
 
     def find(self, key: str) -> NodeOutput | None:
-        """The finished result, its digests verified; None if there is none. Raises `Corrupt` if bytes changed."""
+        """The finished result, its digests verified; None if there is none. Raises `Corrupt` if bytes changed.
+
+        What is found survives a power cut: its name is flushed again, for its maker may have died before it did.
+        """
         folder = self.folder(key)
-        if not (folder / MANIFEST).is_file():
+        if not self.files.exists(folder / MANIFEST):
             return None
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if describe_files(folder) != manifest["files"]:
+        manifest = json.loads(self.files.read(folder / MANIFEST))
+        if describe(self.files, folder) != manifest["files"]:
             raise Corrupt(
                 f"The stored result {key[:12]} no longer matches its manifest.",
                 why="A file was changed, added or removed after it was committed.",
                 do=f"Move {folder.name} away and run the chain again.",
                 code="E-ARTIFACT-CORRUPT",
             )
+        flush_name(self.files, folder)
         return NodeOutput.model_validate({**manifest["output"], "reused": True})
 
     def produce(self, key: str, make: Callable[[Path], Produced], *, replace: bool = False) -> NodeOutput:
         """Call `make(folder)` with an empty folder and commit what it left; nothing is left behind if it fails.
 
         With `replace`, a result that stands there already is exchanged, and kept for as long as the new one is not
-        whole. What a killed process left in this store is removed on the way.
+        whole. What a killed process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        sweep_work_folders(self.root)
-        with work_folder(self.root, key) as temporary:
+        failed = f"The result {key[:12]} was not written to {self.root}"
+        with telling(failed):
+            self.root.mkdir(parents=True, exist_ok=True)
+            sweep_work_folders(self)
+        with telling_full(failed), work_folder(self, key) as temporary:
             return self.commit(key, temporary, make(temporary), replace=replace)
 
     def commit(self, key: str, temporary: Path, produced: Produced, *, replace: bool = False) -> NodeOutput:
-        """fsync, hash, write the manifest last, rename. A result that another process committed first is kept."""
+        """Flush everything, write the manifest last, rename. A result that another process committed first is kept."""
         final = self.folder(key)
-        files = describe_files(temporary)
-        outputs = {port: reference(final, temporary, port, part, files) for port, part in produced.outputs.items()}
+        described = describe(self.files, temporary)
+        outputs = {port: reference(final, temporary, port, part, described) for port, part in produced.outputs.items()}
         output = NodeOutput(key=key, outputs=outputs, facts=produced.facts)
-        for name in files:
-            fsync_path(temporary / name)
-        write_json_durably(temporary / MANIFEST, {"files": files, "output": output.model_dump(mode="json")})
-        final.parent.mkdir(parents=True, exist_ok=True)
-        if final.exists() and (replace or not (final / MANIFEST).is_file()):
-            final.rename(temporary.with_name(f"{temporary.name}{REPLACED}"))
+        manifest = {"files": described, "output": output.model_dump(mode="json")}
+        seal(self.files, temporary, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        if self.files.is_folder(final) and (replace or not self.files.exists(final / MANIFEST)):
+            move_folder(self.files, final, replaced_by(temporary))
         try:
-            temporary.rename(final)
-        except OSError:
-            if not (final / MANIFEST).is_file():
-                raise
+            move_folder(self.files, temporary, final)
+        except Conflict:
             existing = self.find(key)
-            assert existing is not None
+            if existing is None:
+                raise
             return existing
-        fsync_path(final.parent)
         return output
+
+    def settle(self, temporary: Path) -> None:
+        """Remove the work folder of a dead process; a result that it was about to exchange is put back."""
+        replaced = replaced_by(temporary)
+        if self.files.exists(replaced / MANIFEST):
+            key = json.loads(self.files.read(replaced / MANIFEST))["output"]["key"]
+            settle(self.files, replaced, self.folder(key))
+        remove_folder(self.files, replaced)
+        remove_folder(self.files, temporary)
+
+
+def replaced_by(temporary: Path) -> Path:
+    """Where the result lies that this work folder is to replace."""
+    return temporary.with_name(f"{temporary.name}{REPLACED}")
 
 
 @contextlib.contextmanager
-def work_folder(root: Path, key: str) -> Iterator[Path]:
+def work_folder(store: ArtifactStore, key: str) -> Iterator[Path]:
     """An empty folder `root/.<key>-<random>`, removed at the end unless it was renamed.
 
     A lock on the file beside it says that its owner lives. A lock of the operating system ends with its process, also
     in another container, where a process id would say nothing.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{key[:12]}-", suffix=LOCK, dir=root)
+    descriptor, name = tempfile.mkstemp(prefix=f".{key[:12]}-", suffix=LOCK, dir=store.root)
     folder = Path(name.removesuffix(LOCK))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        remove_work_folder(folder)
+        remove_work_folder(store, folder)
         os.close(descriptor)
 
 
-def sweep_work_folders(root: Path) -> None:
+def sweep_work_folders(store: ArtifactStore) -> None:
     """Remove the work folders whose owners are dead."""
-    for lock in root.glob(f".*{LOCK}"):
+    for lock in store.root.glob(f".*{LOCK}"):
         # The lock is held by a living owner, or its folder was finished in the meantime: nothing is left behind.
         with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_work_folder(Path(str(lock).removesuffix(LOCK)))
+            remove_work_folder(store, Path(str(lock).removesuffix(LOCK)))
 
 
-def remove_work_folder(folder: Path) -> None:
+def remove_work_folder(store: ArtifactStore, folder: Path) -> None:
     """The folder, the result that it replaced, and its lock."""
-    for path in (folder, folder.with_name(f"{folder.name}{REPLACED}")):
-        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the next process that writes here tries again
+        store.settle(folder)
     Path(f"{folder}{LOCK}").unlink(missing_ok=True)
 
 

@@ -82,6 +82,9 @@ class Files(Protocol):
     def unlink(self, path: Path) -> None:
         """Remove a file; `FileNotFoundError` if it is gone already."""
 
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+
     def size(self, path: Path) -> int:
         """Bytes of a file."""
 
@@ -107,7 +110,7 @@ class RealFiles:
             _write_all(descriptor, data)
 
     def fsync(self, path: Path) -> None:
-        with _opened(path, os.O_RDWR) as descriptor:
+        with _opened(path, os.O_RDONLY) as descriptor:  # which a file that nobody may write allows, too
             os.fsync(descriptor)
 
     def fsync_folder(self, path: Path) -> None:
@@ -145,6 +148,9 @@ class RealFiles:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
+
     def size(self, path: Path) -> int:
         return os.stat(path).st_size
 
@@ -161,10 +167,20 @@ class RealFiles:
 def write_whole(files: Files, path: Path, data: bytes) -> None:
     """Replace a file durably: a reader, also after a power cut, sees the old bytes or the new ones, never a half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    files.write(temporary, data)
-    files.fsync(temporary)
-    files.replace(temporary, path)
+    try:
+        files.write(temporary, data)
+        files.fsync(temporary)
+        files.replace(temporary, path)
+    except OSError:
+        discard(files, temporary)
+        raise
     files.fsync_folder(path.parent)
+
+
+def discard(files: Files, temporary: Path) -> None:
+    """Remove what a failed write has left, which may be nothing; the error that is on its way says more than ours."""
+    with suppress(OSError):
+        files.unlink(temporary)
 
 
 def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
@@ -174,10 +190,13 @@ def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> No
     Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
     """
     temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
-    files.write(temporary, data)
-    files.fsync(temporary)
     try:
+        files.write(temporary, data)
+        files.fsync(temporary)
         files.rename_noreplace(temporary, path)
+    except OSError:
+        discard(files, temporary)
+        raise
     except Conflict:
         files.unlink(temporary)
         files.fsync_folder(path.parent)  # its creator may have failed or died before this: what is told to be there, is
@@ -218,6 +237,18 @@ def telling(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         told = disk_error(what, error)
+        if told is None:
+            raise
+        raise told from error
+
+
+@contextmanager
+def telling_full(what: str) -> Iterator[None]:
+    """Like `telling`, for a block that reads other folders, too: only a full disk is translated."""
+    try:
+        yield
+    except OSError as error:
+        told = disk_error(what, error) if error.errno in _NO_SPACE else None
         if told is None:
             raise
         raise told from error
@@ -277,8 +308,11 @@ def _link_and_unlink(source: Path, target: Path) -> int:
     Between the two calls both names exist; a crash there leaves the source too, which its owner removes.
     """
     try:
+        if source.is_dir():  # rename(2) fails where the target is a folder with something in it
+            os.rename(source, target)
+            return 0
         os.link(source, target)
         os.unlink(source)
     except OSError as error:
-        return error.errno or errno.EIO
+        return errno.EEXIST if error.errno == errno.ENOTEMPTY else error.errno or errno.EIO
     return 0

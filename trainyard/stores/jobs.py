@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,9 +17,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes import BackendName, JobState, Method, Stage
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.artifacts import DISK, write_json_durably
+from trainyard.stores.files import Files, make_folders
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+JOB_FILE = re.compile(rf"{JOB_ID.pattern}\.json")
 
 
 class JobRecord(BaseModel):
@@ -52,8 +54,8 @@ def new_job_id() -> str:
 class JobStore:
     """The records of a home."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, files: Files = DISK, now: Callable[[], float] = time.time) -> None:
+        self.folder, self.files, self.now = folder, files, now
 
     def path(self, job_id: str) -> Path:
         """Where a record is. Raises `InvalidInput` for an id that would leave the folder."""
@@ -63,15 +65,15 @@ class JobStore:
 
     def put(self, record: JobRecord) -> JobRecord:
         """Write a record, whole; its times are set here."""
-        now = time.time()
+        now = self.now()
         record = record.model_copy(update={"created": record.created or now, "updated": now})
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json_durably(self.path(record.id), record.model_dump(mode="json"))
+        make_folders(self.files, self.folder)
+        write_json_durably(self.path(record.id), record.model_dump(mode="json"), self.files)
         return record
 
     def get(self, job_id: str) -> JobRecord:
         """A record by its id. Raises `NotFound` (`E-JOB-UNKNOWN`)."""
-        record = read(self.path(job_id))
+        record = read(self.path(job_id), self.files)
         if record is None:
             raise NotFound(f"There is no job {job_id!r}.", do="Look for its id in the list.", code="E-JOB-UNKNOWN")
         return record
@@ -82,17 +84,21 @@ class JobStore:
         return sorted(found, key=lambda record: (record.created, record.id), reverse=True)
 
     def records(self) -> Iterator[JobRecord]:
-        for path in self.folder.glob("*.json"):
-            if (record := read(path)) is not None:
+        names = self.files.listdir(self.folder) if self.files.is_folder(self.folder) else []
+        for name in names:
+            if JOB_FILE.fullmatch(name) and (record := read(self.folder / name, self.files)) is not None:
                 yield record
 
     def delete(self, job_id: str) -> None:
-        self.path(job_id).unlink(missing_ok=True)
+        path = self.path(job_id)
+        if self.files.exists(path):
+            self.files.unlink(path)
+            self.files.fsync_folder(self.folder)
 
 
-def read(path: Path) -> JobRecord | None:
+def read(path: Path, files: Files = DISK) -> JobRecord | None:
     """The record of a file; None if it is not there or not one."""
     try:
-        return JobRecord.model_validate_json(path.read_bytes())
+        return JobRecord.model_validate_json(files.read(path))
     except (FileNotFoundError, ValidationError):
         return None

@@ -13,20 +13,31 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from trainyard.errors import TrainyardError
-from trainyard.stores.artifacts import MANIFEST, describe_files, fsync_path, write_json_durably
+from trainyard.stores.artifacts import DISK, write_json_durably
+from trainyard.stores.files import Files, make_folders
+from trainyard.stores.whole import (
+    MANIFEST,
+    describe,
+    files_below,
+    flush_name,
+    flush_tree,
+    move_folder,
+    remove_folder,
+    settle,
+)
 
 KEPT = 2
 NAME = re.compile(r"step-(\d{10})")
 QUARANTINE = "quarantine"
 REPLACED = ".replaced"
-Files = Mapping[str, Mapping[str, Any]]
+Described = Mapping[str, Mapping[str, Any]]
 """Relative name -> {sha256, bytes}."""
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_SPACE_WORDS = re.compile(
@@ -55,11 +66,12 @@ def nothing(_point: str) -> None:
 def commit(
     root: Path,
     step: int,
-    write: Callable[[Path], Files | None],
+    write: Callable[[Path], Described | None],
     *,
     at: Callable[[str], None] = nothing,
     keep: int | None = KEPT,
     facts: Mapping[str, Any] = MappingProxyType({}),
+    files: Files = DISK,
 ) -> Path:
     """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).
 
@@ -70,50 +82,60 @@ def commit(
     """
     final = root / f"step-{step:010d}"
     temporary, replaced = root / f".{final.name}.{os.getpid()}.tmp", root / f".{final.name}{REPLACED}"
-    root.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
-    with whole_or_nothing(temporary):
+    make_folders(files, root)
+    remove_folder(files, temporary)
+    with whole_or_nothing(temporary, files):
         known = write(temporary)
         at("checkpoint.written")
-        seal(temporary, at, known, facts)
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
+        seal(temporary, at, known, facts, files)
+        if files.is_folder(final):
+            settle(files, replaced, final)
+            files.rename_noreplace(final, replaced)
             at("checkpoint.replaced")
-        temporary.rename(final)
-    fsync_path(root)
-    shutil.rmtree(replaced, ignore_errors=True)
+        move_folder(files, temporary, final)
+    settle(files, replaced, final)
     at("checkpoint.renamed")
     if keep is not None:
-        for path, _ in checkpoints(root)[keep:]:
-            shutil.rmtree(path)
+        for path, _ in checkpoints(root, files)[keep:]:
+            drop(path, files)
     return final
 
 
 def seal(
     folder: Path,
     at: Callable[[str], None] = nothing,
-    known: Files | None = None,
+    known: Described | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
+    files: Files = DISK,
 ) -> None:
-    """fsync every file, then write the manifest."""
-    files = describe_files(folder) if known is None else known
-    for name in files:
-        fsync_path(folder / name)
+    """Flush every file and folder, then write the manifest."""
+    described = describe(files, folder) if known is None else known
+    flush_tree(files, folder)
     at("checkpoint.synced")
-    write_json_durably(folder / MANIFEST, {**facts, "files": files})
+    write_json_durably(folder / MANIFEST, {**facts, "files": described}, files)
     at("checkpoint.manifest")
 
 
+def drop(path: Path, files: Files = DISK) -> None:
+    """Remove a checkpoint that is not needed any more: by its name first, so that a half of it is never found."""
+    going = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+    files.rename_noreplace(path, going)
+    files.fsync_folder(path.parent)
+    remove_folder(files, going)
+
+
 @contextmanager
-def whole_or_nothing(temporary: Path) -> Iterator[None]:
+def whole_or_nothing(temporary: Path, files: Files = DISK) -> Iterator[None]:
     """Create the folder; remove it again when the block fails, and tell a full disk from other errors."""
-    temporary.mkdir(parents=True)
+    make_folders(files, temporary.parent)
+    files.mkdir(temporary)
     try:
         yield
     except Exception as error:
-        written = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
-        shutil.rmtree(temporary, ignore_errors=True)
+        left = files_below(files, temporary) if files.is_folder(temporary) else []
+        written = sum(files.size(path) for path in left)
+        with suppress(OSError):  # `tidy` tries again; the error that is on its way says more than ours
+            remove_folder(files, temporary)
         if is_disk_full(error):
             raise disk_full(temporary.parent, written) from error
         raise
@@ -143,46 +165,47 @@ def require_space(folder: Path, needed: int) -> None:
         raise disk_full(folder, needed)
 
 
-def checkpoints(root: Path) -> list[tuple[Path, int]]:
+def checkpoints(root: Path, files: Files = DISK) -> list[tuple[Path, int]]:
     """Committed checkpoints and their steps, newest first."""
-    if not root.is_dir():
+    if not files.is_folder(root):
         return []
-    found = [(path, int(match[1])) for path in root.iterdir() if (match := NAME.fullmatch(path.name))]
+    found = [(root / name, int(match[1])) for name in files.listdir(root) if (match := NAME.fullmatch(name))]
     return sorted(found, key=lambda pair: pair[1], reverse=True)
 
 
-def newest_valid(root: Path) -> Found:
-    """The newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go."""
-    tidy(root)
+def newest_valid(root: Path, files: Files = DISK) -> Found:
+    """The newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go.
+
+    What is found survives a power cut: its name is flushed again, for its writer may have died before it did.
+    """
+    tidy(root, files)
     aside: list[str] = []
-    for path, step in checkpoints(root):
-        damage = damage_of(path)
+    for path, step in checkpoints(root, files):
+        damage = damage_of(path, files)
         if damage is None:
+            flush_name(files, path)
             return Found(path, step, tuple(aside))
         aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
-        put_aside(root, path)
+        put_aside(root, path, files)
     return Found(None, 0, tuple(aside))
 
 
-def tidy(root: Path) -> None:
+def tidy(root: Path, files: Files = DISK) -> None:
     """Remove what a killed process left half-written; put back what it was about to replace."""
-    for leftover in root.glob(".step-*.tmp"):
-        shutil.rmtree(leftover)
-    for replaced in root.glob(f".step-*{REPLACED}"):
-        final = root / replaced.name.removeprefix(".").removesuffix(REPLACED)
-        if final.exists():
-            shutil.rmtree(replaced)
-        else:
-            replaced.rename(final)
+    for name in files.listdir(root) if files.is_folder(root) else ():
+        if name.startswith(".step-") and name.endswith(".tmp"):
+            remove_folder(files, root / name)
+        elif name.startswith(".step-") and name.endswith(REPLACED):
+            settle(files, root / name, root / name.removeprefix(".").removesuffix(REPLACED))
 
 
-def damage_of(folder: Path) -> str | None:
+def damage_of(folder: Path, files: Files = DISK) -> str | None:
     """What is wrong with a checkpoint; None if every file is as its manifest says."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        expected = json.loads(files.read(folder / MANIFEST))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return "its manifest cannot be read"
-    present = describe_files(folder)
+    present = describe(files, folder)
     for name in sorted(expected.keys() | present.keys()):
         if name not in present:
             return f"{name} is missing"
@@ -193,11 +216,10 @@ def damage_of(folder: Path) -> str | None:
     return None
 
 
-def put_aside(root: Path, path: Path) -> None:
+def put_aside(root: Path, path: Path, files: Files = DISK) -> None:
     target = root / QUARANTINE / path.name
-    target.parent.mkdir(exist_ok=True)
     number = 1
-    while target.exists():
+    while files.exists(target):
         number += 1
         target = target.with_name(f"{path.name}-{number}")
-    path.rename(target)
+    move_folder(files, path, target)

@@ -22,8 +22,9 @@ from trainyard.spec.axes import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.stores.artifacts import Produced, Reference, describe_files
+from trainyard.stores.artifacts import Produced, Reference
 from trainyard.stores.models import chat_template_sha256, model_sha256
+from trainyard.stores.whole import describe_files
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
 
 TEMPLATE = "{{ messages }}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
 from trainyard.stores.adapters import AdapterRegistry, parse_name
-from trainyard.stores.artifacts import MANIFEST, describe_files
+from trainyard.stores.whole import MANIFEST, describe_files
 
 
 def adapter(folder: Path, text: bytes = b"weights") -> Path:

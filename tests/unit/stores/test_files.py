@@ -147,7 +147,7 @@ def test_a_whole_write_is_old_or_new_at_every_call() -> None:
     for call in range(1, 5):
         for seed in range(10):
             files = dying_disk(call, seed)
-            with pytest.raises(InterruptedError):
+            with pytest.raises(KeyboardInterrupt):
                 write_whole(files, ROOT / "a", b"NEW")
             files.before = lambda _call: None
             files.crash()
@@ -163,7 +163,7 @@ def dying_disk(call: int, seed: int) -> SimulatedFiles:
 
     def die(_call: str) -> None:
         if (next(left) == 0 and call < 4) or (call == 4 and _call == "replace"):
-            raise InterruptedError
+            raise KeyboardInterrupt
 
     files.before = die
     return files

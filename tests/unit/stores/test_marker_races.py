@@ -169,12 +169,12 @@ class Night(RuleBasedStateMachine):
 
         def die(_call: str) -> None:
             if next(count) == call:
-                raise InterruptedError
+                raise KeyboardInterrupt
 
         self.files.before = die
         try:
             self.claim(number, who)
-        except InterruptedError:
+        except KeyboardInterrupt:
             self.files.crash()
             self.markers = self.make(self.files)
             if number in self.published:

@@ -269,14 +269,14 @@ def test_a_full_disk_leaves_the_marker_pending() -> None:
 def test_what_a_crash_left_of_an_end_in_a_bucket_is_completed_by_the_next_look(tmp_path: Path) -> None:
     def die(point: str) -> None:
         if point == "marker.end-written":
-            raise InterruptedError
+            raise KeyboardInterrupt
 
     store = FolderStore(tmp_path)
     markers = ObjectMarkers(store, at=die)
     markers.publish(marker())
     claim = markers.claim(marker(), owner(1))
     assert claim is not None
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         markers.complete(claim, {"version": 1})
     assert markers.states() == {marker().name: MarkerState.COMPLETED}
     assert store.head(f"markers/{marker().name}.json.completed") is None

@@ -202,7 +202,7 @@ def die_amid(effect: str, call: int, seed: int) -> tuple[FolderStore, bool]:
 
     def die(_call: str) -> None:
         if next(count) == call:
-            raise InterruptedError
+            raise KeyboardInterrupt
 
     files.before, finished = die, True
     try:
@@ -217,7 +217,7 @@ def die_amid(effect: str, call: int, seed: int) -> tuple[FolderStore, bool]:
                 store.move("a/it", "b/to")
             case "delete":
                 store.delete("a/it")
-    except InterruptedError:
+    except KeyboardInterrupt:
         finished = False
     files.before = lambda _call: None
     files.crash()

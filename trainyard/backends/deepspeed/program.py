@@ -19,7 +19,7 @@ from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
 from trainyard.compute.child import Events
 from trainyard.errors import Corrupt
 from trainyard.spec.axes import BackendName
-from trainyard.stores.artifacts import MANIFEST
+from trainyard.stores.whole import MANIFEST
 
 MEETING_FOLDER = "meeting"
 """Where torchrun's processes find each other; new at each start."""

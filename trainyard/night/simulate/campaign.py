@@ -181,7 +181,7 @@ class Campaign:
     def world(self, process: Process, trouble: set[str] | None = None, *, worker: bool = False) -> World:
         """A process's own view: fresh stores over the disks that everybody shares. A worker has its own device."""
         trouble, device = trouble or set(), Device() if worker else self.device
-        versions = AdapterRegistry(HOME / "adapters", self.disk)
+        versions = AdapterRegistry(HOME / "adapters", self.disk, self.clock.now)
         trainer = SimulatedTrainer(
             self.clock, self.disk, device, versions, process, self.training_seconds(), trouble, self.trained,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, KEPT_MODEL
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import check_layout, converted, settings_of, tool_folder
-from trainyard.stores.artifacts import file_sha256
+from trainyard.stores.whole import file_sha256
 
 Turns = Sequence[Mapping[str, str]]
 PROBES: tuple[Turns, ...] = (

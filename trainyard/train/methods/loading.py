@@ -21,7 +21,7 @@ from transformers import (
 
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes import ADAPTER_METHODS, Precision
-from trainyard.stores.artifacts import file_sha256
+from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.precision import ATTENTION_NAMES, Architecture, native_bf16
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard.stores.artifacts import MANIFEST
+from trainyard.stores.whole import MANIFEST
 
 Best = Callable[[Iterable[float]], float]
 """`min` for a loss, `max` for an accuracy."""

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.stores import objects
-from trainyard.stores.artifacts import MANIFEST, fsync_path
+from trainyard.stores.whole import MANIFEST, fsync_path
 from trainyard.train.checkpoints import Found, damage_of, newest_valid, put_aside, whole_or_nothing
 from trainyard.train.resume.kept import Best, metric_of, superfluous
 

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.artifacts import fsync_path
+from trainyard.stores.whole import fsync_path
 from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
 from trainyard.train.resume.state import (
     Tensors,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 
 from trainyard.errors import Corrupt
-from trainyard.train.checkpoints import Files, checkpoints, commit, damage_of, nothing
+from trainyard.train.checkpoints import Described, checkpoints, commit, damage_of, drop, nothing
 from trainyard.train.resume.kept import Best, metric_of, superfluous
 from trainyard.train.resume.mirror import Mirror, newest
 from trainyard.train.resume.tiers import HostBuffer, bytes_of, fits_in_memory, require_finite
@@ -160,7 +159,7 @@ class CheckpointWriter:
         gated = {name: value for name, value in buffer.tensors().items() if not name.startswith(self.may_overflow)}
         require_finite(gated, step)
 
-        def write(folder: Path) -> Files:
+        def write(folder: Path) -> Described:
             digest = buffer.write(folder / TENSORS_FILE)
             (folder / STATE_FILE).write_bytes(text)
             return {
@@ -183,7 +182,7 @@ class CheckpointWriter:
         found = {step: path for path, step in checkpoints(self.root)}
         for step in superfluous({step: metric_of(path) for step, path in found.items()}, self.keep, self.best):
             if step not in busy:
-                shutil.rmtree(found[step])
+                drop(found[step])
 
 
 def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainyard.errors import InvalidInput
-from trainyard.stores.artifacts import file_sha256
+from trainyard.stores.whole import file_sha256
 from trainyard.train.stages.contract import Batch
 
 INLINE_BYTES = 8 << 20

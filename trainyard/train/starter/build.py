@@ -29,8 +29,8 @@ import psutil
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
-from trainyard.stores.artifacts import fsync_path
 from trainyard.stores.models import STARTER, ModelSource, resolve_folder
+from trainyard.stores.whole import fsync_path
 from trainyard.train.starter.corpus import PackageSource, corpus_sources
 from trainyard.train.starter.recipe import MANIFEST, Recipe
 

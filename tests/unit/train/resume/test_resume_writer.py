@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Corrupt, TrainyardError
-from trainyard.stores.artifacts import file_sha256
+from trainyard.stores.whole import file_sha256
 from trainyard.train.checkpoints import checkpoints, commit, newest_valid
 from trainyard.train.resume.kept import superfluous
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

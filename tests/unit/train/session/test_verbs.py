@@ -23,7 +23,7 @@ from tests.unit.train.session.engines import (
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.spec.axes import Optimizer, Stage
-from trainyard.stores.artifacts import file_sha256
+from trainyard.stores.whole import file_sha256
 from trainyard.train.head import IGNORED
 from trainyard.train.optimizers import on_eval, on_train
 from trainyard.train.session import INLINE_BYTES, KEPT_REPLIES, Session

@@ -1,0 +1,33 @@
+"""Artifacts, checkpoints, job records and the adapter registry on a disk that forgets; planted mistakes are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.selection import by_default
+from trainyard.testing.stores.campaign import campaign_of
+from trainyard.testing.stores.plants import PLANTS
+from trainyard.testing.stores.simulate import simulate
+
+SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
+
+
+def test_the_same_seed_gives_the_same_campaign() -> None:
+    first, second = campaign_of(3), campaign_of(3)
+    assert first.disk.snapshot() == second.disk.snapshot()
+    assert first.checked == second.checked > 0
+
+
+def test_nothing_that_was_promised_is_lost() -> None:
+    assert simulate(8, seed=1).violations == ()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_nothing_is_lost_in_two_thousand_campaigns() -> None:
+    assert simulate(2_000, seed=2).violations == ()
+
+
+@pytest.mark.parametrize("plant", by_default(SOON, PLANTS))
+def test_a_planted_mistake_is_found(plant: str) -> None:
+    assert simulate(2_000, seed=7, plant=plant, until_found=True).failed
