@@ -56,7 +56,15 @@ class Endpoint(BaseModel):
     model: str | None = Field(None, description="The server's own name for the model, when it differs.")
 
 
-class Settings(BaseSettings):
+class Margins(BaseSettings):
+    """What this machine keeps in reserve."""
+
+    min_free_mb: int = Field(
+        1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
+    )
+
+
+class Settings(Margins):
     """What an operator sets once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
