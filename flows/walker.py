@@ -74,7 +74,10 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
     if waits:
         await quietly(announce(chain))
         await wait_for_trainer(str(flow_run.id), waits)
-    return await walk(chain, table)
+    try:
+        return await walk(chain, table)
+    except TrainyardError as error:  # of the run's own record, such as a disk that is full
+        return Failed(message=f"{error} Next: `trainyard jobs resume {flow_run.id} --watch` continues it.")
 
 
 async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:

@@ -109,6 +109,13 @@ class NodeContext:
         self.logger.log(level, text)
         self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
 
+    def note_failure(self, error: TrainyardError) -> None:
+        """Write the failure among the run's events; where the disk takes it no more, the log of the run has it."""
+        try:
+            self.record.emit(self.node.id, "failed", message=str(error), error=error.as_dict())
+        except TrainyardError as second:
+            self.logger.error("%s; and %s", error, second)
+
     def begin(self, key: str) -> None:
         """Note the start; a second start in one run says why it is one."""
         before = [event["event"] for event in read_events(self.record.folder) if event["node"] == self.node.id]
@@ -165,14 +172,14 @@ def carry_out(
     context = open_context(node, upstream, run)
     try:
         output = reuse_or_make(context, prepare, slot)
+        event = "reused" if output.reused else "finished"
+        words = summary(node.type, output)
+        context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
     except TrainyardError as error:
         if error.code == STOPPED:
             return stopped_state(context, error)
-        context.record.emit(node.id, "failed", message=str(error), error=error.as_dict())
+        context.note_failure(error)
         return Failed(message=str(error))
-    event = "reused" if output.reused else "finished"
-    words = summary(node.type, output)
-    context.record.emit(node.id, event, key=output.key, facts=output.facts, rows=rows_of(output), message=words)
     name = "Cached" if output.reused else "Completed"
     return Completed(name=name, message=("reused: " if output.reused else "") + words, data=output)
 

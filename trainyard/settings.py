@@ -74,7 +74,7 @@ class Endpoint(BaseModel):
 
 
 class MachineSettings(BaseSettings):
-    """What the processes of this machine get: ports, threads, environment variables."""
+    """What the processes of this machine get: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
@@ -87,6 +87,9 @@ class MachineSettings(BaseSettings):
     vllm_options: tuple[str, ...] = Field((), description="More arguments for the `vllm serve` that a node starts.")
     child_variables: tuple[Variable, ...] = Field(
         (), description="More environment variables that training, evaluating and serving children get."
+    )
+    min_free_mb: int = Field(
+        1024, ge=0, description="Free MiB on the disk of TRAINYARD_HOME below which nothing is started; 0: no floor."
     )
     worker_variables: tuple[Variable, ...] = Field(
         (), description="More environment variables that the worker, and so the flows, get."

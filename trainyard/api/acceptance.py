@@ -23,6 +23,7 @@ from trainyard.spec.axes import ADAPTER_METHODS, Engine, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
+from trainyard.stores.files import lacking_space
 from trainyard.stores.models import model_folder, resolve_model
 
 ROOT_CODE = "R-PATH-ROOT"
@@ -73,6 +74,12 @@ def locate_parameters(given: Mapping[str, Any], settings: Settings) -> dict[str,
 
 
 # What is not here
+
+
+def space_reasons(settings: Settings) -> list[Reason]:
+    """Whether the disk of the home has room for a run (`E-DISK-FULL`)."""
+    lacking = lacking_space(settings.home, settings.min_free_mb << 20)
+    return [] if lacking is None else [Reason(lacking.code, None, "", lacking.what, lacking.do)]
 
 
 def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:

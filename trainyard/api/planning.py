@@ -21,6 +21,7 @@ from trainyard.api.acceptance import (
     locate_models,
     locate_parameters,
     missing_inputs,
+    space_reasons,
     template_reasons,
 )
 from trainyard.api.keys import content_key
@@ -206,7 +207,7 @@ def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     that answer now have against the adapter. Node by node, in the chain's order.
     """
     own = settings.model_copy(update={"tenant": chain.tenant})
-    found = [*run_reasons(chain, run_facts(chain, own)), *missing_inputs(chain, own)]
+    found = [*space_reasons(own), *run_reasons(chain, run_facts(chain, own)), *missing_inputs(chain, own)]
     return in_chain_order(chain, [*found, *template_reasons(chain, own), *deployment_reasons(chain, own)])
 
 

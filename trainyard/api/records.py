@@ -23,7 +23,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.spec.axes import Port
-from trainyard.stores.artifacts import Reference, write_json_durably
+from trainyard.stores.artifacts import DISK, Reference, write_json_durably
+from trainyard.stores.files import append_line, telling
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result anew, also those that are finished."""
@@ -119,11 +120,15 @@ class RunRecord:
         return self.folder / "events.jsonl"
 
     def begin(self, chain: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with telling(f"The run's folder {self.folder} was not made"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         write_json_durably(self.folder / "chain.json", chain)
 
     def emit(self, node: str, event: str, **fields: Any) -> None:
-        """Append one event; progress comes at most twice a second for each node."""
+        """Append one event; progress comes at most twice a second for each node.
+
+        Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-ERROR`); nothing of the line is left then.
+        """
         now = time.time()
         with self._lock:
             if event == "progress":
@@ -131,8 +136,8 @@ class RunRecord:
                     return
                 self._last[node] = now
             line = json.dumps({"time": round(now, 3), "node": node, "event": event, **fields}, default=str)
-            with self.events.open("a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            with telling(f"The events of the run were not written to {self.events}"):
+                append_line(DISK, self.events, line.encode())
 
     def finish(self, result: RunResult) -> None:
         write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))

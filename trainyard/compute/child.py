@@ -18,13 +18,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +42,10 @@ PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
 """What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
+"""A file that is there from the start, and how many bytes of `error.json` fit into it."""
 
 MOST_KILLS = 10
 """Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
@@ -71,7 +76,15 @@ class Events:
         line = orjson.dumps(
             {"event": event, "time": time.time(), **fields}, default=str, option=orjson.OPT_APPEND_NEWLINE
         )
-        os.write(self._descriptor, line)
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise full_disk(self.path) from error
+        if written < len(line):  # cut off again, so that the next line is whole
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise full_disk(self.path)
 
     def stop_requested(self) -> bool:
         return self._stop
@@ -127,11 +140,46 @@ def faultpoint(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def full_disk(path: Path) -> TrainyardError:
+    """`E-DISK-FULL` of a file that was not written whole."""
+    return TrainyardError(
+        f"The disk is full: {path} was not written.",
+        why=f"{shutil.disk_usage(path.parent).free:,} bytes are free.",
+        do="Free space there, then start the run again: it continues from its last checkpoint.",
+        code="E-DISK-FULL",
+    )
+
+
+def reserve_error(folder: Path) -> None:
+    """Take the space of `error.json` now, so that a program can still say on a full disk that it is full."""
+    descriptor = os.open(folder / ERROR_RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, bytes(RESERVED_BYTES))
+    finally:
+        os.close(descriptor)
+
+
 def write_error(folder: Path, error: TrainyardError) -> None:
-    """Leave `error.json` {kind, code, what, why, do} so that a reader sees all of it or nothing."""
-    temporary = folder / f".{ERROR_FILE}.tmp"
-    temporary.write_bytes(orjson.dumps({"kind": type(error).__name__, **error.as_dict()}))
-    temporary.rename(folder / ERROR_FILE)
+    """Leave `error.json` {kind, code, what, why, do} so that a reader sees all of it or nothing.
+
+    Written over the bytes that `reserve_error` has taken, if it did.
+    """
+    reserve = folder / ERROR_RESERVE
+    text = orjson.dumps({"kind": type(error).__name__, **error.as_dict()})
+    descriptor = os.open(reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if len(text) < RESERVED_BYTES:
+            text = text.ljust(RESERVED_BYTES)
+        os.pwrite(descriptor, text, 0)
+    finally:
+        os.close(descriptor)
+    reserve.rename(folder / ERROR_FILE)
+
+
+def log_traceback() -> None:
+    """The traceback into the log; on a full disk `error.json` has to do."""
+    with suppress(OSError):
+        traceback.print_exc()
 
 
 def crash_error(error: BaseException) -> TrainyardError:
@@ -144,9 +192,13 @@ def crash_error(error: BaseException) -> TrainyardError:
             do="Lower batch_size or max_length, or close other programs.",
             code="E-MEMORY",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        where = f" of {error.filename}" if error.filename else ""
         return TrainyardError(
-            "The disk is full.", why=last_line, do="Free space, then start the run again.", code="E-DISK-FULL"
+            f"The disk{where} is full.",
+            why=last_line,
+            do="Free space there, then start the run again: it continues from its last checkpoint.",
+            code="E-DISK-FULL",
         )
     return TrainyardError(
         f"The program ended with an unforeseen error: {last_line}",
@@ -197,19 +249,25 @@ def child_contract(folder: Path) -> Iterator[Events]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, events.request_stop)
     try:
+        reserve_error(folder)
         events.emit("started", pid=os.getpid())
         yield events
         events.emit("done")
+        (folder / ERROR_RESERVE).unlink(missing_ok=True)
     except Stopped as stopped:
-        events.emit("stopped", reason=stopped.reason, **stopped.fields)
+        (folder / ERROR_RESERVE).unlink(missing_ok=True)  # which also makes room for the event
+        try:
+            events.emit("stopped", reason=stopped.reason, **stopped.fields)
+        except TrainyardError:
+            log_traceback()  # its checkpoint is kept, which the exit code says
         raise SystemExit(STOPPED_EXIT) from None
     except TrainyardError as error:
-        traceback.print_exc()
         write_error(folder, error)
+        log_traceback()
         raise SystemExit(FAILED_EXIT) from None
     except Exception as error:
-        traceback.print_exc()
         write_error(folder, crash_error(error))
+        log_traceback()
         raise SystemExit(FAILED_EXIT) from None
     finally:
         end_descendants()

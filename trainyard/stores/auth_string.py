@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import fsync_path
+from trainyard.stores.whole import fsync_path
 
 CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -183,6 +184,17 @@ def discard(files: Files, temporary: Path) -> None:
         files.unlink(temporary)
 
 
+def append_line(files: Files, path: Path, line: bytes) -> None:
+    """Append a line, or nothing of it: what a full disk took of it is cut off again, so that the next line is whole."""
+    before = files.size(path) if files.exists(path) else 0
+    try:
+        files.append(path, line + b"\n")
+    except OSError:
+        with suppress(OSError):  # the error that is on its way says more than ours
+            files.truncate(path, before)
+        raise
+
+
 def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
     """Create a file durably and whole, for exactly one of any number of processes.
 
@@ -267,6 +279,26 @@ def disk_error(what: str, error: OSError) -> TrainyardError | None:
         do = "Look at the kernel log; move TRAINYARD_HOME to a sound disk and run it again."
         return Unavailable(f"{what}: the disk reports an error.", why=why, do=do, code="E-DISK-ERROR")
     return None
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space for this user on the disk of a folder that need not be there yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def lacking_space(folder: Path, least_bytes: int) -> LimitExceeded | None:
+    """The error (`E-DISK-FULL`) of a disk with less free space than that; None if there is enough."""
+    free = free_bytes(folder)
+    if free >= least_bytes:
+        return None
+    return LimitExceeded(
+        f"The disk of {folder} has {free / (1 << 20):,.0f} MiB free, less than {least_bytes / (1 << 20):,.0f} MiB.",
+        why="What is started now would fail in the middle, when the disk is full.",
+        do="Free space there, point TRAINYARD_HOME at a larger disk, or lower TRAINYARD_MIN_FREE_MB.",
+        code="E-DISK-FULL",
+    )
 
 
 def file_exists(target: Path) -> Conflict:

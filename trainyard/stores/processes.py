@@ -28,7 +28,7 @@ def process_start(pid: int | None = None) -> Start:
     """When a process started, this one by default. Raises `psutil.NoSuchProcess`."""
     pid = os.getpid() if pid is None else pid
     if not BOOT_ID_FILE.exists():
-        return psutil.Process(pid).create_time()
+        return float(psutil.Process(pid).create_time())
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as error:

@@ -18,11 +18,14 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from trainyard.api.runs.states import BUDGET_EXCEEDED, NO_TRAINER, PREEMPTED
 from trainyard.compute.gpus import device_numbers
-from trainyard.errors import Unavailable
-from trainyard.settings import Settings
+from trainyard.errors import LimitExceeded, Unavailable
+from trainyard.settings import Settings, load_settings
+from trainyard.stores.files import lacking_space
 
 BEATS_WITHIN_S = 90
 """Three beats of 30 s missed: the run's process is gone (measured: Crashed 89 s after SIGKILL of worker and flow)."""
+LEAST_DATABASE_BYTES = 4 << 20
+"""With less than that free, an error of the server means that its database is full."""
 NO_HEARTBEAT = "No heartbeat"
 ZOMBIES = "trainyard: mark dead runs as crashed"
 ENDS = (
@@ -48,13 +51,21 @@ def client() -> Iterator[SyncPrefectClient]:
         with get_client(sync_client=True) as prefect:
             yield prefect
     except httpx.HTTPStatusError as error:
-        if error.response.status_code != httpx.codes.UNAUTHORIZED:
-            raise
-        raise Unavailable(
-            f"The Prefect server at {error.request.url.host} does not accept the credentials.",
-            do="Set PREFECT_API_AUTH_STRING to those of that server.",
-            code="E-SERVER-AUTH",
-        ) from error
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise Unavailable(
+                f"The Prefect server at {error.request.url.host} does not accept the credentials.",
+                do="Set PREFECT_API_AUTH_STRING to those of that server.",
+                code="E-SERVER-AUTH",
+            ) from error
+        own = load_settings()
+        if error.response.is_server_error and lacking_space(own.prefect_home, LEAST_DATABASE_BYTES):
+            raise LimitExceeded(
+                f"The Prefect server could not write its database: the disk of {own.prefect_home} is full.",
+                why=f"It answered {error.response.status_code}.",
+                do="Free space there and repeat the command; the server needs no restart.",
+                code="E-DISK-FULL",
+            ) from error
+        raise
     except httpx.HTTPError as error:
         raise Unavailable(
             "The Prefect server does not answer.", why=str(error), do="Run `trainyard up`.", code="E-SERVER-UNREACHABLE"
