@@ -31,7 +31,7 @@ from trainyard.spec.axes import Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
-from trainyard.stores.hub import download_model
+from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import Pace
 from trainyard.stores.models import resolve_model
 

@@ -131,7 +131,9 @@ def test_few_mocks() -> None:
 def test_light_rooms_stay_light(room: str) -> None:
     """Importing the spec costs 0.4 s; importing torch or Prefect costs 4 s, which the command line would feel."""
     modules = [
-        f"trainyard.{room}.{path.stem}" for path in sources() if path.parent.name == room and path.stem[0] != "_"
+        f"trainyard.{room}.{path.stem}"
+        for path in sources()
+        if path.parts[-3:-1] == ("trainyard", room) and path.stem[0] != "_"
     ]
     heavy = "print(*[name for name in ('torch', 'prefect', 'transformers') if name in sys.modules])"
     program = f"import sys, {', '.join(modules)}; {heavy}"

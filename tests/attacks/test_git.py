@@ -165,7 +165,7 @@ def test_nothing_outside_of_the_roots_is_read(attack: Callable[[Path, Path], Non
     attack(inside, outside)
     if (inside / ".git/refs/heads/main").is_file():
         point_head(inside, outside)
-    with pytest.raises(InvalidInput, match="R-PATH-ROOT|E-REPOSITORY"):
+    with pytest.raises(InvalidInput, match=r"R-PATH-ROOT|E-REPOSITORY"):
         open_repository(inside, (inside.parent,), Limits())
 
 
@@ -201,5 +201,5 @@ def test_trees_that_name_each_other_end_in_a_code(places: tuple[Path, Path]) -> 
     made = git(inside, "commit-tree", tree, "-m", "Bomb")
     (inside / ".git/refs/heads/main").write_text(made + "\n")
     repository = open_repository(inside, (inside.parent,), Limits())
-    with pytest.raises(InvalidInput, match="E-REPOSITORY.* its list of ls-tree is over"):
+    with pytest.raises(InvalidInput, match=r"E-REPOSITORY.* its list of ls-tree is over"):
         repository.run("ls-tree", "-r", "-z", "--full-tree", "HEAD")

@@ -25,7 +25,7 @@ from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.model_configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
+from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
 from trainyard.stores.whole import file_sha256
 
 STARTER = "starter"

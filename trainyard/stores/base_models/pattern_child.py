@@ -1,8 +1,9 @@
 """The program that matches an adapter's patterns with a model's module names.
 
-`python -m trainyard.stores.pattern_child`: standard input is {"patterns": [[field, pattern, "match" or "fullmatch"]],
-"names": […], "cpu_s": …}. It prints what is wrong with a pattern and ends with 1; SIGPROF ends it when a pattern takes
-too long. Python's own engine is used because PEFT uses it: what is quick here is quick there.
+`python -m trainyard.stores.base_models.pattern_child`: standard input is
+{"patterns": [[field, pattern, "match" or "fullmatch"]], "names": […], "cpu_s": …}. It prints what is wrong with a
+pattern and ends with 1; SIGPROF ends it when a pattern takes too long. Python's own engine is used because PEFT uses
+it: what is quick here is quick there.
 """
 
 from __future__ import annotations
