@@ -21,11 +21,18 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Response, sync_playwright
 from prefect.server.api.server import create_app
-from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, PREFECT_UI_ENABLED, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_KEY,
+    PREFECT_SERVER_API_AUTH_STRING,
+    PREFECT_UI_ENABLED,
+    temporary_settings,
+)
 from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from trainyard.api.runs.control import asker
 from trainyard.api.runs.guard import Guard
 from trainyard.api.services import Service, stop
 from trainyard.api.stack import start_server
@@ -159,6 +166,15 @@ async def test_prefect_s_app_behind_the_guard_asks_for_the_string() -> None:
         assert (await client.get("/api/version", headers=right)).status_code == 200
         assert (await client.get("/api/version", headers={**right, "host": "evil.example"})).status_code == 400
         assert (await client.post("/api/flows/", content="{}", headers={**right, **TEXT_BODY})).status_code == 415
+
+
+def test_a_run_asks_its_server_with_the_string() -> None:
+    """Whether to pause or stop; also where a key of Prefect Cloud is in the environment, as in Prefect's own client."""
+    with temporary_settings({PREFECT_API_AUTH_STRING: AUTH, PREFECT_API_KEY: "pnu_of_the_cloud"}):
+        assert asker("http://127.0.0.1:1/api").headers["authorization"] == auth_header(AUTH)["Authorization"]
+    with temporary_settings({PREFECT_API_KEY: "pnu_of_the_cloud"}):
+        assert asker("http://127.0.0.1:2/api").headers["authorization"] == "Bearer pnu_of_the_cloud"
+    asker.cache_clear()
 
 
 # A real server

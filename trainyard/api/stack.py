@@ -146,8 +146,11 @@ def status_of(settings: Settings, api_url: str, path: str, timeout_s: float = 10
 
 
 def asks_for_auth(api_url: str) -> bool:
-    """Whether a server refuses a request without credentials."""
-    return httpx.get(f"{api_url}/version", timeout=10).status_code == httpx.codes.UNAUTHORIZED
+    """Whether a server refuses a request without credentials. Raises `Unavailable` (`E-SERVER-UNREACHABLE`)."""
+    try:
+        return httpx.get(f"{api_url}/version", timeout=30).status_code == httpx.codes.UNAUTHORIZED
+    except httpx.HTTPError as error:
+        raise unreachable(api_url) from error
 
 
 def is_own(settings: Settings, api_url: str) -> bool:
@@ -186,7 +189,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
 def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     """Whether our server asks for credentials. It has to accept ours, and to be as a new one would be started.
 
-    Raises `Unavailable` (`E-SERVER-AUTH`) or `Conflict` (`E-SERVER-RUNS`).
+    Raises `Unavailable` (`E-SERVER-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
     """
     asks = asks_for_auth(url)
     refuse_other_access(settings, asks=asks, auth=auth)

@@ -156,7 +156,11 @@ def look_at_login(settings: Settings, url: str) -> list[Check]:
     server = services.running(settings, "server")
     if server is None or server.url != url:
         return []
-    if stack.asks_for_auth(url):
+    try:
+        asks = stack.asks_for_auth(url)
+    except TrainyardError as error:
+        return [Check(name="prefect login", ok=False, detail=error.what, do=error.do)]
+    if asks:
         fine = stack.status_of(settings, url, "version") == httpx.codes.OK
         detail = f"asks for the text in {auth_file(settings)}" + ("" if fine else ", and does not accept it")
         return [Check(name="prefect login", ok=fine, detail=detail, do="Run `trainyard down`, then `trainyard up`.")]
