@@ -107,9 +107,8 @@ class Served:
     def adapter_folder(self, path: str, name: str) -> Path:
         """The folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
         try:
-            folder = Path(path).resolve(strict=True)
-        except FileNotFoundError:
-            folder = Path(path).resolve()  # inside the roots that is a 404, and elsewhere nobody is told what is there
+            folder = Path(path).resolve()
+            folder.exists()
         except (OSError, RuntimeError, ValueError):  # too long, a circle of links, no text for a file name
             folder = None
         if folder is None or not any(folder.is_relative_to(root) for root in self.roots):

@@ -296,13 +296,18 @@ def test_an_adapter_that_does_not_fit_leaves_the_base_as_it_was(server: Server) 
         ("{root}/nope", 404, "No adapter found for"),
         ("{root}/pickled", 400, "E-MODEL-PICKLE"),
         ("x\0y", 400, "outside the server's adapter roots"),
+        ("{root}/round", 400, "outside the server's adapter roots"),
+        ("{root}/" + "a" * 5000, 400, "outside the server's adapter roots"),
+        ("{root}/" + "a/" * 2500, 400, "outside the server's adapter roots"),
         ("", 400, "Both 'lora_name' and 'lora_path' must be provided."),
     ],
+    ids=lambda part: part[:20] if isinstance(part, str) else None,
 )
 def test_an_adapter_comes_only_from_the_roots(server: Server, path: str, status: int, message: str) -> None:
     link, pickled = server.adapters / "link", server.adapters / "pickled"
     if not pickled.exists():
         link.symlink_to(server.model)
+        (server.adapters / "round").symlink_to("round")
         pickled.mkdir()
         (pickled / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         (pickled / "adapter_model.bin").write_bytes(b"\x80\x04.")
