@@ -1,4 +1,4 @@
-"""Every pattern of `trainyard/data` takes time that grows with the text: doubling a text never takes four times as long.
+"""Every pattern of `trainyard/data` takes time that grows with the text: twice the text is never four times the time.
 
 An attack on a pattern is a text that it matches with one part of it repeated many times. They are made from the pattern
 itself, so a new pattern is attacked too. Time is that of the CPU, the best of three.

@@ -30,7 +30,8 @@ FOOTNOTES = (
 PILCROW = re.compile(r"(?<!\s)\s*[¶§🔗]\s*$|(?<!\s)\s+#+\s*$")
 """The link to itself that documentation tools put behind a heading."""
 LABEL = re.compile(
-    r"^(?:[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?(?:\s*[-–])?\s*)?(?P<label>[^\W\d_][\w.’'() -]{0,40}?)\s?(?::\s+|：\s*)(?=\S)"
+    r"^(?:[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?(?:\s*[-–])?\s*)?"
+    r"(?P<label>[^\W\d_][\w.’'() -]{0,40}?)\s?(?::\s+|：\s*)(?=\S)"
 )
 TIMED = re.compile(r"^[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?\s")
 SPEAKER = re.compile(
