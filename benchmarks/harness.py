@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 Variant = Callable[[], float]
 RESULTS = Path(__file__).parent / "results"
 OK, MISSED, INCONCLUSIVE = 0, 1, 3
@@ -36,7 +38,7 @@ class Sample:
     units: float
     wall_s: float
     cpu_s: float
-    """User and system seconds of this process and of its children that ended."""
+    """User and system seconds of this process and of its children."""
 
     @property
     def per_cpu_second(self) -> float:
@@ -86,12 +88,25 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def running_cpu_seconds() -> float:
+    """CPU seconds of the child processes that are running, and of what they started."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue  # it has just ended: its parent counts it
+    return total
+
+
 def measure(variant: Variant) -> Sample:
-    """Run a variant once."""
+    """Run a variant once. A process that stays open between the runs, such as a service, counts too."""
     gc.collect()
+    running = running_cpu_seconds()
     cpu, wall = cpu_seconds(), time.perf_counter()
     units = variant()
-    return Sample(float(units), time.perf_counter() - wall, cpu_seconds() - cpu)
+    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    return Sample(float(units), wall, cpu + running_cpu_seconds() - running)
 
 
 def alternate(variants: Mapping[str, Variant], *, rounds: int = 5, warm_up: bool = True) -> dict[str, list[Sample]]:

@@ -163,14 +163,14 @@ def test_rows_over_the_memory_of_a_set_end_in_a_code(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     values = pa.array([os.urandom(20 << 20).hex()])
     path.write_bytes(parquet_bytes(pa.table({"text": values})))
-    with pytest.raises(LimitExceeded, match=r"E-DATA-MEMORY: rows.parquet needs more memory"):
+    with pytest.raises(LimitExceeded, match=r"E-DATA-MEMORY: rows\.parquet needs more memory"):
         read_all(tmp_path / "out", settings_for(tmp_path), limits=Limits(rows_memory=64 << 20), path=str(path))
 
 
 def test_rows_over_the_time_of_a_chunk_end_in_a_code(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": [' + "[1,2,3]," * 1_000_000 + "1]}\n")
-    with pytest.raises(LimitExceeded, match=r"E-DATA-TIME: rows.jsonl took too long to read"):
+    with pytest.raises(LimitExceeded, match=r"E-DATA-TIME: rows\.jsonl took too long to read"):
         read_all(tmp_path / "out", settings_for(tmp_path), limits=Limits(chunk_cpu_s=0.05), path=str(path))
 
 

@@ -9,11 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+# A pattern that begins with spaces looks behind first: it would otherwise start again at each of a thousand of them.
 SPACES = re.compile(r"\s+")
 CODE_SPAN = re.compile(r"(`+[^`]*`+)")
-ATTRIBUTES = re.compile(r"\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
+ATTRIBUTES = re.compile(r"(?<!\s)\s*\{:?\s*[#.][\w:.-]+(?:\s[^{}]*)?\}")
 """`{#anchor}`, `{: #anchor .note}` and `{.class}` of kramdown, Pandoc, MkDocs and Hugo."""
-SHORTCODE = re.compile(r"\{\{[<%]\s*[^{}]*?\btext=[\"“]([^\"”]*)[\"”][^{}]*[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}")
+SHORTCODE = re.compile(
+    r"\{\{[<%][^{}]{0,500}?\btext=[\"“]([^\"”]{0,500})[\"”][^{}]{0,500}[>%]\}\}|(?:^\s*)\{\{[<%][^{}]*[>%]\}\}"
+)
 FOOTNOTES = (
     re.compile(r"\s?\[\^[^\]\s]{1,60}\]"),
     re.compile(r"(?<![\w\]])\s?\[[1-9]\d{0,2}(?:\s?[,–-]\s?\d{1,3})*\](?![(:])"),
@@ -24,10 +27,11 @@ FOOTNOTES = (
     re.compile(r"(?<=[^\W\d_]{3})\*{1,3}(?=[\s.,;:)。，、]|$)"),
     re.compile(r"\s?[（(\[［〔]\s*(?:※|\*|注|脚注|註)\s*\d{1,2}\s*[)）\]］〕]|\s?※\s?\d{1,2}|(?<=\w)\*\d{1,2}(?!\w)"),
 )
-PILCROW = re.compile(r"\s*[¶§🔗]\s*$|\s+#+\s*$")
+PILCROW = re.compile(r"(?<!\s)\s*[¶§🔗]\s*$|(?<!\s)\s+#+\s*$")
 """The link to itself that documentation tools put behind a heading."""
 LABEL = re.compile(
-    r"^(?:[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?\s*[-–]?\s*)?(?P<label>[^\W\d_][\w.’'() -]{0,40}?)\s?(?::\s+|：\s*)(?=\S)"
+    r"^(?:[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?(?:\s*[-–])?\s*)?"
+    r"(?P<label>[^\W\d_][\w.’'() -]{0,40}?)\s?(?::\s+|：\s*)(?=\S)"
 )
 TIMED = re.compile(r"^[\[(]?\d{1,2}:\d{2}(?::\d{2})?[\])]?\s")
 SPEAKER = re.compile(

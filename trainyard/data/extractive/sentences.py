@@ -20,7 +20,7 @@ CHARACTERS_PER_WORD = 1.7
 CJK_SHARE = 0.1
 """Of an answer's characters: it gets the full stop of its script."""
 ENDS, CLOSERS = ".!?…。！？．｡؟।", "\"'”’»)]」』）】*_"
-END = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？．｡]+[」』”’）)】\]]*\s*")
+END = re.compile(r"(?<![.!?…؟।])[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？．｡]+[」』”’）)】\]]*\s*")
 OPENERS = "\"'“„‘«([¿¡「『（"
 NESTED = (("「", "」"), ("『", "』"), ("（", "）"), ("“", "”"), ("《", "》"))
 ABBREVIATION = re.compile(

@@ -46,7 +46,7 @@ LEAST_ANSWERED = 0.5
 WINDOW = 64
 PATIENCE = 2
 """The server is given up after this many times `concurrency` failures in a row (at least 4)."""
-FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(?P<inside>.*?)\n?```\s*\Z", re.S)
+FENCE = re.compile(r"\A\s*```(?:json)?[^\S\n]*\n(?P<inside>.*?)\n?```\s*\Z", re.S)
 Progress = Callable[[float, str], None]
 
 

@@ -252,6 +252,8 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
             for first in range(0, batch.num_rows, step):
                 rows = pa.Table.from_batches([batch.slice(first, step)]).cast(plain).to_pylist()
                 yield [{key: value for key, value in row.items() if value is not None} for row in rows]
+    except MemoryError:
+        raise  # Arrow's is one of its own exceptions, too; who set the limit says what it means
     except (pa.ArrowException, ValueError, LookupError, ArithmeticError, OSError) as error:
         raise InvalidInput(
             f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",

@@ -27,7 +27,7 @@ MENU_NAME = re.compile(
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 MOST_MENUS = 50
 """Elements of a page that are looked at because of their name; a hostile page nests thousands."""
-SELF_LINK = re.compile(r"\s*[¶§#🔗]\s*$")
+SELF_LINK = re.compile(r"(?<!\s)\s*[¶§#🔗]\s*$")
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDER = {
     "ascii": "cp1252",

@@ -1,0 +1,82 @@
+"""All reading of others' files goes through `trainyard/data/limited`: a reader called around it has no limits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_budgets import REPOSITORY, name_of, sources
+
+INSIDE = ("trainyard/data/readers/", "trainyard/data/limited/jobs.py", "trainyard/data/limited/commits.py")
+"""Code that runs in a reading process alone; `service.py`, which everybody may import, imports none of it."""
+PARSES = ("documents", "markup", "rowfiles", "jsonl", "tables", "sets", "repositories", "intake", "streams")
+"""Modules of `trainyard/data/readers` that look at the bytes of a file."""
+LIGHT = {"trainyard.data.readers.streams.Limits"}
+PARSERS = {
+    *("pypdf", "docx", "bs4", "lxml", "openpyxl", "odf", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json"),
+    *("csv", "zipfile", "gzip", "bz2", "lzma", "zlib", "html.parser", "xml.etree.ElementTree", "xlrd", "markdown"),
+}
+"""Libraries that parse documents. A new reader uses one of them or a new one, which belongs in this list."""
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of everything that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_reader(name: str) -> bool:
+    """Whether a dotted name belongs to code that parses the files of others."""
+    if name in LIGHT:
+        return False
+    if any(name == parser or name.startswith(f"{parser}.") for parser in PARSERS):
+        return True
+    return any(name.startswith(f"trainyard.data.readers.{module}") for module in PARSES) or (
+        name.startswith("trainyard.data.limited.") and name.split(".")[3] in ("jobs", "commits", "server", "children")
+    )
+
+
+def readers_called_around(name: str, text: str) -> list[str]:
+    """The readers that a module imports although it does not run in a reading process."""
+    if name.startswith(INSIDE) or name.startswith("trainyard/data/limited/server"):
+        return []
+    return [f"{name}: {one}" for one in imported(ast.parse(text)) if is_reader(one)]
+
+
+def test_no_reader_is_called_around_the_limits() -> None:
+    found = [one for path in sources() for one in readers_called_around(name_of(path), path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from trainyard.data.readers.documents import read_document",
+        "from trainyard.data.readers import documents",
+        "import trainyard.data.readers.tables as t",
+        "def f():\n    from pypdf import PdfReader",
+        "from trainyard.data.limited.jobs import carry_out",
+        "from pyarrow import parquet",
+        "import openpyxl",
+    ],
+)
+def test_a_planted_call_around_the_limits_is_found(text: str) -> None:
+    assert readers_called_around("nodes/data_source.py", text)
+
+
+def test_every_type_of_document_is_read_in_a_child() -> None:
+    """Sets are read by `Batch`, and nothing else of the readers calls `read_document`."""
+    callers = [
+        name_of(path)
+        for path in sources("trainyard", "nodes", "tasks", "flows")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "read_document"
+    ]
+    assert set(callers) == {"trainyard/data/readers/sets.py", "trainyard/night/extracting.py"}
+    assert (Path(REPOSITORY) / "trainyard/data/readers/sets.py").read_text().count("Batch(sizes, read") == 2
