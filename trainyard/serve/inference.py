@@ -204,11 +204,16 @@ class Engine:
 
     @torch.inference_mode()
     def score(self, asked: Generation) -> list[TokenLogprob | None]:
-        """Log probability of each prompt token given those before it; None for the first."""
+        """Log probability of each prompt token given those before it; None for the first.
+
+        Stops early, with what it has, when the client hangs up.
+        """
         with self.using(asked.adapter):
             logits = self.model(input_ids=torch.tensor([asked.prompt]), use_cache=False).logits[0].float()
         scored: list[TokenLogprob | None] = [None]
         for position, token in enumerate(asked.prompt[1:]):
+            if asked.cancelled.is_set():
+                break
             scored.append(self.logprob_of(logits[position], token, asked.top_logprobs or 0))
         return scored
 
