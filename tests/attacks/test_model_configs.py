@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from trainyard.errors import InvalidInput
+from trainyard.errors import Corrupt, InvalidInput, LimitExceeded
 from trainyard.stores.models import check_model_folder
+from trainyard.train.methods.loading import require_memory
 
 REPOSITORY = Path(__file__).parents[2]
 SIZES: dict[str, dict[str, Any]] = {
@@ -128,3 +131,21 @@ def test_every_model_of_the_product_is_loaded_with_an_attention_that_we_name() -
     }
     assert len(calls) >= 7
     assert [place for place, passed in calls.items() if not passed] == []
+
+
+def test_a_model_that_does_not_fit_is_refused_before_memory_is_taken(model: Path) -> None:
+    """A sparse file of 64 TiB, whose header is in order, takes no disk and would take all the memory."""
+    tensors = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [2**44], "data_offsets": [0, 2**46]}}
+    header = json.dumps(tensors).encode()
+    with (model / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.truncate(8 + len(header) + 2**40)
+    with pytest.raises(Corrupt, match="E-MODEL-SAFETENSORS"):
+        check_model_folder(model)
+    tensors["model.embed_tokens.weight"] |= {"shape": [2**38], "data_offsets": [0, 2**40]}
+    header = json.dumps(tensors).encode()
+    with (model / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.truncate(8 + len(header) + 2**40)
+    with pytest.raises(LimitExceeded, match=r"E-MODEL-MEMORY: The model in model needs 1024\.0 GiB"):
+        require_memory(model, torch.float32)
