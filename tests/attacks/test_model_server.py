@@ -59,7 +59,7 @@ def attacked(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 280
         while not list(folder.glob("*.json")):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline

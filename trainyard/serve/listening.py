@@ -89,8 +89,12 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def make_room(self) -> None:
-        """Close the oldest connection that has sent no whole head; this one if there is none."""
-        idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and one.phase_now() == "head"]
-        oldest = min(idle, key=lambda one: one.since, default=self)
-        oldest.transport.write(FULL)
-        oldest.transport.close()
+        """Close the oldest connection that has sent no whole head; this one if there is none.
+
+        Those that are closing already are in the list until the loop's next turn.
+        """
+        here = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()]
+        if len(here) > MAX_CONNECTIONS:
+            oldest = min((one for one in here if one.phase_now() == "head"), key=lambda one: one.since, default=self)
+            oldest.transport.write(FULL)
+            oldest.transport.close()

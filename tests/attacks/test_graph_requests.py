@@ -27,7 +27,8 @@ with LadybugGraph(Path(sys.argv[1])) as graph:
     graph.stats()
     serve(graph, listener, None)
 """
-SLOW = {"cypher": "UNWIND range(1, 1000000) AS a UNWIND range(1, 1000) AS b UNWIND range(1, 1000) AS c RETURN count(*)"}
+MANY = "UNWIND range(1, 100000) AS a UNWIND range(1, 1000) AS b UNWIND range(1, 1000) AS c"
+SLOW = {"cypher": f"{MANY} WITH a, b, c WHERE (a * b + c) % 7 = 3 RETURN count(*)"}
 STUBBORN = {"cypher": "UNWIND range(1, 100000000) AS a UNWIND range(1, 1000) AS b RETURN count(*)"}
 """It builds a list first, in which the database looks at no limit."""
 
