@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -23,16 +24,18 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
-from trainyard.serve.listening import bind
+from trainyard.serve.listening import bind, server_config
 from trainyard.stores.graph import Graph, mutation
 
 MAX_BODY_BYTES = 64 << 20
 MAX_MUTATIONS = 5_000
+MAX_QUERIES = 4
+"""Queries at a time, the waiting ones included: a fifth would let everybody else wait longer."""
 STATUS = {InvalidInput: 422, NotFound: 404, Conflict: 409, LimitExceeded: 413, Unavailable: 503}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -42,6 +45,7 @@ class GraphServer:
 
     def __init__(self, graph: Graph, token: str | None = None) -> None:
         self.graph, self.token = graph, token
+        self.queries = threading.BoundedSemaphore(MAX_QUERIES)
 
     def app(self, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
         routes = [
@@ -91,8 +95,15 @@ class GraphServer:
         return {"documents": sorted(self.graph.has([str(one) for one in fields(body, "documents", list)]))}
 
     def query(self, _request: Request, body: bytes) -> dict[str, Any]:
-        parameters = orjson.loads(body).get("parameters") or {} if body else {}
-        return {"rows": self.graph.query(fields(body, "cypher", str), parameters)}
+        cypher, parameters = fields(body, "cypher", str), fields(body, "parameters", dict, {})
+        if not self.queries.acquire(blocking=False):
+            raise Unavailable(
+                f"{MAX_QUERIES} queries are running or waiting.", do="Ask again later.", code="E-GRAPH-BUSY"
+            )
+        try:
+            return {"rows": self.graph.query(cypher, parameters)}
+        finally:
+            self.queries.release()
 
     def stats(self, request: Request, _body: bytes) -> dict[str, Any]:
         return asdict(self.graph.stats(request.query_params.get("tenant")))
@@ -101,15 +112,17 @@ class GraphServer:
         return {"lines": list(self.graph.dump(request.query_params.get("tenant")))}
 
 
-def fields(body: bytes, name: str, kind: type) -> Any:
-    """One field of a JSON object. Raises `InvalidInput` (`E-GRAPH-BODY`)."""
+def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
+    """One field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-BODY`)."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise bad_body("it is no JSON") from error
-    if not isinstance(given, dict) or not isinstance(given.get(name), kind):
-        raise bad_body(f"it has no {name}")
-    return given[name]
+    found = given.get(name) if isinstance(given, dict) else None
+    found = default if found is None else found
+    if not isinstance(found, kind):
+        raise bad_body(f"it has no {name} of the kind that is expected")
+    return found
 
 
 def bad_body(why: str) -> InvalidInput:
@@ -124,12 +137,15 @@ async def body_of(request: Request) -> bytes:
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise bad_body("it is not sent as application/json")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise LimitExceeded(
-                f"The body is longer than {MAX_BODY_BYTES:,} bytes.", do="Send less at a time.", code="E-GRAPH-ROWS"
-            )
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise LimitExceeded(
+                    f"The body is longer than {MAX_BODY_BYTES:,} bytes.", do="Send less at a time.", code="E-GRAPH-ROWS"
+                )
+    except ClientDisconnect as error:
+        raise bad_body("the connection ended before it did") from error
     return bytes(body)
 
 
@@ -161,5 +177,5 @@ def serve(graph: Graph, listener: socket.socket, token: str | None) -> None:
     host = str(listener.getsockname()[0])
     hosts = LOOPBACK if host in LOOPBACK else ("*",)
     app = GraphServer(graph, token).app(hosts)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, ws="none")
+    config = server_config(app, graceful_s=5)
     uvicorn.Server(config).run(sockets=[listener])

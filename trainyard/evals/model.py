@@ -27,7 +27,7 @@ from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
 from trainyard.train.methods.guarding import base_digests, require_same_base
-from trainyard.train.methods.loading import default_attention
+from trainyard.train.methods.loading import default_attention, require_memory
 from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
 LOGITS_AT_ONCE = 1 << 27
@@ -227,6 +227,8 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
 def load_network(path: str, device: str) -> Any:
     """A causal language model from safetensors, without remote code; float32 on the CPU, else its own precision."""
     dtype = torch.float32 if device == "cpu" else "auto"
+    if device == "cpu":
+        require_memory(path, torch.float32)
     model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=default_attention(path)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import threading
 import time
 import uuid
@@ -14,17 +15,32 @@ from typing import Any
 
 import jinja2
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.serve.inference import Engine, Generation, Step, TokenLogprob, Worker
-from trainyard.serve.protocol import ApiError, ChatRequest, CompletionRequest, Sampling, from_trainyard, not_found, sse
+from trainyard.serve.protocol import (
+    MAX_PROMPTS,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    from_trainyard,
+    not_found,
+    sse,
+)
 from trainyard.serve.served import Served
 
 DEFAULT_MAX_TOKENS = 512
 DISCONNECT_POLL_S = 0.2
+MAX_REQUEST_TOKENS = 65_536
+"""Tokens of all prompts and answers of one request: some minutes of a CPU."""
+MAX_REQUEST_LOGPROBS = 1 << 20
+"""Log probabilities in one answer: about 50 MB of JSON."""
+CLIENT_CLOSED_REQUEST = 499
+"""The status that proxies log for a client that hung up."""
 LOWEST_LOGPROB = -9999.0
 """JSON has no minus infinity; vLLM writes the same number."""
 
@@ -58,7 +74,7 @@ class Ticket:
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self.cancelled = threading.Event()
         try:
-            future = worker.submit(lambda: work(self))
+            future = worker.submit(lambda: None if self.cancelled.is_set() else work(self))
         except LimitExceeded as error:
             raise ApiError(503, str(error), "ServiceUnavailableError") from error
         future.add_done_callback(lambda done: self.send(done.exception()))
@@ -98,6 +114,7 @@ class Answers:
         def work(ticket: Ticket) -> None:
             prompt = self.chat_prompt(asked)
             budget = self.budget(len(prompt), wanted, min(DEFAULT_MAX_TOKENS, self.max_tokens))
+            self.require_small(asked, len(prompt) + budget)
             for seed in self.wanted_seeds(asked, ticket):
                 generation = Generation(prompt, budget, cancelled=ticket.cancelled, seed=seed, **options)
                 self.generate(ticket, generation)
@@ -111,22 +128,37 @@ class Answers:
         prompts = asked.prompts()
         if not prompts or (asked.stream and (len(prompts) > 1 or asked.echo)):
             raise ApiError(400, "prompt is empty, or a stream has several prompts or echo.", param="prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise ApiError(400, f"prompt has {len(prompts):,} texts; one request takes {MAX_PROMPTS}.", param="prompt")
         options = self.options(asked, adapter)
         options["top_logprobs"] = asked.logprobs
         wanted = 16 if asked.max_tokens is None else asked.max_tokens
+        scored = asked.echo and asked.logprobs is not None
 
         def work(ticket: Ticket) -> None:
-            for prompt in prompts:
-                ids = self.text_prompt(prompt)
-                budget = self.budget(len(ids), wanted, wanted)
+            tokenised = [self.text_prompt(prompt) for prompt in prompts]
+            budgets = [self.budget(len(ids), wanted, wanted) for ids in tokenised]
+            self.require_small(asked, sum(map(len, tokenised)) + sum(budgets))
+            for ids, budget in zip(tokenised, budgets, strict=True):
                 for seed in self.wanted_seeds(asked, ticket):
                     generation = Generation(ids, budget, cancelled=ticket.cancelled, seed=seed, **options)
-                    echoed = self.engine.score(generation) if asked.echo and asked.logprobs is not None else None
-                    self.generate(ticket, generation, echoed)
+                    self.generate(ticket, generation, self.engine.score(generation) if scored else None)
 
         ticket = Ticket(self.worker, work)
         shape = CompletionShape(asked, self.engine)
         return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
+
+    def require_small(self, asked: Sampling, tokens: int) -> None:
+        """Refuse work for minutes. `tokens` are those of the prompts and budgets. Raises `ApiError` 400."""
+        tokens *= asked.n or 1
+        shown = asked.logprobs_per_token()
+        if tokens > MAX_REQUEST_TOKENS or tokens * shown > MAX_REQUEST_LOGPROBS:
+            raise ApiError(
+                400,
+                f"The request is for {tokens:,} tokens with {shown} log probabilities each; one request takes at most "
+                f"{MAX_REQUEST_TOKENS:,} tokens and {MAX_REQUEST_LOGPROBS:,} log probabilities. Send fewer prompts.",
+                param="prompt",
+            )
 
     def wanted_seeds(self, asked: Sampling, ticket: Ticket) -> Iterator[int | None]:
         """The seed of each choice, until the client leaves."""
@@ -210,7 +242,10 @@ class Answers:
                 shape.take(event)
         finally:
             watcher.cancel()
-        return JSONResponse(shape.body())
+        if await request.is_disconnected():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it
+        # Megabytes of JSON: the other clients are answered meanwhile.
+        return Response(await asyncio.to_thread(shape.json), media_type="application/json")
 
     async def stream(self, request: Request, ticket: Ticket, shape: Shape) -> Response:
         """Waits for the generation to begin, so that a refused request still gets its status code."""
@@ -281,6 +316,9 @@ class Shape:
     def body(self) -> dict[str, Any]:
         choices = [self.choice(number) for number in range(len(self.generations))]
         return {**self.head, "object": self.object, "choices": choices, "usage": self.usage()}
+
+    def json(self) -> bytes:
+        return json.dumps(self.body(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     def chunk_of(self, **choice: Any) -> dict[str, Any]:
         choices = [{"index": len(self.generations) - 1, "logprobs": None, "finish_reason": None, **choice}]
@@ -388,7 +426,7 @@ class CompletionShape(Shape):
         tokens = [*(generation.prompt if echoed else []), *(step.token for step in steps if step.token >= 0)]
         entries = [*(echoed or []), *(step.logprob for step in steps if step.token >= 0)]
         texts = [self.text(token) for token in tokens]
-        offsets = [sum(map(len, texts[:index])) for index in range(len(texts))]
+        offsets = [0, *itertools.accumulate(map(len, texts))][: len(texts)]
         tops = [entry and {self.text(t): max(p, LOWEST_LOGPROB) for t, p in entry.top} for entry in entries]
         values = [entry and max(entry.logprob, LOWEST_LOGPROB) for entry in entries]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

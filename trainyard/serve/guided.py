@@ -100,7 +100,10 @@ class Grammars:
         """A fresh constraint. Raises `InvalidInput` (`E-JSON-SCHEMA`) if it cannot be enforced or cannot fit."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
             raise refused(f"it is longer than {MAX_SCHEMA_BYTES:,} bytes")
-        text = json.dumps(bounded_schema(schema, max_tokens))
+        try:
+            text = json.dumps(bounded_schema(schema, max_tokens))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise refused(f"a keyword has a value of another type ({error})") from error
         if text not in self.compiled:
             self.compiled[text] = self.compile(text)
             for oldest in list(self.compiled)[:-64]:

@@ -26,7 +26,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
 from trainyard.train.methods.guarding import base_digests, require_same_base
-from trainyard.train.methods.loading import default_attention
+from trainyard.train.methods.loading import default_attention, require_memory
 
 MAX_WAITING = 256
 REPLACEMENT = "�"
@@ -77,6 +77,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.folder, self.dtype = folder, dtype
         self.attention = default_attention(str(folder))
+        require_memory(folder, dtype)
         self.model: Any = self.read_base()
         self.weights = base_digests(self.model)
         """What the base's weights are, which no adapter may change."""
@@ -204,11 +205,16 @@ class Engine:
 
     @torch.inference_mode()
     def score(self, asked: Generation) -> list[TokenLogprob | None]:
-        """Log probability of each prompt token given those before it; None for the first."""
+        """Log probability of each prompt token given those before it; None for the first.
+
+        Stops early, with what it has, when the client hangs up.
+        """
         with self.using(asked.adapter):
             logits = self.model(input_ids=torch.tensor([asked.prompt]), use_cache=False).logits[0].float()
         scored: list[TokenLogprob | None] = [None]
         for position, token in enumerate(asked.prompt[1:]):
+            if asked.cancelled.is_set():
+                break
             scored.append(self.logprob_of(logits[position], token, asked.top_logprobs or 0))
         return scored
 

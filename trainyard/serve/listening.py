@@ -1,10 +1,26 @@
-"""The listening socket of every server of ours, bound before the slow part of its start."""
+"""What every server of ours does before a request reaches it: a socket, and limits on connections and on patience.
+
+uvicorn waits for ever for a client that sends half a request. `BoundedProtocol` gives a request's head ten seconds and
+its body a minute, and keeps at most 512 connections: beyond them the oldest that has sent no whole head gives way.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from typing import Any, Literal
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainyard.errors import LimitExceeded
+
+MAX_CONNECTIONS = 512
+HEAD_S = 10.0
+BODY_S = 60.0
+LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+Phase = Literal["head", "body", "answer"]
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -20,3 +36,65 @@ def bind(host: str, port: int) -> socket.socket:
             f"Port {port} of {host} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
         ) from error
     return listener
+
+
+def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
+    """uvicorn's settings for a server of ours: quiet, bounded, without websockets."""
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none"}
+    return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with deadlines for head and body, and a cap on connections."""
+
+    phase: Phase = "head"
+    since = 0.0
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.enter("head")
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if (phase := self.phase_now()) != self.phase:
+            self.enter(phase)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+    def phase_now(self) -> Phase:
+        """What the connection waits for: a request's head, its body, or our answer."""
+        if self.cycle is None or self.cycle.response_complete:
+            return "head"
+        return "body" if self.cycle.more_body else "answer"
+
+    def enter(self, phase: Phase) -> None:
+        """Start a phase, and its deadline."""
+        self.phase, self.since = phase, self.loop.time()
+        if self.deadline is not None:
+            self.deadline.cancel()
+        allowed_s = {"head": HEAD_S, "body": BODY_S}.get(phase)
+        self.deadline = self.loop.call_later(allowed_s, self.expire) if allowed_s is not None else None
+
+    def expire(self) -> None:
+        """Close the connection of a client that is too slow; one that has its answer is idle, and uvicorn's concern."""
+        if self.phase_now() == self.phase and not self.transport.is_closing():
+            if self.cycle is None or not self.cycle.response_started:
+                self.transport.write(LATE)
+            self.transport.close()
+
+    def make_room(self) -> None:
+        """Close the oldest connection that has sent no whole head; this one if there is none.
+
+        Those that are closing already are in the list until the loop's next turn.
+        """
+        here = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()]
+        if len(here) > MAX_CONNECTIONS:
+            oldest = min((one for one in here if one.phase_now() == "head"), key=lambda one: one.since, default=self)
+            oldest.transport.write(FULL)
+            oldest.transport.close()

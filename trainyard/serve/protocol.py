@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trainyard.errors import TrainyardError
 
 MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
+MAX_PROMPTS = 256
+MAX_NAME = 256
 """Choices are computed one after another."""
 Parsed = TypeVar("Parsed", bound="Request")
 
@@ -38,6 +40,13 @@ def not_found(model: str, served: Iterable[str]) -> ApiError:
 
 def from_trainyard(error: TrainyardError) -> ApiError:
     return ApiError(400, str(error), "BadRequestError")
+
+
+def check_name(name: str) -> str:
+    """A name that may be shown and logged. Raises `ValueError`."""
+    if len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
+        raise ValueError(f"a name takes at most {MAX_NAME} printable characters, without spaces at its ends")
+    return name
 
 
 class Request(BaseModel):
@@ -158,6 +167,10 @@ class Sampling(Request):
         seed = self.seed
         return [None if seed is None else (seed + number) % 2**63 if number else seed for number in range(self.n or 1)]
 
+    def logprobs_per_token(self) -> int:
+        """How many log probabilities an answer has for each token."""
+        return 0
+
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         if len(stops) > MAX_STOPS or not all(stops):
@@ -175,6 +188,9 @@ class ChatRequest(Sampling):
     tool_choice: Literal["auto", "none"] | None = None
     """Nothing makes a model call a tool here, so it cannot be required."""
 
+    def logprobs_per_token(self) -> int:
+        return 1 + (self.top_logprobs or 0) if self.logprobs else 0
+
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools as a chat template takes them."""
         return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
@@ -185,6 +201,9 @@ class CompletionRequest(Sampling):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
+
+    def logprobs_per_token(self) -> int:
+        return 0 if self.logprobs is None else 1 + self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """One prompt or several, each as text or as token ids."""
@@ -208,8 +227,13 @@ class UnloadAdapter(Request):
 class Alias(Request):
     """`model` None removes the alias."""
 
-    alias: str = Field(min_length=1, max_length=256)
-    model: str | None = Field(None, min_length=1, max_length=256)
+    alias: str = Field(min_length=1, max_length=MAX_NAME)
+    model: str | None = Field(None, min_length=1, max_length=MAX_NAME)
+
+    @field_validator("alias")
+    @classmethod
+    def is_shown(cls, alias: str) -> str:
+        return check_name(alias)
 
 
 def parse(kind: type[Parsed], body: bytes) -> Parsed:

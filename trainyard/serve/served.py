@@ -14,10 +14,13 @@ from typing import Any
 
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.inference import Engine, Worker
-from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, from_trainyard, not_found
+from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, check_name, from_trainyard, not_found
 from trainyard.stores.models import ModelSource, chat_template_sha256
 
-MAX_NAME = 256
+MAX_ALIASES = 256
+MAX_ADAPTERS = 256
+MAX_PATH = 4096
+"""Linux takes no longer path."""
 
 
 class Served:
@@ -78,8 +81,10 @@ class Served:
         name = asked.lora_name
         if not name or not asked.lora_path:
             raise user_error("Both 'lora_name' and 'lora_path' must be provided.")
-        if len(name) > MAX_NAME or not name.isprintable():
-            raise user_error(f"'lora_name' takes at most {MAX_NAME} printable characters.", "lora_name")
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise user_error(f"'lora_name': {error}.", "lora_name") from error
         if name in self.aliases or name == self.base.name:
             raise user_error(f"The lora adapter name '{name}' conflicts with a served model.", "lora_name")
         folder = self.adapter_folder(asked.lora_path, name)
@@ -94,6 +99,8 @@ class Served:
                 "'load_inplace' to True.",
                 "lora_name",
             )
+        if name not in self.paths and len(self.paths) >= MAX_ADAPTERS:
+            raise user_error(f"{MAX_ADAPTERS} adapters are loaded; unload one first.", "lora_name")
         try:
             check_origin(folder, self.base)
             if name in self.paths:
@@ -107,15 +114,15 @@ class Served:
     def adapter_folder(self, path: str, name: str) -> Path:
         """The folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
         try:
-            folder = Path(path).resolve()
-            folder.exists()
-        except (OSError, RuntimeError, ValueError):  # too long, a circle of links, no text for a file name
-            folder = None
+            folder = Path(path).resolve() if "\0" not in path and len(path) <= MAX_PATH else None
+            is_there = folder is not None and (folder / "adapter_config.json").is_file()
+        except (OSError, RuntimeError, ValueError):  # a name that is too long, or links in a circle
+            folder, is_there = None, False
         if folder is None or not any(folder.is_relative_to(root) for root in self.roots):
             raise user_error(
                 f"Loading lora {name} failed: the path is outside the server's adapter roots.", "lora_path"
             )
-        if not (folder / "adapter_config.json").is_file():
+        if not is_there:
             raise ApiError(
                 404, f"Loading lora {name} failed: No adapter found for {path[:MAX_NAME]}", "NotFoundError", "lora_path"
             )
@@ -148,6 +155,8 @@ class Served:
                 raise user_error(f"'{asked.alias}' is the name of a served model.", "alias")
             if asked.model in self.aliases or (asked.model not in self.paths and asked.model != self.base.name):
                 raise not_found(asked.model, self.names())
+            if asked.alias not in self.aliases and len(self.aliases) >= MAX_ALIASES:
+                raise user_error(f"{MAX_ALIASES} aliases are set; remove one first.", "alias")
             self.aliases[asked.alias] = asked.model
         return {"alias": asked.alias, "model": asked.model}
 

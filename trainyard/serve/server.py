@@ -27,6 +27,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from transformers.utils import logging as transformers_logging
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
@@ -34,7 +35,7 @@ from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
 from trainyard.serve.embedded import READY_FILE
 from trainyard.serve.inference import Engine, Worker
-from trainyard.serve.listening import bind
+from trainyard.serve.listening import bind, server_config
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
@@ -146,10 +147,13 @@ async def json_body(request: Request) -> bytes:
     if kind != "application/json":
         raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
+    except ClientDisconnect as error:
+        raise ApiError(408, "The connection ended before the body did.", "RequestTimeout") from error
     return bytes(body)
 
 
@@ -247,7 +251,7 @@ def serve(arguments: argparse.Namespace) -> None:
     served, answers = prepare(arguments)
     hosts = ["127.0.0.1", "localhost", "[::1]", "::1"] if is_loopback(arguments.host) else ["*"]
     app = build_app(served, answers, token=token, hosts=hosts)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, ws="none")
+    config = server_config(app, graceful_s=3)
     ready = ReadyServer(config, lambda: announce(arguments.folder, arguments.host, listener, served.base))
     ready.run(sockets=[listener])
     served.worker.stop()

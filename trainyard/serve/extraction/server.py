@@ -29,6 +29,7 @@ from starlette.routing import Route
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.extraction.rules import MODEL, answer
+from trainyard.serve.listening import server_config
 from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, parse
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import process_start
@@ -165,7 +166,7 @@ def serve(arguments: argparse.Namespace) -> None:
             f"Port {arguments.port} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
         ) from error
     app = RulesServer(arguments.delay).app()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, ws="none")
+    config = server_config(app, graceful_s=3)
     ReadyServer(config, listener, arguments.folder).run(sockets=[listener])
 
 

@@ -66,8 +66,8 @@ def check_kernels(where: str, config: Mapping[str, Any]) -> None:
     """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-ATTENTION`)."""
     for key, value in nested(config):
         known = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
-        wanted = value.values() if isinstance(value, dict) else [value]
-        odd = [one for one in wanted if one is not None and one not in known] if known is not None else []
+        wanted = list(value.values()) if isinstance(value, dict) else [value]
+        odd = [one for one in wanted if one is not None and str(one) not in known] if known is not None else []
         if known is not None and odd:
             raise InvalidInput(
                 f"{where} asks for {key} {str(odd[0])[:100]!r}.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import orjson
 
 import trainyard.errors
-from trainyard.errors import TrainyardError, Unavailable
+from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.inherited import UMASK, child_environment
 from trainyard.stores.files import Files, RealFiles, make_folders, telling
 from trainyard.stores.graph.contract import GraphStats
@@ -24,6 +26,11 @@ ANSWER_S = 900.0
 """A writer that is silent for this long is ended: the next call starts another one, and what it had not committed is
 gone as after a crash."""
 STOP_S = 30.0
+SLICE_S = 2.0
+"""A query that runs for longer gives way as soon as somebody else waits."""
+QUERY_S = 40.0
+"""The database ends a query after 30 s by itself, but not while it builds a list."""
+POLL_S = 0.05
 
 
 class LadybugGraph:
@@ -33,6 +40,8 @@ class LadybugGraph:
         self.path, self.files, self.answer_s = path.absolute(), files or RealFiles(), answer_s
         self.writer: subprocess.Popen[bytes] | None = None
         self.lock = threading.RLock()
+        self.waiting = 0
+        """How many threads wait for the lock."""
 
     @property
     def log(self) -> Path:
@@ -60,20 +69,44 @@ class LadybugGraph:
 
     def ask(self, verb: str, **fields: Any) -> Any:
         """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-WRITER`) if it died of it."""
+        line = orjson.dumps({"do": verb, **fields}, default=dict, option=orjson.OPT_APPEND_NEWLINE)
+        self.waiting += 1
         with self.lock:
+            self.waiting -= 1
             if self.writer is not None and self.writer.poll() is not None:
                 self.end(STOP_S)  # it died while it was idle, with everything committed
             if self.writer is None:
                 self.start()
             assert self.writer is not None
             assert self.writer.stdin is not None
-            line = orjson.dumps({"do": verb, **fields}, default=dict, option=orjson.OPT_APPEND_NEWLINE)
             try:
                 self.writer.stdin.write(line)
                 self.writer.stdin.flush()
             except OSError as error:  # BrokenPipeError: it died while it was idle
                 raise self.died() from error
+            if verb == "query":
+                self.give_way()
             return self.answer()
+
+    def give_way(self) -> None:
+        """Wait for a query's answer, but end the writer when the query takes long and others wait, or takes too long.
+
+        Nothing is lost: a query only reads. The database does not look at an interruption everywhere.
+        Raises `InvalidInput` (`E-GRAPH-QUERY`).
+        """
+        assert self.writer is not None
+        started, silent = time.monotonic(), True
+        while silent and (took := time.monotonic() - started) < (SLICE_S if self.waiting else QUERY_S):
+            silent = not select.select([self.writer.stdout], [], [], min(POLL_S, QUERY_S - took))[0]
+        if silent:
+            self.writer.kill()
+            self.end(STOP_S)
+            raise InvalidInput(
+                f"The query was ended after {time.monotonic() - started:.0f} s.",
+                why=f"A query may take {QUERY_S:g} s, and {SLICE_S:g} s while others wait for the graph.",
+                do="Narrow it: fewer rows in MATCH and UNWIND, a LIMIT.",
+                code="E-GRAPH-QUERY",
+            )
 
     def answer(self) -> Any:
         assert self.writer is not None

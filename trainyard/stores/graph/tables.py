@@ -275,9 +275,9 @@ class Tables:
                     )
                 rows.append(dict(zip(names, found.get_next(), strict=True)))
             found.close()
-        except LimitExceeded:
+        except TrainyardError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:  # of a value that it cannot convert
             raise InvalidInput(
                 "The graph does not answer this query.",
                 why=" ".join(str(error).split())[:500],

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -19,8 +20,9 @@ from transformers import (
     AutoTokenizer,
 )
 
-from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
 from trainyard.spec.axes import ADAPTER_METHODS, Precision
+from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.precision import ATTENTION_NAMES, Architecture, native_bf16
@@ -65,6 +67,24 @@ def default_attention(folder: str, head: Head = "causal") -> str:
     It is passed to every loader, so that the one in a model's config.json is never used. Raises as `architecture_of`.
     """
     return "sdpa" if "sdpa" in architecture_of(folder, head).kernels else "eager"
+
+
+def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
+    """Refuse a model whose weights do not fit into the memory that is free now, before any of it is taken.
+
+    A Hub name is not looked at. Raises `LimitExceeded` (`E-MODEL-MEMORY`).
+    """
+    if not Path(folder).is_dir():
+        return
+    needed = sum(count_parameters(path) for path in weight_files(Path(folder))) * dtype.itemsize
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise LimitExceeded(
+            f"The model in {Path(folder).name} needs {needed / 2**30:.1f} GiB of memory.",
+            why=f"{free / 2**30:.1f} GiB are free on this machine.",
+            do="Use a smaller model or dtype, or end what takes the memory.",
+            code="E-MODEL-MEMORY",
+        )
 
 
 def load_base(request: PolicyRequest, folder: str, **options: Any) -> Any:
