@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainyard.api import planning, services, stack
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.api.verbs import backends, conversion, demo, doctor, graph, jobs, night, proof, renderers, waiting
+from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.night.report import NightReport
@@ -219,6 +220,8 @@ def up(_: Nothing, context: Context) -> UpOutput:
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
     """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    for line in sweep_leftovers(settings.home):
+        say(line)
     for pid in sweep(settings.home):
         say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():

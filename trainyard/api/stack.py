@@ -24,6 +24,7 @@ import psutil
 import yaml
 
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
+from trainyard.compute.leftovers import temporary_folder
 from trainyard.errors import NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
@@ -294,7 +295,8 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
     argv = [sys.executable, "-m", "trainyard.api.draining"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
-    service = spawn(settings, "worker", argv, service_environment(settings, url), url)
+    environment = {**service_environment(settings, url), "TMPDIR": str(temporary_folder(settings.home))}
+    service = spawn(settings, "worker", argv, environment, url)
     time.sleep(0.5)
     if service.process() is None:
         raise cannot_start(service, "it ended at once")
