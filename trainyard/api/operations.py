@@ -33,6 +33,7 @@ from trainyard.api.verbs import (
     renderers,
     waiting,
 )
+from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.night.report import NightReport
@@ -222,6 +223,8 @@ def up(given: access.UpInput, context: Context) -> access.UpOutput:
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
     """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    for line in sweep_leftovers(settings.home):
+        say(line)
     for pid in sweep(settings.home):
         say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from trainyard.compute.logs import rotate_log
 from trainyard.errors import Conflict
 from trainyard.inherited import UMASK, close_to_others
 from trainyard.settings import Settings
@@ -81,6 +82,7 @@ def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell that starts us with `&` makes SIGINT ignored, and a Prefect worker ends itself by SIGINT.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    rotate_log(log)
     with log.open("w", encoding="utf-8") as stream:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=dict(env), start_new_session=True,

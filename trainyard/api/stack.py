@@ -26,6 +26,7 @@ import yaml
 from trainyard import inherited
 from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
 from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
+from trainyard.compute.leftovers import temporary_folder
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
@@ -387,7 +388,8 @@ def start_worker(settings: Settings, url: str, say: Say) -> Service:
     argv = [sys.executable, "-m", "trainyard.api.draining"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
-    service = spawn(settings, "worker", argv, service_environment(settings, url, "worker"), url)
+    environment = {**service_environment(settings, url, "worker"), "TMPDIR": str(temporary_folder(settings.home))}
+    service = spawn(settings, "worker", argv, environment, url)
     time.sleep(0.5)
     if service.process() is None:
         raise cannot_start(service, "it ended at once")

@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from trainyard.compute.logs import rotate_log
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import UMASK, child_environment
 from trainyard.serve.chat_templates import check_folder
@@ -142,6 +143,7 @@ def launch(settings: Settings, model: str, *, threads: int, adapters: dict[str, 
     for name, folder in adapters.items():
         command += ["--adapter", f"{name}={folder}"]
     log = settings.services / LOG_FILE
+    rotate_log(log)
     with log.open("wb") as stream:
         # A session of its own: the terminal's Ctrl-C and hang-up are not for this server.
         child = subprocess.Popen(

@@ -160,9 +160,13 @@ class RealFiles:
 
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
-        with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+        while True:
+            with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not _is_open(path, descriptor):  # whoever sweeps lock files removed it while we waited
+                    continue
+                yield
+                return
 
 
 def write_whole(files: Files, path: Path, data: bytes) -> None:
@@ -317,6 +321,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    """Whether the name still means the file that is open."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -28,7 +28,8 @@ def process_start(pid: int | None = None) -> Start:
     """When a process started, this one by default. Raises `psutil.NoSuchProcess`."""
     pid = os.getpid() if pid is None else pid
     if not BOOT_ID_FILE.exists():
-        return float(psutil.Process(pid).create_time())
+        wall: float = psutil.Process(pid).create_time()
+        return wall
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -41,7 +42,7 @@ def find_process(pid: int, start: Start) -> psutil.Process | None:
     """The living process that started then under this pid; None if it ended, a zombie included."""
     try:
         process = psutil.Process(pid)
-        found = process.create_time() if isinstance(start, int | float) else process_start(pid)
+        found: Start = process.create_time() if isinstance(start, int | float) else process_start(pid)
         if isinstance(found, str) or isinstance(start, str):
             same = found == start
         else:

@@ -4,7 +4,8 @@ Every ten seconds it ends supervised children whose parent died without them, an
 whose process is gone. Prefect's automation does the latter by missing heartbeats, from anywhere and after 90 s; this
 looks at the process itself. It also takes back what the automation got wrong: after an outage of the server of more
 than 90 s nobody has heard a beat, and every run reads crashed. At six in the morning it looks whether a night
-succeeded. A server that is away is waited for.
+succeeded. A server that is away is waited for; services of this home that died are started again, and what killed
+runs have left in the home's temporary folder is removed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from prefect.states import Running
 from trainyard.api.records import read_result
 from trainyard.api.runs.night_watch import NightWatch
 from trainyard.api.runs.operating import dead_runs, process_of, runs_in, settle
+from trainyard.api.runs.reviving import Reviver
 from trainyard.api.runs.server import NO_HEARTBEAT, client
 from trainyard.api.stack import worker_name
+from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import Sweeper
 from trainyard.errors import Unavailable
 from trainyard.settings import Settings, load_settings
@@ -40,16 +43,19 @@ class Watchdog:
     settings: Settings
     sweeper: Sweeper = field(init=False)
     nights: NightWatch = field(init=False)
+    reviver: Reviver = field(init=False)
     suspects: set[tuple[str, str]] = field(default_factory=set)
     """(run, its process) that the last look found dead."""
 
     def __post_init__(self) -> None:
         self.sweeper = Sweeper(self.settings.home)
         self.nights = NightWatch(self.settings)
+        self.reviver = Reviver(self.settings)
 
     def look(self) -> list[str]:
         """What was done, in sentences."""
         done = [f"ended the orphan {pid}" for pid in self.sweeper.look()]
+        done += [*self.reviver.look(), *sweep_leftovers(self.settings.home)]
         try:
             return done + self.settle_dead() + self.correct_automation() + self.nights.look()
         except (Unavailable, httpx.HTTPError, PrefectHTTPStatusError) as error:

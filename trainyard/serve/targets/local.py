@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from trainyard.compute.logs import rotate_log
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.inherited import UMASK, child_environment
 from trainyard.serve.embedded import Instance, end_tree
@@ -151,6 +152,7 @@ def start(
     Raises `Unavailable` (`E-SERVER-START`) with the last line of its log if it does not come up.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    rotate_log(log)
     with log.open("wb") as stream:
         child = subprocess.Popen(
             list(argv),

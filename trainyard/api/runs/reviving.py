@@ -1,0 +1,94 @@
+"""Services that died are started again: `python -m trainyard.api.runs.reviving`, called by the watchdog.
+
+A process of its own, so that what it starts does not belong to the watchdog. A service counts as dead when its record
+is there and its process is not: `trainyard down` removes the record first. Everything happens under the lock of `up`
+and `down`, after another look, so that nothing is started that was stopped meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainyard.api import services, stack
+from trainyard.api.operations import begin_work, start_embedded
+from trainyard.errors import TrainyardError
+from trainyard.serve import embedded
+from trainyard.serve.targets import local
+from trainyard.settings import Settings, load_settings
+
+BACK_OFF_S = (0.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Wait before the first restart, between its end and the second, …; the last for every further one."""
+STEADY_S = 600.0
+"""Nothing has died for that long: the next death counts as the first again."""
+
+
+def dead_services(settings: Settings) -> list[str]:
+    """The services of this home that were started, not stopped, and whose process is gone."""
+    recorded = [name for name in ("server", "worker") if services.record_path(settings, name).is_file()]
+    dead = [name for name in recorded if services.running(settings, name) is None]
+    if (settings.services / embedded.READY_FILE).is_file() and embedded.instance(settings) is None:
+        dead.append("embedded")
+    return dead + [path.stem for path in local.expected(settings) if path.is_file() and local.running(path) is None]
+
+
+def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
+    """Start the dead services again; returns their names. Raises what their start raises."""
+    with services.exclusive(settings):
+        dead = dead_services(settings)
+        if "server" in dead:
+            stack.start_server(settings, say)
+        url = stack.api_url(settings)
+        if "worker" in dead and url is not None and stack.healthy(url, timeout_s=10):
+            begin_work(settings, url, say)
+        if "embedded" in dead:
+            start_embedded(settings, say)
+        for line in local.restore(settings) if dead else ():
+            say(line)
+    return dead
+
+
+@dataclass
+class Reviver:
+    """Calls `revive` in a process of its own when something is dead, less often the more often it dies."""
+
+    settings: Settings
+    tries: int = 0
+    next_at: float = 0.0
+    """By `time.monotonic()`."""
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def look(self) -> list[str]:
+        """What was begun, in sentences; never waits for a restart."""
+        now = time.monotonic()
+        if self.child is not None:
+            if self.child.poll() is not None:
+                self.child, self.next_at = None, now + BACK_OFF_S[min(self.tries, len(BACK_OFF_S) - 1)]
+            return []
+        dead = dead_services(self.settings)
+        if not dead:
+            self.tries = 0 if now - self.next_at > STEADY_S else self.tries
+            return []
+        if self.tries and now < self.next_at:
+            return []
+        self.tries += 1
+        # A session of its own: who ends the watchdog's tree must not end a start in the middle.
+        argv = [sys.executable, "-m", "trainyard.api.runs.reviving"]
+        self.child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        return [f"{', '.join(dead)} died and is started again (try {self.tries})"]
+
+
+def main() -> int:
+    try:
+        revive(load_settings(), lambda line: print(line, flush=True))
+    except TrainyardError as error:
+        print(error, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""Temporary folders of this home: where its flows make them, and which of them nobody uses any more.
+
+A flow that is killed cannot remove its own. They lie in one folder for each home, so that they can be found, and one
+is removed when no living process has its working folder in it or names it, and it is old enough that its maker is not
+just starting.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+LONGEST_PATH = 60
+"""Sockets in temporary folders have at most 107 bytes for their whole path (unix(7)), of which libraries take 40."""
+PATTERNS = ("prefect-workspace-attempt-*", "tmp*prefect")
+"""What Prefect's worker and its runs make and do not remove when they are killed."""
+YOUNG_S = 120.0
+
+
+def temporary_folder(home: Path) -> Path:
+    """The folder for temporary files of a home's flows, made if it is not there: `home/tmp`, or a short one.
+
+    Below the machine's own folder it belongs to this user alone; one that somebody else made is not used.
+    """
+    folder = home / "tmp"
+    if len(os.fsencode(folder)) > LONGEST_PATH:
+        digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:12]
+        short = Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{digest}"
+        short.mkdir(mode=0o700, exist_ok=True)
+        if short.lstat().st_uid == os.getuid() and not short.is_symlink():
+            return short
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def sweep_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
+    """Remove the folders that killed flows of this home have left, and return them."""
+    folder, now = temporary_folder(home), time.time()
+    found = [path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_dir() and not path.is_symlink()]
+    old = [path for path in found if now - path.stat().st_mtime >= young_s]
+    used = used_paths() if old else []
+    going = [path for path in old if not any(str(path) in text for text in used)]
+    for path in going:
+        shutil.rmtree(path, ignore_errors=True)  # one that cannot be removed now is tried again at the next look
+    return going
+
+
+def used_paths() -> list[str]:
+    """Working folder, command line and environment of every process that we may look at."""
+    texts = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it ended, or is another user's
+            texts.append("\n".join([process.cwd(), *process.cmdline(), *process.environ().values()]))
+    return texts
+
+
+def sweep_locks(adapters: Path) -> list[Path]:
+    """Remove the `.deploying` files that no deployment holds, and return them."""
+    removed = []
+    for path in adapters.glob("*/*/.deploying"):
+        with suppress(FileNotFoundError, BlockingIOError), path.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            removed.append(path)
+    return removed
+
+
+def sweep_leftovers(home: Path) -> Iterator[str]:
+    """Remove what killed processes of this home have left, and say it."""
+    for path in sweep_temporary(home):
+        yield f"removed the temporary folder {path.name} of a run that is gone"
+    sweep_locks(home / "adapters")
