@@ -33,7 +33,17 @@ def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str
     facts = facts or {}
     rest = {"held_out": sum((facts.get("heldout") or {}).values()), **(facts.get("dropped") or {})}
     words = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items() if count)
-    return f"{kept or 0:,} of {facts['read']:,} {port} ({words})" if words else f"{kept or 0:,} {port}"
+    noticed = [
+        f"{told['found']:,} {kind.replace('_', ' ')} {DONE[told['action']]}"
+        for kind, told in (facts.get("sensitive") or {}).items()
+        if told["found"] and told["action"] in DONE
+    ]
+    line = f"{kept or 0:,} of {facts['read']:,} {port} ({words})" if words else f"{kept or 0:,} {port}"
+    return ", ".join([line, *noticed])
+
+
+DONE = {"count": "found", "mask": "masked"}
+"""What became of what is sensitive; rows that were put aside for it are among those that were dropped."""
 
 
 def training(output: NodeOutput) -> str:

@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.data.quality.sensitive import sensitive_sentences
 from trainyard.data.validation import TokenCounter, load_token_counter, validate
 from trainyard.errors import NotFound
 from trainyard.spec.axes import Port
@@ -48,6 +49,8 @@ def prepare(context: NodeContext) -> Make:
                 )
                 for warning in (*made.facts["warnings"], *made.facts["cautions"]):
                     context.say(f"{port.value}: {warning}", logging.WARNING)
+                for line in sensitive_sentences(made.facts["sensitive"]):
+                    context.say(f"{port.value}: {line}", logging.WARNING)
                 outputs |= made.outputs
                 facts |= {port.value: made.facts}
         return Produced(outputs=outputs, facts=facts)

@@ -39,6 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
+    "validator": ("phonenumberslite",),
     "evaluator": ("torch", "transformers", "peft"),
 }
 """Node type -> packages whose version changes its result."""

@@ -32,6 +32,7 @@ from trainyard.data.quality.duplicates import Shingles, exact_duplicates
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
 from trainyard.data.quality.grounding import Vocabulary, grounding, load_vocabulary
 from trainyard.data.quality.lengths import TokenCounter, length, load_token_counter
+from trainyard.data.quality.sensitive import SensitiveCounts, check_sensitive, sensitive_facts
 from trainyard.data.quality.sets import Entries, Fate, Survivors, with_words, work_schema
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
@@ -66,12 +67,14 @@ class Sieve:
     evaluation: Apart | None = None
     seen: set[bytes] = field(default_factory=set)
     shingles: Shingles = field(default_factory=Shingles)
+    sensitive: SensitiveCounts = field(default_factory=SensitiveCounts)
     truncated: int = 0
     read_tokens: int = 0
 
 
 RowStep = Callable[[Block, Sieve], Block]
 ROW_STEPS: dict[str, RowStep] = {
+    "sensitive": check_sensitive,
     "format": check_format,
     "row_schema": check_schema,
     "length": length,
@@ -79,8 +82,8 @@ ROW_STEPS: dict[str, RowStep] = {
     "exact_duplicates": exact_duplicates,
     "grounding": grounding,
 }
-"""What a row has to pass, in order. Grounding stands before near-duplicates, so that of two similar answers the
-grounded one stays."""
+"""What a row has to pass, in order. What is sensitive is masked before a step can write it anywhere. Grounding stands
+before near-duplicates, so that of two similar answers the grounded one stays."""
 
 SetStep = Callable[[Survivors, Sieve], None]
 SET_STEPS: dict[str, SetStep] = {
@@ -149,7 +152,7 @@ def prepare(
         Ledger(quarantine),
         tokens,
         row_validator=row_validator(config.row_schema),
-        vocabulary=None if config.grounding is None else load_vocabulary(documents),
+        vocabulary=None if config.grounding is None else load_vocabulary(documents, config.sensitive),
         evaluation=load_evaluation_sets(config.evaluation_sets, config.decontaminate) if compare else None,
     )
 
@@ -221,6 +224,7 @@ def summary(survivors: Survivors, sieve: Sieve) -> dict[str, Any]:
         "heldout": {name: ledger.heldout.get(name, 0) for name in (UNSEEN_DOCUMENTS, UNSEEN_WORDING)},
         "dropped": dict(sorted(ledger.dropped.items())),
         "truncated": sieve.truncated,
+        "sensitive": sensitive_facts(sieve.config.sensitive, sieve.sensitive),
         "documents": {
             "trained": len(np.unique(survivors.documents[train])),
             "heldout": len(np.unique(survivors.documents[held])),

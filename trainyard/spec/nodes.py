@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port, TargetType
 from trainyard.spec.training import Strict, TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+SensitiveAction = Literal["off", "count", "mask", "quarantine"]
+PhoneRegion = Literal[
+    "AT", "AU", "BE", "BR", "CA", "CH", "CN", "CZ", "DE", "DK", "ES", "FI", "FR", "GB", "GR", "HU", "IE", "IL", "IN",
+    "IT", "JP", "KR", "MX", "NL", "NO", "NZ", "PL", "PT", "RO", "SE", "SG", "TR", "UA", "US", "ZA",
+]  # fmt: skip
+PHONE_REGIONS: tuple[PhoneRegion, ...] = ("US", "GB", "DE", "FR")
 Url = Annotated[str, Field(min_length=1, max_length=2048)]
 EndpointName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -122,6 +128,34 @@ class QualityRules(Strict):
     refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer holds one of these is dropped.")
 
 
+class SensitiveRules(Strict):
+    """What is done with personal data and secrets in the texts of a row, by kind."""
+
+    email: SensitiveAction = "count"
+    phone: SensitiveAction = "count"
+    card: SensitiveAction = Field("count", description="Numbers of payment cards.")
+    api_key: SensitiveAction = Field("count", description="Keys and tokens of services, passwords in URLs.")
+    private_key: SensitiveAction = "count"
+    phone_regions: tuple[PhoneRegion, ...] = Field(
+        PHONE_REGIONS, description="Countries whose numbers are found without the country's code."
+    )
+
+    @model_validator(mode="after")
+    def regions_are_used(self) -> SensitiveRules:
+        if self.phone == "off" and self.phone_regions != PHONE_REGIONS:
+            raise ValueError("phone_regions has no effect while phone is off")
+        return self
+
+
+def same_for_all(given: Any) -> Any:
+    """`mask` as every kind's action."""
+    if not isinstance(given, str):
+        return given
+    if given not in (actions := get_args(SensitiveAction)):
+        raise ValueError(f"{given!r} is none of {', '.join(actions)}")
+    return {name: given for name in SensitiveRules.model_fields if name != "phone_regions"}
+
+
 class ValidatorConfig(Strict):
     """Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside."""
 
@@ -139,6 +173,9 @@ class ValidatorConfig(Strict):
     evaluation_sets: tuple[Path, ...] = Field((), description="Task files that training must not contain either.")
     holdout: HoldoutRules = Field(default_factory=HoldoutRules)
     row_schema: dict[str, Any] | None = Field(None, description="JSON Schema that every row has to meet.")
+    sensitive: Annotated[
+        SensitiveRules, BeforeValidator(same_for_all, json_schema_input_type=SensitiveAction | SensitiveRules)
+    ] = Field(SensitiveRules(), description="Personal data and secrets: one word for all kinds, or one for each.")
 
 
 class BenchmarkSpec(Strict):

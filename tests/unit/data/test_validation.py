@@ -51,7 +51,15 @@ HOLDOUT = {"documents": 0.1, "min_rows": 2, "wording": True}
 
 
 def test_the_steps_in_order() -> None:
-    assert list(ROW_STEPS) == ["format", "row_schema", "length", "quality", "exact_duplicates", "grounding"]
+    assert list(ROW_STEPS) == [
+        "sensitive",
+        "format",
+        "row_schema",
+        "length",
+        "quality",
+        "exact_duplicates",
+        "grounding",
+    ]
     assert list(SET_STEPS) == ["near_duplicates", "holdout", "decontamination"]
 
 

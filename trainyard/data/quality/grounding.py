@@ -14,11 +14,12 @@ import pyarrow as pa
 import xxhash
 
 from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.sensitive import masked_texts
 from trainyard.data.quality.words import words
 from trainyard.data.rows import ROWS_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
-from trainyard.spec.nodes import ValidatorConfig
+from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
 
 Vocabulary = dict[int, np.ndarray]
 """Hash of a document's id -> its different word hashes, sorted."""
@@ -30,8 +31,10 @@ class GroundingSieve(Protocol):
     vocabulary: Vocabulary | None
 
 
-def load_vocabulary(documents: Path | None) -> Vocabulary:
+def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary:
     """The words of every document of a documents folder: 8 bytes for each different word of each document.
+
+    Documents are masked as their rows are: an answer that names `[EMAIL]` is then grounded.
 
     Raises `InvalidInput` (`E-GROUNDING-DOCUMENTS`) without a folder.
     """
@@ -44,7 +47,7 @@ def load_vocabulary(documents: Path | None) -> Vocabulary:
         )
     found: Vocabulary = {}
     for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):
-        of_block = words(pa.concat_arrays([block.column("text").fill_null("")]))
+        of_block = words(masked_texts(pa.concat_arrays([block.column("text").fill_null("")]), masks))
         for index, doc_id in enumerate(block.column("doc_id").to_pylist()):
             found[document_key(doc_id)] = np.unique(of_block.of(index))
     return found

@@ -1,0 +1,269 @@
+"""What is sensitive in a text: e-mail addresses, phone and card numbers, keys of services, private keys.
+
+One row of `DETECTORS` a rule: a pattern by which Arrow finds the few texts that have to be looked at (RE2, linear), the
+function that finds the places, and the placeholder. Precision comes first, because a training set is full of numbers,
+hashes and versions: cards need a known prefix, Luhn's check digit and their own groups, keys a service's prefix or
+a name such as `api_key` with a random-looking value.
+
+Own patterns, because no kept library has them small and offline: detect-secrets is without a release since May 2024,
+reads lines of files and brings an HTTP client; presidio brings spaCy and its models; python-stdnum does not search in
+text. Phone numbers are judged by phonenumberslite (`phones`). No pattern backtracks more than a bounded number of
+characters, so that time grows with the length of a text whatever is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from trainyard.data.quality.phones import Span, find_phones
+
+# --- e-mail ---------------------------------------------------------------------------------------------------------
+
+_LETTERS = "A-Za-z0-9À-ÖØ-öø-ɏ"
+_LABEL = rf"[{_LETTERS}-]{{1,63}}"
+EMAIL = re.compile(rf"(?<![{_LETTERS}._%+'/@-])[{_LETTERS}._%+'-]{{1,64}}+@({_LABEL}(?:\.{_LABEL}){{1,8}})")
+TOP_LEVEL = frozenset(
+    """com org net edu gov mil int info biz name pro app dev page cloud online site website shop store blog email mail
+    tech agency company digital solutions services group team world life live media news wiki work works zone space
+    today academy school university college institute foundation center care health clinic law legal consulting design
+    studio art music photo photos video games software systems network technology tools engineering science bio eco
+    earth energy finance bank capital money tax jobs careers events travel hotel restaurant cafe bar club social
+    community church berlin hamburg koeln cologne bayern wien paris london amsterdam tokyo nyc swiss scot wales cat eus
+    gal asia africa lat xyz top icu vip fun one plus global international ltd gmbh inc llc limited example test
+    invalid""".split()  # noqa: SIM905 - a hundred short words read better as a text
+)
+"""Top-level domains in use beside the two-letter ones. `example` and `test` are what invented addresses end in."""
+
+
+def find_emails(text: str) -> Iterator[Span]:
+    """Addresses whose domain ends in a top-level domain; not remotes of git, logins in URLs, calls in code."""
+    for found in EMAIL.finditer(text) if "@" in text else ():
+        labels = found[1].split(".")
+        while len(labels) > 1 and not is_top_level(labels[-1]):
+            labels.pop()
+        end = found.start(1) + len(".".join(labels))
+        start = found.start() + len(found[0]) - len(found[0].lstrip(".'%+=-"))
+        local = text[start : found.start(1) - 1]
+        after = text[end : end + 2]
+        if len(labels) < 2 or not local or after[:1] in ("(", "[") or before_is_login(text, start, found.end()):
+            continue
+        if after[:1] == ":" and local == "git":  # git@github.com:owner/name
+            continue
+        if "" in labels or any(label[0] == "-" or label[-1] == "-" for label in labels):
+            continue
+        yield start, end
+
+
+def is_top_level(label: str) -> bool:
+    low = label.lower()
+    if label not in (low, label.upper()):
+        return False
+    return (len(low) == 2 and low.isascii() and low.isalpha()) or low in TOP_LEVEL or low.startswith("xn--")
+
+
+def before_is_login(text: str, start: int, end: int) -> bool:
+    """Whether an address is the `user@host` or `password@host` of a URL."""
+    head = text[max(0, start - 80) : start]
+    scheme = head.rfind("://")
+    return scheme >= 0 and not re.search(r"[\s/?#]", head[scheme + 3 :])
+
+
+# --- card numbers ---------------------------------------------------------------------------------------------------
+
+CARD = re.compile(r"(?<![\w.,/+#@-])(?<!\d )\d(?:[ -]?\d){13,18}+(?!\w|[.,:/-]\d| \d)")
+NETWORKS = re.compile(
+    r"4\d{15}(?:\d{3})?"  # Visa
+    r"|(?:5[1-5]|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d*(?<=^.{16})"  # Mastercard
+    r"|3[47]\d{13}"  # American Express
+    r"|(?:6011|64[4-9]|65)\d*(?<=^.{16})"  # Discover
+    r"|35(?:2[89]|[3-8]\d)\d{12}"  # JCB
+    r"|3(?:0[0-5]|[689]\d)\d{11}"  # Diners
+    r"|62\d{14,17}"  # UnionPay
+    r"|(?:5018|5020|5038|5893|6304|6759|676[1-3])\d{12}"  # Maestro
+    r"|220[0-4]\d{12}"  # Mir
+)
+CARD_GROUPS = frozenset({(4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 3), (6, 13)})
+SAYS_NO_CARD = re.compile(
+    r"(?:#|№|\b(?:order|bestell|auftrag|rechnung|invoice|ticket|serial|sku|ref|part|id|isbn|tracking|parcel|batch|timestamp"
+    r"|commande|facture|pedido|imei|ean|gtin)\w{0,12}\W{0,3}(?:(?:no|nr|number|nummer|id)\W{0,3})?$)",
+    re.IGNORECASE,
+)
+
+
+def find_cards(text: str) -> Iterator[Span]:
+    """Numbers of payment cards: a network's prefix and length, Luhn's check digit, and its groups if it has any."""
+    for found in CARD.finditer(text):
+        digits = re.sub(r"\D", "", found[0])
+        if len(set(digits)) < 2 or not NETWORKS.fullmatch(digits) or not luhn(digits):
+            continue
+        groups = tuple(map(len, re.split(r"[ -]", found[0])))
+        one_kind = not (" " in found[0] and "-" in found[0])
+        grouped = len(groups) > 1
+        if grouped and not (one_kind and groups in CARD_GROUPS):
+            continue
+        if not grouped and SAYS_NO_CARD.search(text[max(0, found.start() - 30) : found.start()]):
+            continue
+        yield found.span()
+
+
+def luhn(digits: str) -> bool:
+    """The check digit of ISO/IEC 7812: from the right every second digit doubled, the sum a multiple of ten."""
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return (sum(map(int, digits[::-2])) + sum(doubled)) % 10 == 0
+
+
+# --- keys of services -----------------------------------------------------------------------------------------------
+
+TOKEN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9][A-Za-z0-9_.-]{15,2047}+")
+SERVICES = {
+    "AKIA": r"AKIA[0-9A-Z]{16}", "ASIA": r"ASIA[0-9A-Z]{16}", "ABIA": r"ABIA[0-9A-Z]{16}", "ACCA": r"ACCA[0-9A-Z]{16}",
+    "ghp_": r"ghp_\w{36,255}", "gho_": r"gho_\w{36,255}", "ghu_": r"ghu_\w{36,255}", "ghs_": r"ghs_\w{36,255}",
+    "ghr_": r"ghr_\w{36,255}", "github_pat_": r"github_pat_\w{60,255}", "glpat-": r"glpat-[\w-]{20,300}",
+    "xoxb-": r"xoxb-[\w-]{20,100}", "xoxp-": r"xoxp-[\w-]{20,100}", "xoxa-": r"xoxa-[\w-]{20,100}",
+    "xoxr-": r"xoxr-[\w-]{20,100}", "xoxs-": r"xoxs-[\w-]{20,100}", "xapp-": r"xapp-[\w-]{20,200}",
+    "sk-": r"sk-[\w-]{20,250}", "hf_": r"hf_[A-Za-z0-9]{30,40}", "AIza": r"AIza[\w-]{35}",
+    "ya29.": r"ya29\.[\w-]{20,1000}",
+    "sk_live_": r"sk_live_[0-9A-Za-z]{16,200}", "sk_test_": r"sk_test_[0-9A-Za-z]{16,200}",
+    "rk_live_": r"rk_live_[0-9A-Za-z]{16,200}", "rk_test_": r"rk_test_[0-9A-Za-z]{16,200}",
+    "whsec_": r"whsec_[0-9A-Za-z+/]{32,64}", "SK": r"SK[0-9a-f]{32}", "SG.": r"SG\.[\w-]{16,32}\.[\w-]{32,64}",
+    "npm_": r"npm_[A-Za-z0-9]{36}", "pypi-": r"pypi-AgE[\w-]{50,1000}", "dop_v1_": r"dop_v1_[0-9a-f]{64}",
+    "dapi": r"dapi[0-9a-f]{32}(?:-\d)?", "shpat_": r"shpat_[0-9a-fA-F]{32}", "shpss_": r"shpss_[0-9a-fA-F]{32}",
+    "gsk_": r"gsk_[A-Za-z0-9]{40,60}", "xai-": r"xai-[A-Za-z0-9]{60,100}", "r8_": r"r8_[A-Za-z0-9]{37}",
+    "hvs.": r"hvs\.[\w-]{24,300}", "ntn_": r"ntn_[A-Za-z0-9]{40,60}", "lin_api_": r"lin_api_[A-Za-z0-9]{32,64}",
+    "key-": r"key-[0-9a-f]{32}", "eyJ": r"eyJ[\w-]{8,1000}\.eyJ[\w-]{8,2000}\.[\w-]{16,}",
+}  # fmt: skip
+"""Prefix of a service's keys -> the whole form. A token begins where neither a letter nor a digit stands before."""
+SERVICE_PATTERNS = {prefix: re.compile(pattern, re.ASCII) for prefix, pattern in SERVICES.items()}
+PREFIXES = tuple(SERVICES)
+NAMED = re.compile(
+    r"(?<![a-z])(?:api[_-]?key|apikey|secret|token|passw(?:or)?d|pwd|credential|account[_-]?key|access[_-]?key|bearer"
+    r"|auth)[a-z_-]{0,24}+[\"'\])]{0,2}\s{0,3}(?::=|=>|[:=]|\s)\s{0,3}(?:bearer\s)?[\"'`]?"
+    r"(?P<value>[A-Za-z0-9_+/.~-]{16,512}+={0,2}+)(?![(\[])",
+    re.IGNORECASE,
+)
+"""A value behind a name such as `api_key`, `client_secret`, `Authorization: Bearer`."""
+LOGIN = re.compile(r"://[^\s:/@\"'<>]{1,64}+:(?P<value>[^\s/@\"'<>]{6,128}+)@[\w.-]{2,253}")
+"""A password in a URL."""
+WEBHOOK = re.compile(r"https://hooks\.slack\.com/services/T\w{6,12}+/B\w{6,14}+/\w{20,30}+")
+PLACEHOLDER = re.compile(
+    r"your|example|change.?me|placeholder|redacted|dummy|sample|xxxx|\*\*\*|[$<{]|password|passwd", re.IGNORECASE
+)
+UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+KEY_CANDIDATES = (
+    r"[A-Za-z0-9_.+/-]{16}|://[^\s/]+:[^\s/]+@",
+    r"[A-Za-z][_.+/-]?[0-9]|[0-9][_.+/-]?[A-Za-z]|hf_|://",
+    r"(?i:key|secret|token|passw|pwd|credential|bearer|auth)|://|" + "|".join(map(re.escape, PREFIXES)),
+)
+"""A long run, a change between letters and digits, which words and paths seldom have, and a prefix or a name."""
+
+
+def find_keys(text: str) -> Iterator[Span]:
+    """Keys and tokens of services, values behind a name such as `api_key`, passwords in URLs."""
+    for found in TOKEN.finditer(text):
+        token = found[0]
+        if token.startswith(PREFIXES):
+            yield from service_key(token, found.start())
+    for found in NAMED.finditer(text):
+        value = found["value"]
+        if is_random(value) and not PLACEHOLDER.search(value) and not UUID.fullmatch(value):
+            yield found.span("value")
+    if "://" in text:
+        yield from (found.span("value") for found in LOGIN.finditer(text) if not PLACEHOLDER.search(found["value"]))
+        yield from (found.span() for found in WEBHOOK.finditer(text))
+
+
+def service_key(token: str, start: int) -> Iterator[Span]:
+    for prefix in PREFIXES:
+        if token.startswith(prefix) and (found := SERVICE_PATTERNS[prefix].match(token)):
+            end = len(found[0].rstrip(".-_"))
+            if prefix != "sk-" or changes(found[0]) >= 3:  # sk-learn-compatible-estimators
+                yield start, start + end
+            return
+
+
+def changes(value: str) -> int:
+    """How often letters and digits change: many times in a random text, seldom in a name with a number."""
+    kinds = [char.isdigit() for char in value if char.isalnum()]
+    return sum(one is not two for one, two in pairwise(kinds))
+
+
+def is_random(value: str) -> bool:
+    """Whether a value is no word, name or path: letters and digits often change, and there are many different ones."""
+    return changes(value) >= 3 and len(set(value)) >= 8 and value.count(".") <= 2 and "/." not in value
+
+
+# --- private keys ---------------------------------------------------------------------------------------------------
+
+ARMOR = re.compile(r"-----(BEGIN|END) (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr]|[A-Z][A-Za-z-]{2,20}: [^\n]{1,80}\n){0,20000}+")
+AGE_KEY = re.compile(r"AGE-SECRET-KEY-1[0-9A-Z]{50,64}")
+LEAST_BODY = 16
+"""Base64 characters of a key; a text that only speaks of the marker has none."""
+
+
+def find_private_keys(text: str) -> Iterator[Span]:
+    """PEM and PGP private keys from marker to marker, or to the end of the Base64 text if the second is missing."""
+    begin: re.Match[str] | None = None
+    for marker in ARMOR.finditer(text) if "PRIVATE KEY" in text else ():
+        if begin is not None:
+            yield from whole_key(text, begin, marker)
+        begin = marker if marker[1] == "BEGIN" else None
+    if begin is not None:
+        yield from whole_key(text, begin, None)
+    if "AGE-SECRET-KEY-1" in text:
+        yield from (found.span() for found in AGE_KEY.finditer(text))
+
+
+def whole_key(text: str, begin: re.Match[str], marker: re.Match[str] | None) -> Iterator[Span]:
+    closed = marker is not None and marker[1] == "END"
+    limit = len(text) if marker is None else marker.start()
+    body = KEY_BODY.match(text, begin.end(), limit)
+    end = body.end() if body else begin.end()
+    if closed and marker is not None and end < limit and letters_in(text[begin.end() : limit]) >= LEAST_BODY:
+        end = limit  # headers or comments inside
+    if letters_in(text[begin.end() : end]) >= LEAST_BODY:
+        yield begin.start(), marker.end() if closed and marker is not None and end == limit else end
+
+
+def letters_in(body: str) -> int:
+    """Characters of the longest run of Base64."""
+    return max((len(run) for run in re.findall(r"[A-Za-z0-9+/=]{8,}+", body)), default=0)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How one kind of sensitive text is found."""
+
+    placeholder: str
+    name: str
+    candidates: tuple[str, ...]
+    """RE2 patterns that hold, all of them, for every text that can hold one; cheap, and true of many that hold none."""
+    find: Callable[[str], Iterator[Span]]
+
+
+def detectors(regions: tuple[str, ...]) -> dict[str, Detector]:
+    """Rule -> detector, in the order in which overlapping places are decided."""
+    return {
+        "private_key": Detector("[PRIVATE_KEY]", "private keys", (r"PRIVATE KEY|AGE-SECRET-KEY-1",), find_private_keys),
+        "api_key": Detector("[API_KEY]", "keys of services", KEY_CANDIDATES, find_keys),
+        "card": Detector("[CARD]", "card numbers", (r"\d(?:[ -]?\d){13}",), find_cards),
+        "email": Detector("[EMAIL]", "e-mail addresses", (r"[^\s@]@[^\s@]+\.",), find_emails),
+        "phone": Detector(
+            "[PHONE]",
+            "phone numbers",
+            (r"\d(?:[ \x{a0}().\-/–]{0,3}\d){6}",),
+            partial(find_phones, regions=regions),
+        ),
+    }
+
+
+RULES = tuple(detectors(()))

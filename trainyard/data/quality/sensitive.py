@@ -1,0 +1,349 @@
+"""Personal data and secrets in rows: counted, masked or put aside, by kind (`config.sensitive`).
+
+The first step of a validator, so that no later one writes a masked text anywhere. It looks at every text of a row: the
+content and the reasoning of messages, the arguments of tool calls, the descriptions in tool schemas, running text. It
+leaves alone what training and the report need as it is: roles, ids and names of calls, labels, `doc_id`, `source`.
+
+Arrow looks for candidates in whole columns (RE2); Python looks at those texts only. A row that is put aside is
+written to quarantine with everything masked that is looked for, so that a secret is not copied there; its line says
+where it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainyard.data.quality.blocks import ANSWERS, Block, Ledger, values
+from trainyard.data.quality.detectors import Detector, detectors
+from trainyard.data.rows import MESSAGE, MESSAGES
+from trainyard.spec.axes import Port
+from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
+
+UNTOUCHED = frozenset({"id", "type", "name", "role", "tool_call_id", "weight", "required", "pattern", "format", "$ref"})
+"""Keys of calls, schemas and turns whose values chat templates and trainers read."""
+ESCAPED = r"|\\u00"
+"""JSON may spell any character as an escape: such a text is decoded and looked at."""
+
+
+@dataclass
+class SensitiveCounts:
+    """How many rows hold something of a kind, and how many places were found in them."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+
+
+class SensitiveSieve(Protocol):
+    config: ValidatorConfig
+    ledger: Ledger
+    sensitive: SensitiveCounts
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found in one text: places by kind, the text with the masked kinds masked, and with all masked."""
+
+    found: Counter[str]
+    masked: str
+    bare: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The detectors that are asked for, and which of them mask."""
+
+    actions: dict[str, str]
+    detectors: dict[str, Detector]
+    candidates: str
+    """RE2 pattern of every text that has to be looked at."""
+
+    def named(self, action: str) -> list[str]:
+        return [name for name in self.detectors if self.actions[name] == action]
+
+
+@lru_cache(maxsize=32)
+def rules_of(config: SensitiveRules) -> Rules:
+    asked = {name: row for name, row in detectors(config.phone_regions).items() if getattr(config, name) != "off"}
+    actions = {name: str(getattr(config, name)) for name in asked}
+    return Rules(actions, asked, "|".join(row.candidates[0] for row in asked.values()))
+
+
+def check_sensitive(block: Block, sieve: SensitiveSieve) -> Block:
+    """Count what is found, mask it, or drop its rows as `sensitive_<kind>`, as the config says of each kind."""
+    rules = rules_of(sieve.config.sensitive)
+    if not rules.detectors or not len(block):
+        return block
+    looked = {name: look_at(block, name, rules) for name in text_columns(block.port)}
+    hits = {name: np.zeros(len(block), np.int64) for name in rules.detectors}
+    for one in (one for parts in looked.values() for one in parts):
+        for kind, places in one.looked.found.items():
+            hits[kind][one.row] += places
+    for kind, places_of_rows in hits.items():
+        sieve.sensitive.found[kind] += int(places_of_rows.sum())
+        sieve.sensitive.rows[kind] += int((places_of_rows > 0).sum())
+    aside = np.zeros(len(block), bool)
+    for kind in rules.named("quarantine"):
+        aside |= hits[kind] > 0
+    if not aside.any() and not rules.named("mask"):
+        return block
+    block = Block(block.port, rewritten(block, looked, aside), block.numbers)
+    for kind in rules.named("quarantine"):
+        mask = hits[kind] > 0
+        detail = f"holds {rules.detectors[kind].name}; the row is shown masked"
+        block = sieve.ledger.drop(block, mask, f"sensitive_{kind}", detail)
+        hits = {name: places[~mask] for name, places in hits.items()}
+    return block
+
+
+def masked_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
+    """Plain texts with what the config masks masked: to compare masked rows with where they come from."""
+    rules = rules_of(config)
+    if not rules.named("mask"):
+        return texts
+    parts = list(parts_of(texts, "text", np.arange(len(texts)), rules, whole_text))
+    return texts_with(texts, parts, np.zeros(len(texts), bool))
+
+
+def rewritten(block: Block, looked: Mapping[str, list[Part]], aside: np.ndarray) -> pa.RecordBatch:
+    """The block's rows with their findings masked: all of them in a row that is put aside, else the masked kinds."""
+    batch = block.batch
+    for name, parts in looked.items():
+        if parts:
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, batch.schema.field(place), column_with(batch.column(name), parts, aside))
+    return batch
+
+
+def column_with(column: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Array:
+    if column.type != MESSAGES:
+        return texts_with(column, parts, aside)
+    sizes = values(pc.list_value_length(column).fill_null(0))
+    flat = column.flatten()
+    fields = [
+        texts_with(flat.field(one.name), [part for part in parts if part.field == one.name], aside) for one in MESSAGE
+    ]
+    turns = pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), turns, type=MESSAGES)
+
+
+def texts_with(texts: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Array:
+    """The texts of one field with those of `parts` replaced."""
+    if not parts:
+        return texts
+    mask = np.zeros(len(texts), bool)
+    mask[[part.place for part in parts]] = True
+    written = [part.looked.bare if aside[part.row] else part.looked.masked for part in parts]
+    return pc.replace_with_mask(texts, pa.array(mask), pa.array(written, pa.string()))
+
+
+# --- the texts of a row ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """One text of a block with findings: its field, its place in the column's flat array, and its row."""
+
+    field: str
+    place: int
+    row: int
+    looked: Looked
+
+
+def text_columns(port: Port) -> tuple[str, ...]:
+    if port is Port.TEXT:
+        return ("text",)
+    return ("messages" if port is Port.SFT else "prompt", *ANSWERS[port], "tools")
+
+
+def look_at(block: Block, name: str, rules: Rules) -> list[Part]:
+    """The findings in one column: a text, a list of tool schemas, or a list of messages."""
+    column = block.column(name)
+    owners = np.arange(len(block))
+    if column.type != MESSAGES:
+        return list(parts_of(column, name, owners, rules, whole_text if name == "text" else json_text))
+    sizes = values(pc.list_value_length(column).fill_null(0))
+    owners, flat = np.repeat(owners, sizes), column.flatten()
+    return [
+        part
+        for field, read in MESSAGE_TEXTS.items()
+        for part in parts_of(flat.field(field), field, owners, rules, read)
+    ]
+
+
+Reader = Callable[[str, Rules, Collection[str]], Looked]
+"""What is found in a text by the rules that are named, in order."""
+
+
+def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[Part]:
+    pattern = rules.candidates if read is whole_text else rules.candidates + ESCAPED
+    places = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
+    chosen = texts.take(pa.array(places))
+    wanted = asked_of(chosen, rules) if read is whole_text else [tuple(rules.detectors)] * len(places)
+    for place, text, names in zip(places.tolist(), chosen.to_pylist(), wanted, strict=True):
+        looked = read(text, rules, names)
+        if looked.found:
+            yield Part(field, place, int(owners[place]), looked)
+
+
+def asked_of(texts: pa.Array, rules: Rules) -> list[tuple[str, ...]]:
+    """The rules that have to look at each text."""
+    masks = {
+        name: np.logical_and.reduce([values(pc.match_substring_regex(texts, one)) for one in row.candidates])
+        for name, row in rules.detectors.items()
+    }
+    return [tuple(name for name, mask in masks.items() if mask[place]) for place in range(len(texts))]
+
+
+def whole_text(text: str, rules: Rules, names: Collection[str]) -> Looked:
+    """Every place of the text, each under the first of the rules that finds it."""
+    taken: list[tuple[int, int, str]] = []
+    for name in names:
+        earlier = sorted(taken)
+        for start, end in rules.detectors[name].find(text):
+            if not overlaps(earlier, start, end):
+                taken.append((start, end, name))
+    if not taken:
+        return Looked(Counter(), text, text)
+    taken = outermost(sorted(taken))
+    masked, bare, last = [], [], 0
+    for start, end, name in taken:
+        between, placeholder = text[last:start], rules.detectors[name].placeholder
+        bare += [between, placeholder]
+        masked += [between, placeholder if rules.actions[name] == "mask" else text[start:end]]
+        last = end
+    return Looked(Counter(name for *_, name in taken), "".join([*masked, text[last:]]), "".join([*bare, text[last:]]))
+
+
+def overlaps(spans: list[tuple[int, int, str]], start: int, end: int) -> bool:
+    """Whether a place touches one of those found before, which are in order and apart."""
+    low, high = 0, len(spans)
+    while low < high:
+        middle = (low + high) // 2
+        if spans[middle][1] <= start:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(spans) and spans[low][0] < end
+
+
+def outermost(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Places in order without those that begin inside another: one rule may find a key by its form and by its name."""
+    kept: list[tuple[int, int, str]] = []
+    for start, end, name in spans:
+        if kept and start < kept[-1][1]:
+            kept[-1] = (kept[-1][0], max(end, kept[-1][1]), kept[-1][2])
+        else:
+            kept.append((start, end, name))
+    return kept
+
+
+def json_text(text: str, rules: Rules, names: Collection[str]) -> Looked:
+    """The strings of a JSON text; a text that is none is looked at as it is."""
+    value = decoded(text)
+    if value is NOT_JSON:
+        return whole_text(text, rules, names)
+    found: Counter[str] = Counter()
+    masked, bare = walk(value, rules, found, free=False)
+    return Looked(found, encoded(masked), encoded(bare)) if found else Looked(found, text, text)
+
+
+NOT_JSON = object()
+
+
+def decoded(text: str) -> Any:
+    """The value of a JSON text, or `NOT_JSON`."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return NOT_JSON
+
+
+def encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def walk(value: Any, rules: Rules, found: Counter[str], *, free: bool) -> tuple[Any, Any]:
+    """A JSON value masked both ways. `free`: inside the arguments of a call, where no key has a meaning for us."""
+    if isinstance(value, str):
+        return walk_text(value, rules, found, free=free)
+    if isinstance(value, int) and not isinstance(value, bool) and free:
+        written = str(value)
+        looked = whole_text(written, rules, rules.detectors)
+        found.update(looked.found)
+        return (value if looked.masked == written else looked.masked), (
+            value if looked.bare == written else looked.bare
+        )
+    if isinstance(value, list):
+        pairs = [walk(item, rules, found, free=free) for item in value]
+        return [one for one, _ in pairs], [two for _, two in pairs]
+    if not isinstance(value, dict):
+        return value, value
+    masked: dict[str, Any] = {}
+    bare: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in UNTOUCHED and not free and not isinstance(item, dict | list):
+            masked[key] = bare[key] = item
+            continue
+        one, two = walk(item, rules, found, free=free or key == "arguments")
+        named = whole_text(key, rules, rules.detectors) if free else Looked(Counter(), key, key)
+        found.update(named.found)
+        masked[unused(named.masked, masked)], bare[unused(named.bare, bare)] = one, two
+    return masked, bare
+
+
+def walk_text(text: str, rules: Rules, found: Counter[str], *, free: bool) -> tuple[str, str]:
+    """A string of JSON, which in the arguments of a call is mostly JSON itself."""
+    value = decoded(text) if free and text[:1] in ("{", "[") else NOT_JSON
+    if value is NOT_JSON:
+        looked = whole_text(text, rules, rules.detectors)
+        found.update(looked.found)
+        return looked.masked, looked.bare
+    inner: Counter[str] = Counter()
+    masked, bare = walk(value, rules, inner, free=True)
+    found.update(inner)
+    return (encoded(masked), encoded(bare)) if inner else (text, text)
+
+
+def unused(key: str, taken: Mapping[str, Any]) -> str:
+    """The key, with a number if two keys became the same by being masked."""
+    number, name = 2, key
+    while name in taken:
+        name, number = f"{key}_{number}", number + 1
+    return name
+
+
+MESSAGE_TEXTS: dict[str, Reader] = {"content": whole_text, "tool_calls": json_text, "more": json_text}
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, Any]]:
+    """Kind -> action, rows and places, for every kind that is looked for; for the report and the reference."""
+    return {
+        kind: {"action": action, "rows": counts.rows[kind], "found": counts.found[kind]}
+        for kind, action in rules_of(config).actions.items()
+    }
+
+
+TOLD = {"count": "left as they are", "mask": "masked", "quarantine": "put aside with their rows"}
+
+
+def sensitive_sentences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One sentence for each kind that was found."""
+    names = {kind: row.name for kind, row in detectors(()).items()}
+    return [
+        f"{told['found']:,} {names[kind]} in {told['rows']:,} rows, {TOLD[told['action']]}."
+        for kind, told in facts.items()
+        if told["found"]
+    ]
