@@ -64,6 +64,14 @@ def thread_name(one: threading.Thread | psutil.Process) -> str:
     return one.name if isinstance(one, threading.Thread) else ""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file run in one process, and all that need the Prefect server of the flow tests in the same one."""
+    for item in items:
+        path = item.path.relative_to(REPOSITORY)
+        item.add_marker(pytest.mark.xdist_group("flows" if "flows" in path.parts else path.as_posix()))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = others()

@@ -71,6 +71,8 @@ PASSED = (
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
 SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
 SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
+KEY_HOLDERS = ("worker", "deploy", "watchdog")
+"""Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
 CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*", "what opens an object store")
 
@@ -103,7 +105,7 @@ def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, st
 def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
     """What a service gets that `trainyard up` starts: Prefect's variables too; the worker also those with keys."""
     listed = frozenset(given.child_variables)
-    if name not in ("worker", "deploy"):
+    if name not in KEY_HOLDERS:
         return chosen(os.environ, (*PASSED, SERVICES), listed)
     listed |= {*given.worker_variables, *key_variables(given), *keys}
     return chosen(os.environ, (*PASSED, SERVICES, WORKER, CLOUD), listed)

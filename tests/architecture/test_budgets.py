@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def tracked_files() -> list[Path]:
     )  # fmt: skip
     paths = [REPOSITORY / name for name in listed.stdout.splitlines()]
     return [path for path in paths if path.is_file()]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def sources(*rooms: str) -> list[Path]:
@@ -54,7 +60,7 @@ def test_modules_are_short() -> None:
 def test_functions_are_short_and_take_few_parameters() -> None:
     offenders = []
     for path in sources(*ROOMS, "benchmarks", "examples"):
-        for node in functions(ast.parse(path.read_text())):
+        for node in functions(tree_of(path)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             arguments = node.args
             names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -67,7 +73,7 @@ def test_functions_are_short_and_take_few_parameters() -> None:
 def test_classes_have_few_fields() -> None:
     offenders = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 fields = sum(isinstance(part, ast.AnnAssign) for part in node.body)
                 if fields > CLASS_FIELDS + (node.name in COMPOSITION_SCHEMAS):
@@ -90,7 +96,7 @@ def test_no_shapeless_names() -> None:
 def test_imports_inside_functions_only_in_load() -> None:
     offenders = []
     for path in sources():
-        for function in functions(ast.parse(path.read_text())):
+        for function in functions(tree_of(path)):
             inner = any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
             if inner and function.name != "load":
                 offenders.append(f"{name_of(path)}:{function.name}")
@@ -100,7 +106,7 @@ def test_imports_inside_functions_only_in_load() -> None:
 def test_no_exception_is_swallowed() -> None:
     offenders = []
     for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and all(isinstance(part, ast.Pass) for part in node.body):
                 offenders.append(f"{name_of(path)}:{node.lineno}")
     assert not offenders
@@ -109,7 +115,7 @@ def test_no_exception_is_swallowed() -> None:
 def test_every_function_says_what_it_returns() -> None:
     offenders = []
     for path in sources(*ROOMS, "tests", "benchmarks", "examples"):
-        for node in functions(ast.parse(path.read_text())):
+        for node in functions(tree_of(path)):
             if node.returns is None:
                 offenders.append(f"{name_of(path)}:{node.name}")
     assert not offenders
@@ -121,7 +127,7 @@ def test_few_mocks() -> None:
         text = path.read_text()
         if path == Path(__file__):
             continue
-        tests += sum(node.name.startswith("test_") for node in functions(ast.parse(text)))
+        tests += sum(node.name.startswith("test_") for node in functions(tree_of(path)))
         mocks += sum(text.count(word) for word in ("mock.patch", "MagicMock", "monkeypatch.setattr"))
     assert tests > 0
     assert mocks / tests <= 0.1

@@ -41,7 +41,7 @@ KINDS = {
 """Kind -> what stands in its command line; the first that does."""
 PREFECTS = {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
 HOLDERS = {
-    "server": PREFECTS, "watchdog": PREFECTS, "worker": PREFECTS | {"OPENAI_API_KEY"},
+    "server": PREFECTS, "watchdog": PREFECTS | {"OPENAI_API_KEY"}, "worker": PREFECTS | {"OPENAI_API_KEY"},
     "flow": PREFECTS | {"OPENAI_API_KEY"},
 }  # fmt: skip
 """Who asks the endpoints, and who speaks with Prefect. Nobody has anything else that was planted."""

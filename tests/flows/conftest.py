@@ -106,6 +106,5 @@ def end_prefect_in_this_process() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/flows" in item.path.as_posix():
-            item.add_marker(pytest.mark.xdist_group("prefect"))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))

@@ -112,7 +112,9 @@ def profile_variables(settings: Settings) -> list[str]:
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
     """The whole environment of a service: ours over the caller's, whose Prefect server settings are the server's."""
-    given = inherited.service_environment(name, settings, profile_variables(settings) if name == "worker" else ())
+    given = inherited.service_environment(
+        name, settings, profile_variables(settings) if name in inherited.KEY_HOLDERS else ()
+    )
     kept = {key: value for key, value in given.items() if not key.startswith(PREFIX)}
     return {
         **kept,
@@ -285,12 +287,20 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
         argv = [sys.executable, "-m", SERVER_MODULE, GUARD_MODULE, "--port", str(port), *([] if auth else [NO_AUTH])]
         environment = {**service_environment(settings, url), **server_variables(settings, url, auth=auth)}
         service = spawn(settings, "server", argv, environment, url)
+        open_server_mark(settings).unlink(missing_ok=True)
+        if not auth:
+            open_server_mark(settings).touch()
         wait_until_healthy(service)
         if answered_by(service, port):
             return service
         say(f"another server took port {port} meanwhile")
         stop(settings, "server")
     raise cannot_start(service, f"another server took its port, {STARTS} times")
+
+
+def open_server_mark(settings: Settings) -> Path:
+    """A file that is there while the server was started with --no-auth, so that it is started again like that."""
+    return settings.services / "server.no-auth"
 
 
 def port_before(settings: Settings) -> int | None:
@@ -403,7 +413,9 @@ def start_watchdog(settings: Settings, url: str) -> Service:
         return existing
     stop(settings, "watchdog")
     argv = [sys.executable, "-m", "trainyard.api.runs.watchdog"]
-    return spawn(settings, "watchdog", argv, service_environment(settings, url), url)
+    # It starts the server and the worker again when they die, and passes on what the operator set for them.
+    operators = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    return spawn(settings, "watchdog", argv, {**service_environment(settings, url, "watchdog"), **operators}, url)
 
 
 def deploy_all(settings: Settings, url: str) -> None:

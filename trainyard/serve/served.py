@@ -124,7 +124,7 @@ class Served:
             )
         if not is_there:
             raise ApiError(
-                404, f"Loading lora {name} failed: No adapter found for {path[:MAX_NAME]}", "NotFoundError", "lora_path"
+                404, f"Loading lora {name} failed: No adapter found for {path[:200]}", "NotFoundError", "lora_path"
             )
         return folder
 

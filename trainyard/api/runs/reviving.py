@@ -40,7 +40,7 @@ def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
     with services.exclusive(settings):
         dead = dead_services(settings)
         if "server" in dead:
-            stack.start_server(settings, say)
+            stack.start_server(settings, say, auth=not stack.open_server_mark(settings).exists())
         url = stack.api_url(settings)
         if "worker" in dead and url is not None and stack.healthy(url, timeout_s=10):
             begin_work(settings, url, say)
