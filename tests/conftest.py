@@ -56,8 +56,18 @@ def nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[s
     """Fail if a thread or process has come since `before`: what it does next happens in another test."""
     deadline = time.monotonic() + END_S
     while left := {one for one in others() - before if thread_name(one) not in spared}:
-        assert time.monotonic() < deadline, f"still running: {sorted(map(str, left))}"
+        assert time.monotonic() < deadline, f"still running: {sorted(map(described, left))}"
         time.sleep(0.02)
+
+
+def described(one: threading.Thread | psutil.Process) -> str:
+    """What is left, with the command of a process that has not ended meanwhile."""
+    if isinstance(one, threading.Thread):
+        return str(one)
+    try:
+        return f"{one} {' '.join(one.cmdline())}"
+    except psutil.NoSuchProcess:
+        return str(one)
 
 
 def thread_name(one: threading.Thread | psutil.Process) -> str:
@@ -66,7 +76,7 @@ def thread_name(one: threading.Thread | psutil.Process) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, and all that need the Prefect server of the flow tests in the same one."""
+    """The tests of a file run in one process, and all flow tests in the same one: they share a Prefect server."""
     for item in items:
         path = item.path.relative_to(REPOSITORY)
         item.add_marker(pytest.mark.xdist_group("flows" if "flows" in path.parts else path.as_posix()))

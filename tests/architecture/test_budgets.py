@@ -38,9 +38,12 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def sources(*rooms: str) -> list[Path]:
+    """The modules of these folders; what the fuzzers read is data."""
     wanted = rooms or ROOMS
     return [
-        path for path in tracked_files() if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in wanted
+        path
+        for path in tracked_files()
+        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in wanted and "corpus" not in path.parts
     ]
 
 
