@@ -578,5 +578,6 @@ OPERATIONS: dict[str, Operation] = {
 def load(module: str, settings: Settings | None = None) -> Any:
     """Import a heavy module when its operation runs. With settings, Prefect's variables are set before its import."""
     if settings is not None:
-        os.environ.update(stack.prefect_environment(settings, stack.needs_api_url(settings)))
+        url = stack.needs_api_url(settings)
+        os.environ.update(stack.few_certificates(settings, url) | stack.prefect_environment(settings, url))
     return importlib.import_module(module)
