@@ -112,9 +112,11 @@ def serve_graph(stack: Stack, watch: Watch) -> None:
     """As a person does in a terminal; ended when it has been seen."""
     argv = [sys.executable, "-m", "trainyard.cli", "serve", "--role", "graph", "--port", "0"]
     with subprocess.Popen(argv, cwd=stack.work, env=stack.environment, stderr=subprocess.DEVNULL) as process:
-        until(lambda: "graph writer" in watch.kinds(), 120, "the graph server")
-        watch.look_at(Path(f"/proc/{process.pid}"))  # by now it has become the same command without the secrets
-        process.terminate()
+        try:
+            until(lambda: "graph writer" in watch.kinds(), 120, "the graph server")
+            watch.look_at(Path(f"/proc/{process.pid}"))  # by now it has become the same command without the secrets
+        finally:
+            process.terminate()
 
 
 def open_to_others(home: Path) -> list[str]:

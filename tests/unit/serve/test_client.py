@@ -161,7 +161,7 @@ async def test_a_lasting_failure_names_server_attempts_cause_and_remedy(
     ("code", "remedy"),
     [
         (400, "Correct what the server names; a prompt that is too long needs a smaller max_chars"),
-        (401, "Put the key into an environment variable and name that variable in api_key_env"),
+        (401, "Name an endpoint of trainyard.toml with api_key_env in the chain"),
         (403, "Put a key that may use this model into the environment variable"),
         (404, "Check model and base_url; the server lists its models"),
         (422, "Correct what the server names"),

@@ -428,7 +428,7 @@ ADVICE: dict[type[ServerError], str] = {
 }
 STATUS_ADVICE = {
     401: "Name an endpoint of trainyard.toml with api_key_env in the chain; the chain's own base_url gets no key.",
-    403: "Put a key that may use this model into the variable that the endpoint's api_key_env names.",
+    403: "Put a key that may use this model into the environment variable that the endpoint names.",
     404: "Check model and base_url; the server lists its models at /v1/models.",
     429: "Lower concurrency or raise retries.",
 }
