@@ -1,8 +1,8 @@
 """What do the limits of reading cost: 10,000 Markdown files of 4 KB, and 100 MB of JSON Lines?
 
 Ours against the same readers in this process, without a child. Both leave the same rows in Arrow. A data source starts
-the reading service once: the pages are read with a service of their own, the rows with one that is open, and the start has
-a row of its own.
+the reading service once: the pages are read with a service of their own, the rows with one that is open, and the start
+has a row of its own.
 """
 
 from __future__ import annotations
