@@ -31,7 +31,7 @@ from trainyard.errors import TrainyardError
 
 CPU_S = 1.0
 """Processor time of one rendering; a conversation of 1,000 messages takes about 10 ms."""
-WALL_S = 30.0
+WALL_S = 60.0
 """A template cannot sleep, so its processor time ends it; a busy machine may take this long to give that."""
 PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
 """What a child gets of the environment: enough to import its program and to know the time."""

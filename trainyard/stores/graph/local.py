@@ -94,6 +94,7 @@ class LadybugGraph:
         Raises `InvalidInput` (`E-GRAPH-QUERY`).
         """
         assert self.writer is not None
+        assert self.writer.stdout is not None
         started, silent = time.monotonic(), True
         while silent and (took := time.monotonic() - started) < (SLICE_S if self.waiting else QUERY_S):
             silent = not select.select([self.writer.stdout], [], [], min(POLL_S, QUERY_S - took))[0]
