@@ -245,7 +245,7 @@ def build_model(spec: dict[str, Any], tokenizer: Any) -> Any:
     more: dict[str, Any] = {"num_labels": 1} if reward else {}
     more |= {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     torch.manual_seed(seed)
-    known = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
+    known: Any = kind._model_mapping[type(AutoConfig.from_pretrained(spec["base"], trust_remote_code=False))]
     model = kind.from_pretrained(spec["base"], attn_implementation="sdpa" if known._supports_sdpa else "eager", **more)
     model.config.use_cache = False
     if model.config.pad_token_id is None:
