@@ -104,8 +104,8 @@ class Served:
         try:
             check_origin(folder, self.base)
             if name in self.paths:
-                self.engine.unload_adapter(name)
                 del self.paths[name]
+                self.engine.unload_adapter(name)
             self.engine.load_adapter(name, folder)
         except TrainyardError as error:
             raise from_trainyard(error) from error
@@ -142,8 +142,8 @@ class Served:
         using = [alias for alias, target in self.aliases.items() if target == name]
         if using:
             raise ApiError(409, f"The lora adapter '{name}' is what '{using[0]}' means.", "ConflictError", "lora_name")
-        self.engine.unload_adapter(name)
         del self.paths[name]
+        self.engine.unload_adapter(name)
 
     def set_alias(self, asked: Alias) -> dict[str, Any]:
         """Point an alias at a loaded adapter or at the base, or remove it; one assignment, so never in between."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -264,6 +265,16 @@ def test_the_ejected_script_runs_by_hand(
         assert abs(report["losses"][0][1] - 0.6931) < 1e-3
     with pytest.raises(InvalidInput, match=r"E-EJECT-EXISTS: .*A script that you edited is not overwritten"):
         files.write(job, place, keep_work=False)
+
+
+def test_a_template_that_runs_away_is_found_before_the_script_renders_without_limits(
+    tiny_model: Path, jobs: Jobs, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_model, tmp_path / "base"))
+    (base / "chat_template.jinja").write_text("{% if messages | length > 1 %}{{ 'x' * 10**10 }}{% endif %}")
+    job = jobs(Port.SFT, backend="script").model_copy(update={"base": str(base)})
+    with pytest.raises(TrainyardError, match="E-TEMPLATE-LIMIT"):
+        files.write(job, tmp_path / "mine", keep_work=False)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ NEUTRAL_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 LISTED = {"modules_to_save": r"(^|.*\.){}($|\..*)", "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\."}
 """Fields with names that PEFT puts into a pattern of its own."""
 PATTERNS_S = 1.0
-PATTERN_WALL_S = 30.0
+PATTERN_WALL_S = 60.0
 """Patterns cannot sleep: their processor time ends them, which a busy machine may take long to give."""
 
 

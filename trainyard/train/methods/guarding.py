@@ -14,7 +14,7 @@ from trainyard.errors import TrainyardError
 
 ROW = 1024
 """Words that are summed before they are weighted; an exchange of two words within a row is not seen."""
-ADDED = ("base_model.model.", "base_layer.", "original_module.")
+ADDED = ("base_model.model.", "base_layer.", "original_module.", "token_adapter.")
 """What PEFT puts into the names of the base's weights."""
 Digests = dict[str, tuple[int, int]]
 
