@@ -67,6 +67,7 @@ DISK_MB, LEAVE_BYTES = 700, 16_384
 IN_FLIGHT = 2
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 RESUMES = 4
+COMMAND_S = 900.0
 RUN_S, CALM_S = 420.0, 60.0
 """How long a run may take without faults, and what orphans have to end."""
 ACTIONS = ("kill", "kill", "kill", "term", "stop", "stop", "disk")
@@ -313,6 +314,7 @@ def run_storm(minutes: float, seed: int, folder: Path, build_model: Callable[[Pa
     build_model(model)
     with small_disk(folder / "disk") as full:
         stack = Stack(folder / "disk", model)
+        stack.timeout_s = COMMAND_S
         stack.environment |= {"TRAINYARD_MIN_FREE_MB": "4"}
         stack.write_data()
         storm = Storm(stack, random.Random(seed), full)
@@ -320,7 +322,9 @@ def run_storm(minutes: float, seed: int, folder: Path, build_model: Callable[[Pa
         try:
             up = stack.command("up")
             assert up.returncode == 0, up.stderr
+            storm.say("up")
             storm.rage(minutes * 60)
+            storm.say("the storm is over")
             storm.settle()
             storm.check()
         finally:

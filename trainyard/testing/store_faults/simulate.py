@@ -1,4 +1,4 @@
-"""Thousands of campaigns of faults over the stores: `python -m trainyard.testing.store_faults.simulate --campaigns 2000`.
+"""Simulate faults over the stores: `python -m trainyard.testing.store_faults.simulate --campaigns 2000`.
 
 Prints each violation with its campaign's seed and the line that replays it. Exit code 1 when something was violated.
 """
