@@ -52,6 +52,9 @@ def kill_tree(pid: int) -> None:
 class Stack:
     """A home of its own, and the command line on it."""
 
+    timeout_s = 300.0
+    """Of one command."""
+
     def __init__(self, folder: Path, model: Path) -> None:
         self.work = folder / "work"
         self.work.mkdir()
@@ -68,7 +71,7 @@ class Stack:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "trainyard.cli", *arguments],
-            cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=300, check=False,
+            cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=self.timeout_s, check=False,
         )  # fmt: skip
 
     def json(self, *arguments: str) -> dict[str, Any]:

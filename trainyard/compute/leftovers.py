@@ -23,7 +23,8 @@ LONGEST_PATH = 60
 """Sockets in temporary folders have at most 107 bytes for their whole path (unix(7)), of which libraries take 40."""
 PATTERNS = ("prefect-workspace-attempt-*", "tmp*prefect")
 """What Prefect's worker and its runs make and do not remove when they are killed."""
-YOUNG_S = 120.0
+YOUNG_S = 600.0
+"""A busy machine takes minutes between making a workspace and starting its run."""
 
 
 def temporary_folder(home: Path) -> Path:

@@ -5,9 +5,9 @@
     settle(files, replaced, final)            what a killed process left of an exchange
     remove_folder(files, folder)
 
-The three rules behind it, each of which `testing/stores` breaks on purpose and has to notice: names are flushed like
-bytes, also those of sub-folders; nothing is renamed before it is flushed; whoever *finds* a result flushes its name
-again, because the process that made it may have died before its last flush.
+The three rules behind it, each of which `testing/store_faults` breaks on purpose and has to notice: names are flushed
+like bytes, also those of sub-folders; nothing is renamed before it is flushed; whoever *finds* a result flushes its
+name again, because the process that made it may have died before its last flush.
 """
 
 from __future__ import annotations

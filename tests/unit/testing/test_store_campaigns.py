@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.selection import by_default
-from trainyard.testing.stores.campaign import campaign_of
-from trainyard.testing.stores.plants import PLANTS
-from trainyard.testing.stores.simulate import simulate
+from trainyard.testing.store_faults.campaign import campaign_of
+from trainyard.testing.store_faults.plants import PLANTS
+from trainyard.testing.store_faults.simulate import simulate
 
 SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
 

@@ -1,4 +1,4 @@
-"""Thousands of campaigns of faults over the stores: `python -m trainyard.testing.stores.simulate --campaigns 2000`.
+"""Simulate faults over the stores: `python -m trainyard.testing.store_faults.simulate --campaigns 2000`.
 
 Prints each violation with its campaign's seed and the line that replays it. Exit code 1 when something was violated.
 """
@@ -9,8 +9,8 @@ import argparse
 import time
 from dataclasses import dataclass
 
-from trainyard.testing.stores.campaign import campaign_of
-from trainyard.testing.stores.plants import PLANTS, planted
+from trainyard.testing.store_faults.campaign import campaign_of
+from trainyard.testing.store_faults.plants import PLANTS, planted
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def main() -> int:
     plant = f" --plant {given.plant}" if given.plant else ""
     for seed in found.failed:
         print(*(line for line in found.violations if line.startswith(f"seed {seed}: ")), sep="\n")
-        print(f"  replay: python -m trainyard.testing.stores.simulate --campaign {seed}{plant}")
+        print(f"  replay: python -m trainyard.testing.store_faults.simulate --campaign {seed}{plant}")
     print(f"{found.campaigns:,} campaigns in {time.monotonic() - began:.0f} s")
     print(f"{found.checked:,} invariants checked, {len(found.violations):,} violated")
     return 1 if found.violations else 0

@@ -1,6 +1,6 @@
 """Faults that are planted in the stores on purpose: each is a mistake that somebody could make, and is found.
 
-python -m trainyard.testing.stores.simulate --campaigns 2000 --plant found-not-flushed       ends with exit code 1
+python -m trainyard.testing.store_faults.simulate --campaigns 2000 --plant found-not-flushed       ends with exit code 1
 """
 
 from __future__ import annotations
