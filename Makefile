@@ -13,7 +13,7 @@ export DO_NOT_TRACK ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup check test test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
+.PHONY: sbom audit help setup check test test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,12 @@ endif
 
 docs: setup ## Check that every page, command and code in docs/ is what the product does
 	$(PYTEST) -q tests/architecture/test_docs.py
+
+sbom: setup ## Write the bill of materials (sbom.cdx.json) from constraints.txt
+	$(BIN)/python -m tests.dependencies bill
+
+audit: setup ## Look for advisories on the pinned versions (DATABASE=folder of OSV files; without: api.osv.dev)
+	$(BIN)/python -m tests.dependencies audit $(DATABASE)
 
 clean: ## Remove what the targets made, the downloaded dependencies excepted
 	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down

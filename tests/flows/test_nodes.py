@@ -19,6 +19,7 @@ from trainyard.spec.axes import Port
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.templates import PublishForm, Steps, TrainingForm
 from trainyard.stores.adapters import AdapterRegistry
+from trainyard.stores.artifacts import open_reference
 
 pytestmark = pytest.mark.usefixtures("prefect")
 
@@ -99,6 +100,18 @@ def test_documents_become_checked_rows(work: Path) -> None:
     assert facts["read"] == facts["kept"] + sum(facts["heldout"].values()) + sum(facts["dropped"].values())
 
 
+def test_personal_data_is_masked_in_what_the_validator_hands_on_and_told(work: Path) -> None:
+    rows = [{"instruction": f"Who sells part {n}?", "output": f"Ask anna.meyer{n}@posteo.de."} for n in range(60)]
+    (work / "private.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    state = run(source("private.jsonl"), {"type": "validator", "config": {"sensitive": {"email": "mask"}}})
+    assert state.is_completed(), state.message
+    node = result_of(state).node("validator")
+    assert node.facts["sft"]["sensitive"]["email"] == {"action": "mask", "rows": 60, "found": 60}
+    assert node.message.endswith(", 60 email masked")
+    folder = open_reference(node.outputs[Port.SFT])
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"@posteo" in path.read_bytes()]
+
+
 def test_a_second_run_reuses_everything(work: Path) -> None:
     nodes = (source(), {"type": "ai_generator", "config": {"count": 30}})
     run(*nodes)
@@ -169,6 +182,7 @@ def test_a_failing_child_fails_the_node_with_its_own_words(work: Path, tmp_path:
 def test_a_whole_pipeline_leaves_a_version_that_is_live(work: Path) -> None:
     async def carry_out() -> State[Any]:
         return await qa_pipeline(
+            documents="docs",
             count=90,
             training=TrainingForm(epochs=8, learning_rate=5e-3, rank=8, max_length=256),
             publish=PublishForm(role="guide"),

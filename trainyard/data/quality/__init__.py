@@ -2,6 +2,8 @@
 
     blocks            one Arrow batch and the texts the steps look at; the ledger of what was dropped and why
     words             texts as arrays of word hashes: the common ground of near-duplicates, grounding, decontamination
+    sensitive         personal data and secrets: counted, masked or put aside
+    detectors, phones where they stand in a text
     filters           format, JSON Schema and quality rules
     lengths           the length policy, in tokens
     duplicates        exact and near-duplicates
