@@ -72,8 +72,15 @@ class Rules:
 
 @lru_cache(maxsize=32)
 def rules_of(config: SensitiveRules) -> Rules:
-    asked = {name: row for name, row in detectors(config.phone_regions).items() if getattr(config, name) != "off"}
-    actions = {name: str(getattr(config, name)) for name in asked}
+    given: dict[str, str] = {
+        "email": config.email,
+        "phone": config.phone,
+        "card": config.card,
+        "api_key": config.api_key,
+        "private_key": config.private_key,
+    }
+    asked = {name: row for name, row in detectors(config.phone_regions).items() if given[name] != "off"}
+    actions = {name: given[name] for name in asked}
     return Rules(actions, asked, "|".join(row.candidates[0] for row in asked.values()))
 
 
