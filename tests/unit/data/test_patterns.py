@@ -113,6 +113,7 @@ def test_no_pattern_is_slower_than_its_text_is_long() -> None:
     assert not found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "length"),
     [
