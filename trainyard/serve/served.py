@@ -107,8 +107,8 @@ class Served:
     def adapter_folder(self, path: str, name: str) -> Path:
         """The folder of a path inside the adapter roots, links followed. Raises `ApiError` 400 or 404."""
         try:
-            folder = Path(path).resolve()
-            folder.exists()
+            folder: Path | None = Path(path).resolve()
+            Path(path).exists()
         except (OSError, RuntimeError, ValueError):  # too long, a circle of links, no text for a file name
             folder = None
         if folder is None or not any(folder.is_relative_to(root) for root in self.roots):
