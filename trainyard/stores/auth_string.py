@@ -15,12 +15,10 @@ import stat
 from pathlib import Path
 
 from trainyard.errors import InvalidInput
-from trainyard.settings import Settings
+from trainyard.settings import PREFECT_KEYS, Settings
 from trainyard.stores.whole import fsync_path
 
-CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
-SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
-SECRET_VARIABLES = (CLIENT_VARIABLE, SERVER_VARIABLE)
+CLIENT_VARIABLE, SERVER_VARIABLE = PREFECT_KEYS[:2]
 """No child that trains, generates, evaluates, reads or runs a script has them: who knows the string starts anything."""
 PRINTABLE = re.compile(r"[!-~]{8,512}")
 """ASCII without spaces: what an HTTP header, the login page of a browser and a shell all leave as it is."""
