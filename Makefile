@@ -38,13 +38,13 @@ check: setup ## Style, types, import arrows and budgets
 	$(PYTEST) -q -m 'not slow and not network' tests/architecture
 
 test: setup ## The default tests (at most six minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not slow and not faults and not gpu and not network and not backends and not chains'
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not faults and not gpu and not network and not backends and not chains'
 
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains
 
 test-all: setup ## Every test that can run here, with coverage and mutation bars
-	$(PYTEST) -q -n 2 --dist loadgroup -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(PYTEST) -q -n 2 --dist loadfile -m 'not gpu and not network and not backends' --cov=trainyard.spec --cov=trainyard.stores --cov=trainyard.data --cov-report=term-missing:skip-covered --cov-fail-under=95
 	$(BIN)/python -m tests.mutation
 
 test-backends: setup ## Install every trainer's environment, train on each, write docs/backends.md (ONLY=name for a part)
@@ -75,7 +75,7 @@ faults: setup ## Kill real processes at named points (SEEDS=50: the engine alone
 	SEEDS=$(SEEDS) $(PYTEST) -q -n 2 --dist load -m faults tests/faults/test_native_faults.py tests/faults/test_checkpoint_writer.py
 else
 faults: setup
-	REPEATS=8 $(PYTEST) -q -n 2 --dist loadgroup -m faults
+	REPEATS=8 $(PYTEST) -q -n 2 --dist loadfile -m faults
 endif
 
 docs: setup ## Check that every page, command and code in docs/ is what the product does

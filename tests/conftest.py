@@ -36,6 +36,8 @@ PREFECTS_THREADS = (
     "RunSyncEventLoopThread",
 )
 """Prefect keeps them from the first flow of a process on; the fixture `prefect` ends them with its server."""
+EXECUTORS_THREADS = ("asyncio_",)
+"""An event loop starts them at need and ends them with itself; that of a server may have a wider scope than a test."""
 
 
 def others() -> set[threading.Thread | psutil.Process]:
@@ -55,9 +57,17 @@ def running_children() -> set[psutil.Process]:
 def nothing_left(before: set[threading.Thread | psutil.Process], spared: tuple[str, ...] = ()) -> None:
     """Fail if a thread or process has come since `before`: what it does next happens in another test."""
     deadline = time.monotonic() + END_S
-    while left := {one for one in others() - before if thread_name(one) not in spared}:
+    while left := {one for one in others() - before if not (thread_name(one).startswith(spared) or renders(one))}:
         assert time.monotonic() < deadline, f"still running: {sorted(map(described, left))}"
         time.sleep(0.02)
+
+
+def renders(one: threading.Thread | psutil.Process) -> bool:
+    """Whether this is a child that renders a template: it ends with who has the template, at last with this process."""
+    limited = sys.modules.get("trainyard.data.renderers.limited")
+    if limited is None or isinstance(one, threading.Thread):
+        return False
+    return any(one.pid == each.process.pid for each in list(limited.RUNNING.values()) if each.process)
 
 
 def described(one: threading.Thread | psutil.Process) -> str:
@@ -74,14 +84,6 @@ def thread_name(one: threading.Thread | psutil.Process) -> str:
     return one.name if isinstance(one, threading.Thread) else ""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, and all flow tests in the same one: they share a Prefect server."""
-    for item in items:
-        path = item.path.relative_to(REPOSITORY)
-        item.add_marker(pytest.mark.xdist_group("flows" if "flows" in path.parts else path.as_posix()))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = others()
@@ -94,7 +96,7 @@ def nothing_is_left() -> Iterator[None]:
     """Each test ends the threads and processes that it starts. Fixtures of a wider scope end theirs later."""
     before = others()
     yield
-    nothing_left(before, spared=PREFECTS_THREADS)
+    nothing_left(before, spared=PREFECTS_THREADS + EXECUTORS_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,7 @@ def test_malformed_bodies_are_never_500(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("query", [SLOW, pytest.param(STUBBORN, marks=pytest.mark.faults)], ids=["slow", "stubborn"])
+@pytest.mark.faults
 def test_one_slow_query_does_not_keep_the_others_waiting(client: httpx.Client, query: dict[str, str]) -> None:
     found: list[httpx.Response] = []
     one = threading.Thread(target=lambda: found.append(client.post("/v1/graph/query", json=query)))

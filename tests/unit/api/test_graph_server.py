@@ -121,6 +121,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     assert caught.value.code == "E-GRAPH-SERVER"
 
 
+@pytest.mark.slow
 def test_the_verbs_ask_this_homes_graph(tmp_path: Path) -> None:
     context = Context(settings(), say=lambda _text: None)
     with open_graph("", settings()) as graph:

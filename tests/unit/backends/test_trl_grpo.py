@@ -154,6 +154,7 @@ def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, 
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
+@pytest.mark.slow
 def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(undecided: Jobs, tmp_path: Path) -> None:
     """The first step is made by the policy that drew, where nothing is clipped; the second is not."""
     hyper = {"max_steps": 2, "warmup_ratio": 0, "learning_rate": 2e-2}
@@ -240,6 +241,7 @@ def test_rewards_are_added_by_their_weights_and_told_by_name(undecided: Jobs, tm
 
 
 @pytest.mark.parametrize("precision", by_default(["bf16"], ["bf16", "auto"]))
+@pytest.mark.slow
 def test_half_precision_draws_and_learns(precision: str, undecided: Jobs, tmp_path: Path) -> None:
     hyper = {"precision": precision, "gradient_checkpointing": True}
     ran = train_here(grpo(undecided, hyper=hyper), tmp_path)

@@ -105,6 +105,7 @@ def test_only_what_died_is_dead_and_what_was_stopped_is_not(home: Path) -> None:
     assert dead_services(here) == []
 
 
+@pytest.mark.slow
 def test_restarts_come_less_often_the_more_often_a_service_dies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child that restarts is real; here it finds no server that could be reached, and ends."""
     here = settings()

@@ -408,7 +408,7 @@ LASTING = [
         status(503, "overloaded"),
         r"E-SERVER-REFUSED: The model server failed for 24 of 24 rows \(not_asked 3, server_refused 21\)",
     ),
-    (status(401, "bad key"), r"E-SERVER-REFUSED: .* Why: .* refused with status 401 .*bad key.* Do: Put the key into"),
+    (status(401, "bad key"), r"E-SERVER-REFUSED: .* Why: .* refused with status 401 .*bad key.* Do: Name an endpoint"),
     (
         hang(),
         r"E-SERVER-TIMEOUT: The model server failed for 24 of 24 rows .*; 0 were kept\. Why: .*did not answer in time",

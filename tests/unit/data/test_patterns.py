@@ -123,5 +123,6 @@ def test_no_pattern_is_slower_than_its_text_is_long() -> None:
     ],
     ids=["cubic", "quadratic", "found again at each space"],
 )
+@pytest.mark.slow
 def test_a_planted_pattern_is_found(planted: str, length: int) -> None:
     assert slow_attack(re.compile(planted, re.MULTILINE), length)

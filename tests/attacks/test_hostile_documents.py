@@ -195,6 +195,7 @@ def test_a_reading_process_has_no_secret_and_no_connection(
     assert service.sealed
 
 
+@pytest.mark.faults
 def test_nothing_is_left_when_the_service_is_stopped_in_the_middle(tmp_path: Path) -> None:
     with ReadingService() as fresh:
         assert fresh.process is not None
