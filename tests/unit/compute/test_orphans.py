@@ -38,6 +38,8 @@ def family(home: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]
     parent = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
+    while PARENT_VARIABLE not in child.environ():  # the kernel shows it a moment after the parent's `Popen` returns
+        time.sleep(0.01)
     with parent:
         yield parent, child
         parent.kill()
