@@ -11,6 +11,8 @@ export TRAINYARD_HOME ?= $(CURDIR)/.trainyard
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Where it is set, each of the hundreds of processes of the tests would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: sbom audit help setup check test test-all test-backends test-chains demo demo-nightly up down bench faults docs clean

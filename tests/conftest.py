@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from tqdm import tqdm
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from trainyard import settings as settings_module
 
@@ -38,6 +40,18 @@ PREFECTS_THREADS = (
 """Prefect keeps them from the first flow of a process on; the fixture `prefect` ends them with its server."""
 EXECUTORS_THREADS = ("asyncio_",)
 """An event loop starts them at need and ends them with itself; that of a server may have a wider scope than a test."""
+
+
+class FlowsTogether(LoadFileScheduling):
+    """`--dist loadfile`, with all flow tests in one worker: a Prefect server takes ten seconds to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/flows" if nodeid.startswith("tests/flows/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Take the place of `--dist loadfile`; any other value of `--dist` means what it says."""
+    return FlowsTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def others() -> set[threading.Thread | psutil.Process]:
