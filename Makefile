@@ -39,8 +39,8 @@ check: setup ## Style, types, import arrows and budgets
 	$(BIN)/lint-imports
 	$(PYTEST) -q -m 'not slow and not network' tests/architecture
 
-test: setup ## The default tests (at most six minutes on two cores, offline)
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not faults and not gpu and not network and not backends and not chains'
+test: setup ## The default tests but those of `make check` (at most six minutes on two cores, offline)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains'
 
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains

@@ -24,8 +24,6 @@ ELSEWHERE = {"marker.renewed"}
 """Passed only by a training that takes longer than a third of the lease: `night_program` renews before each effect."""
 SECOND_PASSES = ("night.claim.after#2", "night.version.after#2", "night.upload.file#2", "marker.claimed#2")
 EVERY = [*POINTS, *LEDGER_POINTS, *MARKER_POINTS, *OBJECT_POINTS, *SECOND_PASSES]
-QUICK = ("night.graph.after",)
-"""One of each kind, for the default suite; all of them are `make faults`."""
 
 
 def program(folder: Path, *more: str, fault: str = "") -> subprocess.CompletedProcess[str]:
@@ -66,16 +64,8 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert all(found["live"].values())
 
 
-@pytest.mark.parametrize("fault", QUICK)
-def test_a_killed_night_ends_as_any_other(
-    fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    before, wanted = uninterrupted
-    same(killed_and_run_again(fault, before, tmp_path / "night"), wanted)
-
-
 @pytest.mark.faults
-@pytest.mark.parametrize("fault", [one for one in EVERY if one not in QUICK])
+@pytest.mark.parametrize("fault", EVERY)
 def test_killed_at_every_point(fault: str, uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     before, wanted = uninterrupted
     same(killed_and_run_again(fault, before, tmp_path / "night"), wanted)

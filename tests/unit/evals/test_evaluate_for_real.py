@@ -65,6 +65,7 @@ def job(trained: Path, base: Path, adapter: str = "candidate", **fields: Any) ->
     return EvaluationJob(**{**given, **fields})
 
 
+@pytest.mark.slow
 def test_a_trained_adapter_is_better_than_its_base_and_its_control(
     trained: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

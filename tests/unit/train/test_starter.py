@@ -21,7 +21,7 @@ from trainyard.train.starter.card import model_card
 from trainyard.train.starter.corpus import PACKAGES, corpus_sources
 from trainyard.train.starter.recipe import CARD_FILE, CHAT_TEMPLATE, MANIFEST, Recipe
 
-LITTLE = Recipe(steps=8, batch_rows=4, row_tokens=64)
+LITTLE = Recipe(steps=8, vocabulary=1024, layers=2, hidden=64, intermediate=128, batch_rows=4, row_tokens=64)
 PACKAGE = ("trl",)
 
 TRY_MODEL = """
@@ -143,7 +143,7 @@ def test_it_loads_as_any_other_model(built: tuple[Path, ModelSource, Any]) -> No
     facts = json.loads(asked.stdout.splitlines()[-1])
     assert facts["assistant"] == "Yo<|im_end|>"
     assert facts["round_trip"] is True
-    assert facts["vocabulary"] == 4096
+    assert facts["vocabulary"] == LITTLE.vocabulary
     assert facts["parameters"] == source.parameters
     assert (facts["eos"], facts["pad"], facts["finite"]) == ([3, 1], 0, True)
     assert facts["pre_tokenizer"]["type"] == "ByteLevel"

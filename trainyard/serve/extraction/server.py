@@ -27,9 +27,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
+from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.extraction.rules import MODEL, answer
-from trainyard.serve.listening import server_config
+from trainyard.serve.listening import bind, server_config
 from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, parse
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import process_start
@@ -156,15 +156,7 @@ class ReadyServer(uvicorn.Server):
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", arguments.port))
-    except OSError as error:
-        listener.close()
-        raise LimitExceeded(
-            f"Port {arguments.port} cannot be used: {error.strerror}.", do="Choose another port, or 0.", code="E-PORT"
-        ) from error
+    listener = bind("127.0.0.1", arguments.port)
     app = RulesServer(arguments.delay).app()
     config = server_config(app, graceful_s=3)
     ReadyServer(config, listener, arguments.folder).run(sockets=[listener])
