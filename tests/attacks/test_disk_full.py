@@ -20,8 +20,10 @@ from trainyard.api.records import RunRecord, RunResult, read_events, read_result
 from trainyard.compute.child import ERROR_FILE, ERROR_RESERVE
 from trainyard.compute.supervise import Status, supervise
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.night.surroundings import world_of
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port
+from trainyard.spec.night import NightConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet, write_json_durably
 from trainyard.stores.files import RealFiles, create_whole
@@ -158,3 +160,11 @@ def test_nothing_is_started_below_the_floor(tmp_path: Path) -> None:
     own = here.model_copy(update={"working_folder": tmp_path})
     resolved = planning.resolved(planning.asked(str(chain)).spec, own)
     assert [one.code for one in planning.examine(resolved, own)][:1] == ["E-DISK-FULL"]
+
+
+def test_no_night_is_begun_below_the_floor(tmp_path: Path) -> None:
+    """The flow, `nightly run` and `nightly worker` build their night by one function."""
+    here = Settings(home=tmp_path / "home", min_free_mb=1 << 30)
+    with pytest.raises(LimitExceeded, match="E-DISK-FULL"):
+        world_of(NightConfig(), here)
+    assert not here.home.exists()

@@ -23,7 +23,7 @@ from trainyard.spec.night import NightConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
-from trainyard.stores.files import RealFiles
+from trainyard.stores.files import RealFiles, lacking_space
 from trainyard.stores.graph import open_graph
 from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, this_owner
 from trainyard.stores.objects import ObjectStore, open_store
@@ -79,8 +79,12 @@ def world_of(
 
     `held`: the caller has the device's lease already. `unfit`: what of the trainings this machine cannot carry out.
 
-    Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base.
+    Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base,
+    `LimitExceeded` (`E-DISK-FULL`) where the home has less free space than a run needs.
     """
+    lacking = lacking_space(settings.home, settings.min_free_mb << 20)
+    if lacking is not None:
+        raise lacking
     root, files, clock = tenant_root(settings, config.tenant), RealFiles(), RealClock()
     objects = open_store(settings.weights_store) if settings.weights_store else None
 
