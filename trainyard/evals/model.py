@@ -26,7 +26,7 @@ from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.methods.guarding import base_digests, require_same_base
+from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory
 from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
@@ -220,7 +220,7 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
             do="Evaluate it with the base it was trained on (base_path in its training.json).",
             code="E-EVAL-ADAPTER",
         ) from error
-    require_same_base(weights, network, folder.name)
+    require_unchanged_base(weights, network, folder.name)
     return network.eval()
 
 

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.methods.guarding import base_digests, require_same_base
+from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory
 
 MAX_WAITING = 256
@@ -152,7 +152,7 @@ class Engine:
     def keep_base(self, adapter: str) -> None:
         """Compare the base with what it was; one that an adapter changed is read again, with the other adapters."""
         try:
-            require_same_base(self.weights, self.model, adapter)
+            require_unchanged_base(self.weights, self.model, adapter)
         except TrainyardError:
             others, self.folders, self.adapters = self.folders, {}, {}
             self.model = self.read_base()

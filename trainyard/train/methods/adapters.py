@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from trainyard.errors import Corrupt, InvalidInput, NotFound, TrainyardError
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.methods.contract import Head
+from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS
 from trainyard.train.methods.lora import TASKS
 
@@ -82,8 +83,10 @@ def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
 def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) -> PeftModel:
     """The model with a saved adapter under a name. Raises `Corrupt` (`E-ADAPTER-WEIGHTS`) when weights are missing.
 
-    A module that the adapter never had, such as the score of a reward model, keeps its first values.
+    A module that the adapter never had, such as the score of a reward model, keeps its first values. Raises
+    `TrainyardError` (`E-BASE-CHANGED`) when loading changed a weight of the base: 0.1 s a gigabyte to find out.
     """
+    before = base_digests(model)
     known = set(config.modules_to_save or ())
     check_adapter_folder(folder, [module for module, _ in model.named_modules()])
     model = inject(model, config, name)
@@ -100,6 +103,7 @@ def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) 
             code="E-ADAPTER-WEIGHTS",
         )
     set_peft_model_state_dict(model, {**new, **saved}, adapter_name=name)
+    require_unchanged_base(before, model, folder.name)
     return model
 
 

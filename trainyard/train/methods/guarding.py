@@ -46,14 +46,14 @@ def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
     return int(sums.sum() + rest.sum()), int((sums * places).sum() + rests.sum())
 
 
-def require_same_base(before: Digests, model: Any, adapter: str) -> None:
+def require_unchanged_base(before: Digests, model: Any, adapter: str) -> None:
     """Compare the base's weights with their digests. Raises `TrainyardError` (`E-BASE-CHANGED`)."""
     now = base_digests(model)
     changed = [name for name, digest in before.items() if now.get(name) != digest]
     if changed:
         raise TrainyardError(
             f"The adapter {adapter} changed the base: {changed[0]} has other weights ({len(changed)} in all).",
-            why="Every other adapter and the base itself would answer differently; the base is read again.",
+            why="With it, the base and every other adapter would answer differently.",
             do="Convert the adapter to a plain LoRA, or merge it into a model of its own.",
             code="E-BASE-CHANGED",
         )
