@@ -118,6 +118,16 @@ def test_a_document_over_its_memory_costs_only_itself(tmp_path: Path) -> None:
     assert (result.reasons, len(result.rows)) == (["memory_limit"], 2)
 
 
+def test_a_folder_of_breaches_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.html").write_bytes(b"<p>" + b"<b>x</b> " * 100_000)
+    limits = Limits(document_memory=64 << 20, breaches=2)
+    with pytest.raises(LimitExceeded, match=r"E-DATA-READER: .* 3 of its documents went over the limits of reading"):
+        read_all(tmp_path / "out", settings_for(tmp_path), limits=limits, path=str(folder))
+
+
 def test_a_document_over_its_output_costs_only_itself(tmp_path: Path) -> None:
     result = read_next_to_good(tmp_path, "m.txt", b"x" * 5000, Limits(text=4000))
     assert (result.reasons, len(result.rows)) == (["too_large"], 2)

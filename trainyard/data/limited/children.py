@@ -30,6 +30,8 @@ from trainyard.data.limited.process import (
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 
+BREACHES = ("time_limit", "memory_limit", "reader_crashed")
+"""Why a document was left out that ended its child."""
 MEMORY_EXIT = 70
 """`EX_SOFTWARE`: the child ran into its memory limit and could say so."""
 OPEN_FILES = 64

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 from pathlib import Path
 
+from trainyard.data.limited.children import BREACHES
 from trainyard.data.limited.commits import tuples_of_commits
 from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetRequest, SetResult
@@ -16,8 +17,9 @@ from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.intake import Intake
 from trainyard.data.readers.repositories import open_repository
 from trainyard.data.readers.sets import open_files, open_repository_set
+from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import chosen_side
-from trainyard.errors import InvalidInput
+from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes import Port
 
 Report = Callable[[float, str], None]
@@ -96,6 +98,7 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
             if port is not opened.port:
                 chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
             intake.take(chunk)
+            refuse_many_breaches(opened.name, intake.balance, request.limits)
             if intake.full:
                 break
             fraction = opened.fraction()
@@ -104,6 +107,18 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
                 report(fraction, f"{opened.name}: {intake.taken} rows")
     intake.balance.skipped.update(opened.skipped)
     return intake.balance, intake.quarantine
+
+
+def refuse_many_breaches(name: str, balance: Balance, limits: Limits) -> None:
+    """Raises `LimitExceeded` (`E-DATA-READER`): a folder of such documents would keep a machine busy for days."""
+    breaches = sum(balance.dropped.get(reason, 0) for reason in BREACHES)
+    if breaches > limits.breaches:
+        raise LimitExceeded(
+            f"{name} was not read to its end: {breaches} of its documents went over the limits of reading.",
+            why=f"At most {limits.breaches} may; each takes up to {limits.document_cpu_s:g} s and more.",
+            do="Look at the documents in quarantine, and leave them out with `exclude`.",
+            code="E-DATA-READER",
+        )
 
 
 @contextlib.contextmanager

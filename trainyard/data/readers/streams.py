@@ -64,6 +64,8 @@ class Limits:
     """CPU seconds for a piece of a file of rows (about 1 MiB) and for the files of a folder to be listed."""
     set_cpu_s: int = 4 * 3600
     """CPU seconds for a whole set; 4 hours are 500 GB of JSON Lines. A git process has as many."""
+    breaches: int = 100
+    """Documents of a set that may go over their limits; each takes its whole time first."""
     documents_per_child: int = 1000
     """Documents until a fresh process reads the next ones."""
 
