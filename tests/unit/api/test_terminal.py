@@ -7,7 +7,10 @@ import pytest
 from rich.console import Console
 
 from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
-from trainyard.api.terminal import Progress, metrics_text, print_error, render, table
+from trainyard.api.terminal.command import render
+from trainyard.api.terminal.jobs import metrics_text
+from trainyard.api.terminal.progress import Progress
+from trainyard.api.terminal.text import print_error, table
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.stores.metrics import Point
