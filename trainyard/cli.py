@@ -64,22 +64,23 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
     """A field of a request as its declaration has it; the value is checked by the request itself."""
     declared = next((one for one in field.metadata if isinstance(one, Argument | Option)), Option())
     kind, repeated = kind_of(field.annotation)
-    default = field.default if isinstance(field.default, bool | int | str) and field.default != "" else None
-    required = field.is_required()
+    shared: dict[str, Any] = {"help": field.description}
+    if isinstance(field.default, bool | int | str) and field.default != "":
+        shared["default"] = field.default
     if isinstance(declared, Argument):
-        word = type_of(kind, declared.is_file)
-        count = -1 if repeated else 1
-        return Place([name], metavar=declared.metavar, type=word, nargs=count, required=required, default=default,
-                     help=field.description)  # fmt: skip
+        words: dict[str, Any] = {
+            "metavar": declared.metavar,
+            "required": field.is_required(),
+            "nargs": -1 if repeated else 1,
+        }
+        return Place([name], type=type_of(kind, declared.is_file), **words, **shared)
     names = [*(declared.names or [f"--{name.replace('_', '-')}"]), name]
     if kind is bool:
-        return click.Option(names, is_flag=True, default=default, show_default=True, help=field.description)
+        return click.Option(names, is_flag=True, show_default=True, **shared)
     if kind is dict:
-        return click.Option(names, multiple=True, metavar="KEY=VALUE", callback=as_parameters, help=field.description)
-    return click.Option(
-        names, type=type_of(kind), metavar=f"<{word_of(kind)}>", multiple=repeated, required=required, default=default,
-        show_default=True, help=field.description,
-    )  # fmt: skip
+        return click.Option(names, multiple=True, metavar="KEY=VALUE", callback=as_parameters, **shared)
+    shared |= {"metavar": f"<{word_of(kind)}>", "required": field.is_required(), "multiple": repeated}
+    return click.Option(names, type=type_of(kind), show_default=True, **shared)
 
 
 def kind_of(annotation: Any) -> tuple[Any, bool]:
