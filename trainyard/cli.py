@@ -15,18 +15,19 @@ import traceback
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import get_completion_class
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 import trainyard
 from trainyard.api.operations import GROUPS, OPERATIONS, load
-from trainyard.api.requests.fields import Argument, Option
+from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.api.terminal.text import print_error
 from trainyard.errors import InvalidInput, TrainyardError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 PROGRAM = "trainyard"
 COMPLETE_VARIABLE = "_TRAINYARD_COMPLETE"
@@ -205,14 +206,12 @@ def carry_out(ctx: click.Context, **given: Any) -> None:
         return
     assert isinstance(ctx.command, OperationCommand | OperationGroup)
     as_json, name = given.pop(JSON_OPTION), ctx.command.operation
+    fields = {key: one for key, one in given.items() if one not in (None, ())}
     try:
-        request = load(OPERATIONS[name].request)(**{key: one for key, one in given.items() if one not in (None, ())})
-    except ValidationError as error:
-        first = error.errors()[0]
-        wrong = next(one for one in ctx.command.params if one.name == first["loc"][0])
-        raise click.BadParameter(first["msg"], ctx, wrong) from error
-    try:
-        ctx.exit(load("trainyard.api.terminal.command:perform")(name, request, as_json=as_json))
+        ctx.exit(load("trainyard.api.terminal.command:perform")(name, fields, as_json=as_json))
+    except FieldError as error:
+        wrong = next(one for one in ctx.command.params if one.name == error.field)
+        raise click.BadParameter(error.message, ctx, wrong) from error
     except KeyboardInterrupt:
         ctx.exit(INTERRUPTED)
 

@@ -46,7 +46,7 @@ class Operation:
 
 
 READ, WRITE, ADMIN = Scope
-NOTHING = "trainyard.api.requests.fields:Nothing"
+NOTHING = "trainyard.api.requests.base:Nothing"
 
 OPERATIONS: dict[str, Operation] = {
     "up": Operation(

@@ -17,7 +17,7 @@ from trainyard.api.verbs.backends import backend_table, show_backends
 from trainyard.api.verbs.chains.eject import eject
 from trainyard.api.verbs.doctor import look_at_backends
 from trainyard.backends import environments
-from trainyard.backends.script import files
+from trainyard.backends.script.templates import TEMPLATES_FOLDER
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import BackendName
@@ -88,7 +88,7 @@ def test_another_environment_and_another_script_make_other_results(here: Setting
     (site / "other-1.0.dist-info").mkdir()
     assert first != identity(config, here)
     assert identity(TrainerConfig(), here) == {}
-    folder = here.home / files.TEMPLATES_FOLDER
+    folder = here.home / TEMPLATES_FOLDER
     folder.mkdir()
     (folder / "mine.py").write_text("1")
     mine = TrainerConfig.model_validate({"backend": "script", "launch": {"script": "mine"}})

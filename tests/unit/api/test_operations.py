@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from trainyard.api.context import Context
 from trainyard.api.operations import GROUPS, OPERATIONS, Scope, load
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput
+from trainyard.api.requests.base import Nothing, Request
 from trainyard.api.requests.chains import CheckInput, RunInput
-from trainyard.api.requests.fields import Nothing, Request
 from trainyard.api.verbs.adapters import list_adapters, show_adapter
 from trainyard.api.verbs.chains.check import check
 from trainyard.api.verbs.chains.run import run

@@ -19,9 +19,10 @@ from trainyard.stores.metrics import Point
 def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=100, highlight=False, soft_wrap=True)
-    with Progress(console) as progress:
-        for event in events:
-            progress.event(event)
+    progress = Progress(console)
+    for event in events:
+        progress.event(event)
+    progress.close()
     return stream.getvalue().splitlines()
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainyard.api.requests.fields import Argument, Request
+from trainyard.api.requests.base import Request
+from trainyard.api.requests.fields import Argument
 from trainyard.serve.conversion.layouts import Layout
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainyard.api.requests.fields import Argument, Option, Parameters, Request
+from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.fields import Argument, Option
 
 PARAMETERS = "A parameter; dots reach inside."
 PRESET = "Parameters from deployments/presets; -p wins over them."

@@ -1,4 +1,4 @@
-"""How the fields of a request read on a command line. Knows no command line library; `trainyard/cli.py` does.
+"""How the fields of a request read on a command line. Knows neither a command line library nor pydantic.
 
 A request is a frozen pydantic model in this folder. It is imported without numpy, pyarrow, torch, httpx and Prefect.
 The description of a field is the help of its option, its default is the option's default. What cannot be seen from the
@@ -14,9 +14,6 @@ annotation is declared on the field:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,9 @@ class Option:
         object.__setattr__(self, "names", names)
 
 
-class Request(BaseModel):
-    """What an operation takes. A misspelt field is an error."""
+class FieldError(ValueError):
+    """A value that a field does not take."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Nothing(Request):
-    """An operation without arguments."""
-
-
-Parameters = Annotated[dict[str, Any], Option("-p", "--param")]
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.field, self.message = field, message

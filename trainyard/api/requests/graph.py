@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
-from trainyard.api.requests.fields import Argument, Parameters, Request
+from trainyard.api.requests.fields import Argument
 
 ADDRESS = "A graph server or file:// address; default: this home's."
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
-from trainyard.api.requests.fields import Argument, Option, Parameters, Request
+from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.axes import JobState
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainyard.api.requests.fields import Argument, Request
+from trainyard.api.requests.base import Request
+from trainyard.api.requests.fields import Argument
 
 CONFIG = "YAML; default: nightly.yaml of the home."
 BUCKET = "A bucket of the config; default: the first of its kind."

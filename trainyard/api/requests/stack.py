@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainyard.api.requests.fields import Request
+from trainyard.api.requests.base import Request
 
 
 class UpInput(Request):

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainyard.api.requests.fields import Argument, Option, Request
+from trainyard.api.requests.base import Request
+from trainyard.api.requests.fields import Argument, Option
 from trainyard.spec.axes import BackendName, Method, Stage
 
 

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from trainyard.api.context import Context
 from trainyard.api.operations import OPERATIONS, load
-from trainyard.api.terminal.progress import Progress
+from trainyard.api.requests.fields import FieldError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
 
 
-def perform(name: str, request: BaseModel, *, as_json: bool) -> int:
-    """Carry an operation out and print its result; returns the exit code. Raises what the operation raises."""
+class LateProgress:
+    """Progress whose module, and rich with it, is imported when there is something to show."""
+
+    @cached_property
+    def shown(self) -> Any:
+        return load("trainyard.api.terminal.progress:Progress")()
+
+    def say(self, text: str) -> None:
+        self.shown.say(text)
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.shown.event(event)
+
+    def close(self) -> None:
+        if "shown" in vars(self):
+            self.shown.close()
+
+
+def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
+    """Carry an operation out and print its result; returns the exit code.
+
+    Raises `FieldError` for a value that the request does not take, and what the operation raises.
+    """
     keep_files_private()
-    operation = OPERATIONS[name]
-    implementation = load(operation.implementation)
-    with Progress() as progress:
+    request, implementation = request_of(name, given), load(OPERATIONS[name].implementation)
+    progress = LateProgress()
+    try:
         tell = partial(print_part, name, as_json)
-        context = Context(settings(), say=progress.say, on_progress=progress.event, tell=tell)
-        result = implementation(request, context)
+        result = implementation(request, Context(settings(), progress.say, progress.event, tell))
+    finally:
+        progress.close()
     if getattr(result, "told", False):
         return 0
     print(result.model_dump_json(indent=2) if as_json else render(name, result))
     return int(getattr(result, "exit_code", 0))
+
+
+def request_of(name: str, given: dict[str, Any]) -> Any:
+    try:
+        return load(OPERATIONS[name].request)(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FieldError(str(first["loc"][0]), first["msg"]) from error
 
 
 def render(name: str, result: Any) -> str:

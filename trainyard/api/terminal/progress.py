@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -24,12 +23,7 @@ class Progress:
         self.tasks: dict[str, TaskID] = {}
         self.said: dict[str, float] = {}
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self.bars is not None:
             self.bars.stop()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-
-from pydantic import BaseModel
+from typing import Any
 
 from trainyard.errors import TrainyardError
 
@@ -19,9 +18,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
                      for row in everything)  # fmt: skip
 
 
-def json_text(result: BaseModel) -> str:
+def json_text(result: Any) -> str:
     """A result that has no text of its own."""
-    return result.model_dump_json(indent=2)
+    return str(result.model_dump_json(indent=2))
 
 
 def print_error(error: TrainyardError, *, as_json: bool) -> None:

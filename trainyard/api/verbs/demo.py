@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult
+from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.chains import RunInput
-from trainyard.api.requests.fields import Nothing
 from trainyard.api.requests.stack import UpInput
 from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run

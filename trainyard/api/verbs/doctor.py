@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 import trainyard
 from trainyard.api import services, stack
 from trainyard.api.context import Context
-from trainyard.api.requests.fields import Nothing
+from trainyard.api.requests.base import Nothing
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.api import services, stack
 from trainyard.api.context import Context
-from trainyard.api.requests.fields import Nothing
+from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import UpInput
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep

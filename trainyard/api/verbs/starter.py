@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.api.context import Context
-from trainyard.api.requests.fields import Nothing
+from trainyard.api.requests.base import Nothing
 from trainyard.stores.models import SHIPPED_STARTER
 from trainyard.train.starter.build import build_starter, compare
 
