@@ -29,7 +29,7 @@ from nodes.runner import RunInfo
 from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
-from trainyard.api.verbs.waiting import refuse_or_wait
+from trainyard.api.verbs.chains.waiting import refuse_or_wait
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings

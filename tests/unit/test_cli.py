@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from trainyard.api.operations import OPERATIONS
 from trainyard.cli import app, parsed
 from trainyard.errors import InvalidInput
 
@@ -25,9 +28,11 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 def test_the_commands_are_the_promised_ones() -> None:
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    root = click.Context(app)
+    found = {name: app.get_command(root, name) for name in app.list_commands(root)}
+    commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
     assert commands == {"up", "down", "env", "doctor", "check", "plan", "run", "demo", "prove-resume", "eject", "serve"}
-    groups = {group.name: {c.name for c in group.typer_instance.registered_commands} for group in app.registered_groups}
+    groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
     assert groups == {
         "adapters": {"list", "show", "convert"},
@@ -39,6 +44,23 @@ def test_the_commands_are_the_promised_ones() -> None:
         "renderers": {"verify"},
         "starter": {"build"},
     }
+
+
+def test_the_commands_are_the_table() -> None:
+    assert {name for name, _ in commands_of(app)} == set(OPERATIONS)
+    assert all(command.help and command.get_params(click.Context(command)) for _, command in commands_of(app))
+
+
+def commands_of(group: click.Group, word: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Everything that can be carried out: the commands, and the groups that are commands themselves."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield f"{word} {name}".strip(), command
+        if isinstance(command, click.Group):
+            yield from commands_of(command, name)
 
 
 def test_check_prints_one_line_per_reason_and_exits_5(tmp_path: Path) -> None:

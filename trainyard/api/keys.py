@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import trainyard
 from trainyard.backends import environments
-from trainyard.backends.script.files import template_digest
+from trainyard.backends.script.templates import template_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Engine, Port

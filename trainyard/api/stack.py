@@ -7,6 +7,7 @@ Prefect alone takes most of that.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import certifi
@@ -482,3 +484,13 @@ def bootstrapped(settings: Settings, url: str) -> bool:
 
 def mark_bootstrapped(settings: Settings, url: str) -> None:
     write_json_durably(settings.services / "bootstrap.json", bootstrap_digest(settings, url))
+
+
+def import_prefect_client(settings: Settings, module: str = "") -> Any:
+    """Import `trainyard.api.runs`, or a module of it, after Prefect's variables are set: it reads them when imported.
+
+    Raises what `needs_api_url` raises, before Prefect is imported.
+    """
+    url = needs_api_url(settings)
+    os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
+    return importlib.import_module(f"trainyard.api.runs.{module}".rstrip("."))

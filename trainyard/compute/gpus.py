@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
 import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
-import pynvml
 
 from trainyard.spec.axes import Device
 
 MIB = 1 << 20
+NVML_LIBRARY, NO_DRIVER = "libnvidia-ml.so.1", "no NVIDIA driver"
 HIDING_VARIABLE, SIMULATED_VARIABLE = "CUDA_VISIBLE_DEVICES", "TRAINYARD_SIMULATED_DEVICES"
 
 
@@ -39,29 +42,41 @@ class GpuReadings:
     """All GPUs, or why there are none."""
 
     state: str
-    """`ok`, `no NVIDIA driver`, or NVML's own words."""
+    """`ok`, `NO_DRIVER`, or NVML's own words."""
     driver: str | None = None
     gpus: tuple[Gpu, ...] = ()
 
 
+def load() -> Any:
+    """pynvml (60 ms to import); None where the driver's library is not, which pynvml would look for in the same way."""
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return None
+    return importlib.import_module("pynvml")
+
+
 def read_gpus() -> GpuReadings:
     """A reading of every NVIDIA GPU through NVML; never raises."""
+    pynvml = load()
+    if pynvml is None:
+        return GpuReadings(NO_DRIVER)
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return GpuReadings("no NVIDIA driver")
+        return GpuReadings(NO_DRIVER)
     except pynvml.NVMLError as error:
         return GpuReadings(str(error))
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        return GpuReadings("ok", pynvml.nvmlSystemGetDriverVersion(), tuple(read_gpu(index) for index in range(count)))
+        gpus = tuple(read_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        return GpuReadings("ok", pynvml.nvmlSystemGetDriverVersion(), gpus)
     except pynvml.NVMLError as error:
         return GpuReadings(str(error))
     finally:
         pynvml.nvmlShutdown()
 
 
-def read_gpu(index: int) -> Gpu:
+def read_gpu(pynvml: Any, index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
@@ -70,7 +85,7 @@ def read_gpu(index: int) -> Gpu:
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         memory_mb=memory.total // MIB,
         memory_used_mb=memory.used // MIB,
-        utilization_percent=utilization(handle),
+        utilization_percent=utilization(pynvml, handle),
         processes=tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     )
 
@@ -109,7 +124,7 @@ def visible_devices() -> dict[int, str]:
     return {found[0]: word for word, found in indices.items()} if all(indices.values()) else {}
 
 
-def utilization(handle: object) -> int | None:
+def utilization(pynvml: Any, handle: object) -> int | None:
     """Percent of the last sampling period; None where the GPU is shared in slices and has no such figure."""
     try:
         return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)

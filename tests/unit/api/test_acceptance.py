@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.api import operations, planning
-from trainyard.api.operations import CheckInput, Context, FileCheck, PlanInput, RunInput
-from trainyard.api.verbs.jobs import CreateInput
+from trainyard.api import planning
+from trainyard.api.context import Context
+from trainyard.api.requests.chains import CheckInput, PlanInput, RunInput
+from trainyard.api.requests.jobs import CreateInput
+from trainyard.api.verbs.chains.check import FileCheck, check
+from trainyard.api.verbs.chains.plan import plan
+from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.jobs import create_job
 from trainyard.compute.gpus import devices_here
 from trainyard.errors import Refused, Unavailable
 from trainyard.settings import Settings, load_settings
@@ -61,18 +66,18 @@ def written(folder: Path, *nodes: Node) -> Path:
 
 
 def checked(context: Context, path: Path) -> FileCheck:
-    (one,) = operations.check(CheckInput(files=(path,)), context).files
+    (one,) = check(CheckInput(files=(path,)), context).files
     return one
 
 
 def lines(context: Context, path: Path) -> list[str]:
     """The reasons that check, plan and run give for a file, which are the same."""
     said = [reason.line for reason in checked(context, path).reasons]
-    plan = operations.plan(PlanInput(target=str(path)), context)
-    assert [refusal["line"] for refusal in plan.refusals] == said
-    assert plan.exit_code == (Refused.exit_code if said else 0)
+    planned = plan(PlanInput(target=str(path)), context)
+    assert [refusal["line"] for refusal in planned.refusals] == said
+    assert planned.exit_code == (Refused.exit_code if said else 0)
     with pytest.raises(Refused if said else Unavailable) as told:
-        operations.run(RunInput(target=str(path)), context)  # a server is looked for only when nothing is in the way
+        run(RunInput(target=str(path)), context)  # a server is looked for only when nothing is in the way
     if isinstance(told.value, Refused):
         assert [reason.line() for reason in told.value.reasons] == said
     else:
@@ -107,9 +112,9 @@ def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) 
 def test_a_job_with_a_missing_file_is_refused_before_a_server_is_looked_for(context: Context, work: Path) -> None:
     given = CreateInput(parameters={"dataset": {"path": "gone.jsonl"}})
     with pytest.raises(Refused, match=r"E-DATA-MISSING data-source\.config\.path: There is no file or folder"):
-        operations.jobs_create(given, context)
+        create_job(given, context)
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
-        operations.jobs_create(CreateInput(parameters={"dataset": {"path": "rows.jsonl"}}), context)
+        create_job(CreateInput(parameters={"dataset": {"path": "rows.jsonl"}}), context)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import psutil
 import pytest
 
 from tests.unit.api.test_stack import record
-from trainyard.api import stack, terminal
+from trainyard.api import stack
+from trainyard.api.terminal.stack import env_text
 from trainyard.api.verbs import access, doctor
+from trainyard.api.verbs.stack import EnvOutput
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import PREFECT_KEYS, settings
 from trainyard.stores.auth_string import CLIENT_VARIABLE, SERVER_VARIABLE, keep_auth, read_auth
@@ -198,7 +200,7 @@ def test_the_doctor_says_what_other_machines_can_reach(home: Path) -> None:
 
 
 def test_env_quotes_for_a_shell() -> None:
-    text = terminal.env_text(access.EnvOutput(variables={CLIENT_VARIABLE: "a:$HOME`id`"}))
+    text = env_text(EnvOutput(variables={CLIENT_VARIABLE: "a:$HOME`id`"}))
     done = subprocess.run(
         ["sh", "-c", f'{text}\nprintf %s "${CLIENT_VARIABLE}"'], capture_output=True, text=True, check=True
     )

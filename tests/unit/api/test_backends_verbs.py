@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api import terminal
+from trainyard.api.context import Context
 from trainyard.api.keys import trainer_identity
-from trainyard.api.verbs import backends
-from trainyard.api.verbs.backends import BackendsInput, EjectInput, backend_table, eject
+from trainyard.api.requests.chains import EjectInput
+from trainyard.api.requests.trainers import BackendsInput
+from trainyard.api.terminal.command import render
+from trainyard.api.verbs.backends import backend_table, show_backends
+from trainyard.api.verbs.chains.eject import eject
 from trainyard.api.verbs.doctor import look_at_backends
 from trainyard.backends import environments
-from trainyard.backends.script import files
+from trainyard.backends.script.templates import TEMPLATES_FOLDER
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import BackendName
@@ -50,7 +53,7 @@ def test_every_backend_says_what_it_is_or_what_mends_it(here: Settings) -> None:
         assert (rows[name].available, rows[name].imports) == (False, "-")
         assert rows[name].fix == f"Run `trainyard backends install {name.value}`."
     assert "allow_scripts" in rows[BackendName.SCRIPT].fix
-    text = terminal.render("backends", backend_table(here, imports=False))
+    text = render("backends", backend_table(here, imports=False))
     assert text.splitlines()[0].split() == ["backend", "state", "version", "imports", "computes", "on"]
     assert "deepspeed: deepspeed is not installed" in text
 
@@ -85,7 +88,7 @@ def test_another_environment_and_another_script_make_other_results(here: Setting
     (site / "other-1.0.dist-info").mkdir()
     assert first != identity(config, here)
     assert identity(TrainerConfig(), here) == {}
-    folder = here.home / files.TEMPLATES_FOLDER
+    folder = here.home / TEMPLATES_FOLDER
     folder.mkdir()
     (folder / "mine.py").write_text("1")
     mine = TrainerConfig.model_validate({"backend": "script", "launch": {"script": "mine"}})
@@ -95,15 +98,15 @@ def test_another_environment_and_another_script_make_other_results(here: Setting
 
 
 def test_a_job_file_becomes_a_folder_to_run_by_hand(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
-    made = eject(EjectInput(target=job(tmp_path, tiny_model, "method: dora")), here)
+    made = eject(EjectInput(target=job(tmp_path, tiny_model, "method: dora")), Context(here))
     assert made.folder == tmp_path / "trainer-script"
     assert {path.name for path in made.folder.iterdir()} == {"train.py", "spec.json", "rows.jsonl"}
     assert made.rows == 12
     spec = json.loads((made.folder / "spec.json").read_text())
     assert (spec["method"], spec["base"], spec["hyperparameters"]["epochs"]) == ("dora", str(tiny_model), 3.0)
-    assert "train.py spec.json" in terminal.render("eject", made)
+    assert "train.py spec.json" in render("eject", made)
     with pytest.raises(InvalidInput, match="E-EJECT-EXISTS"):
-        eject(EjectInput(target=job(tmp_path, tiny_model)), here)
+        eject(EjectInput(target=job(tmp_path, tiny_model)), Context(here))
 
 
 def test_eject_from_another_folder_names_the_command_that_finds_the_rows(
@@ -114,14 +117,14 @@ def test_eject_from_another_folder_names_the_command_that_finds_the_rows(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(NotFound, match=rf"E-DATA-MISSING.*`cd {tmp_path} && trainyard eject job\.yaml`"):
-        eject(EjectInput(target=file), load_settings(home=here.home))
+        eject(EjectInput(target=file), Context(load_settings(home=here.home)))
     assert not (tmp_path / "elsewhere" / "trainer-script").exists()
 
 
 def test_what_the_built_in_script_lacks_is_not_ejected(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
     more = "hyperparameters: {optimizer: muon}"
     with pytest.raises(Refused, match=r"R-SCRIPT-BUILTIN .*does not carry out optimizer muon"):
-        eject(EjectInput(target=job(tmp_path, tiny_model, more)), here)
+        eject(EjectInput(target=job(tmp_path, tiny_model, more)), Context(here))
     assert not (tmp_path / "trainer-script").exists()
 
 
@@ -134,11 +137,12 @@ def test_a_chain_that_has_not_run_yet_has_no_rows_to_eject(here: Settings, tmp_p
         f"{{type: trainer, config: {{base_model: {tiny_model}}}}}]"
     )
     with pytest.raises(NotFound, match=r"E-EJECT-DATA: What ai-generator makes is not there yet"):
-        eject(EjectInput(target=str(path)), here)
+        eject(EjectInput(target=str(path)), Context(here))
     with pytest.raises(NotFound, match=r"E-EJECT-NODE: The chain has no single trainer 'other'.* are: trainer\."):
-        eject(EjectInput(target=str(path), node="other"), here)
+        eject(EjectInput(target=str(path), node="other"), Context(here))
 
 
 def test_the_table_is_not_slow(here: Settings) -> None:
     assert BackendsInput().imports
-    assert {row.name for row in backends.backend_table(here, imports=False).rows if row.fits} >= {BackendName.NATIVE}
+    table = show_backends(BackendsInput(imports=False), Context(here))
+    assert {row.name for row in table.rows if row.fits} >= {BackendName.NATIVE}

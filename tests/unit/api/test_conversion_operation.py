@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.serve.conversion.adapter_files import make_adapter
-from trainyard.api import terminal
-from trainyard.api.operations import Context
-from trainyard.api.verbs.conversion import ConvertInput, adapters_convert
+from trainyard.api.context import Context
+from trainyard.api.requests.adapters import ConvertInput
+from trainyard.api.terminal.command import render
+from trainyard.api.verbs.adapters import convert_adapter
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
-from trainyard.serve.conversion.between import Layout
+from trainyard.serve.conversion.layouts import Layout
 from trainyard.settings import settings
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -30,12 +31,12 @@ def test_version_of_the_registry_becomes_a_file_and_a_folder_again(
     registry = AdapterRegistry(context.settings.adapters)
     registry.register("default", "assistant", tmp_path / "made", facts={"base_model": "starter"})
     given = ConvertInput(source="default/assistant/v1", target=tmp_path / "a.gguf", to=Layout.GGUF)
-    there = adapters_convert(given, context)
-    assert terminal.render("adapters convert", there) == f"{tmp_path / 'a.gguf'} (gguf, was peft)"
+    there = convert_adapter(given, context)
+    assert render("adapters convert", there) == f"{tmp_path / 'a.gguf'} (gguf, was peft)"
     back = ConvertInput(source=str(tmp_path / "a.gguf"), target=tmp_path / "back", to=Layout.PEFT)
     with pytest.raises(InvalidInput, match="E-CONVERT-BASE"):
-        adapters_convert(back, context)
-    found = adapters_convert(back.model_copy(update={"base": str(tiny_model)}), context)
+        convert_adapter(back, context)
+    found = convert_adapter(back.model_copy(update={"base": str(tiny_model)}), context)
     assert (found.was, found.to) == (Layout.GGUF, Layout.PEFT)
     assert (tmp_path / "back" / WEIGHTS_FILE).read_bytes() == (tmp_path / "made" / WEIGHTS_FILE).read_bytes()
 
@@ -44,14 +45,14 @@ def test_base_that_the_adapter_names_may_be_gone(tmp_path: Path, context: Contex
     make_adapter(tmp_path / "peft", base_model_name_or_path=str(tmp_path / "gone"))
     given = ConvertInput(source=str(tmp_path / "peft"), target=tmp_path / "a.gguf", to=Layout.GGUF)
     with pytest.raises(InvalidInput, match="E-CONVERT-BASE: The base of the adapter is not known"):
-        adapters_convert(given, context)
+        convert_adapter(given, context)
 
 
 def test_unknown_source_and_base_are_told(tmp_path: Path, context: Context) -> None:
     given = ConvertInput(source="default/assistant/v9", target=tmp_path / "out", to=Layout.MLX)
     with pytest.raises(NotFound, match="E-ADAPTER-UNKNOWN: There is no adapter version default/assistant/v9"):
-        adapters_convert(given, context)
+        convert_adapter(given, context)
     make_adapter(tmp_path / "peft")
     other = ConvertInput(source=str(tmp_path / "peft"), target=tmp_path / "out", to=Layout.MLX, base="/not/there")
     with pytest.raises(NotFound, match="E-MODEL-NOT-FOUND"):
-        adapters_convert(other, context)
+        convert_adapter(other, context)

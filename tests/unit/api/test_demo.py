@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.api.records import RunResult, RunState
+from trainyard.api.terminal.demo import demo_text
 from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
 from trainyard.spec.templates import TEMPLATES
@@ -31,7 +32,7 @@ def result(*, base: dict[str, float] = BETTER, control: dict[str, float] = BETTE
 def test_better_than_base_and_control_is_ok() -> None:
     good = result()
     assert good.exit_code == 0
-    lines = demo.text(good).splitlines()
+    lines = demo_text(good).splitlines()
     assert lines[-1] == "demo: ok adapter=default/handbook/v1 base_loss=4.000 control_loss=0.500 tuned_loss=0.300"
     assert lines[1] == "rows       10 read = 6 kept + 3 held out + dropped (1 too_long)"
     assert "base       No idea." in lines

@@ -12,10 +12,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from trainyard.api import operations, terminal
+from trainyard.api.context import Context
 from trainyard.api.graph_server import GraphServer, listening
-from trainyard.api.operations import Context
-from trainyard.api.verbs.graph import ExportInput, GraphInput, QueryInput
+from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput
+from trainyard.api.terminal.command import render
+from trainyard.api.verbs.graph import count_graph, export_graph, query_graph
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.settings import settings
 from trainyard.stores.graph import Entity, HttpGraph, MemoryGraph, Mutation, open_graph
@@ -126,13 +127,13 @@ def test_the_verbs_ask_this_homes_graph(tmp_path: Path) -> None:
     context = Context(settings(), say=lambda _text: None)
     with open_graph("", settings()) as graph:
         graph.mutate([JANE])
-    rows = operations.graph_query(QueryInput(cypher="MATCH (e:Entity) RETURN e.name AS name"), context)
-    assert terminal.render("graph query", rows).splitlines()[-1].strip() == "Jane Doe"
-    counts = operations.graph_stats(GraphInput(), context)
+    rows = query_graph(QueryInput(cypher="MATCH (e:Entity) RETURN e.name AS name"), context)
+    assert render("graph query", rows).splitlines()[-1].strip() == "Jane Doe"
+    counts = count_graph(GraphInput(), context)
     assert counts.entities_by_kind == {"person": 1}
-    assert "person" in terminal.render("graph stats", counts)
-    written = operations.graph_export(ExportInput(file=tmp_path / "graph.jsonl"), context)
-    assert terminal.render("graph export", written).endswith(": 2 lines")
+    assert "person" in render("graph stats", counts)
+    written = export_graph(ExportInput(file=tmp_path / "graph.jsonl"), context)
+    assert render("graph export", written).endswith(": 2 lines")
 
 
 def test_the_command_serves_until_it_is_stopped(home: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainyard.api.verbs.night import WorkerInput, unfit_here, unfit_words, worker
+from trainyard.api.context import Context
+from trainyard.api.requests.nights import WorkerInput
+from trainyard.api.verbs.night import run_worker, unfit_here, unfit_words
 from trainyard.errors import Refused
 from trainyard.night.training import HouseTrainer
 from trainyard.settings import Settings
@@ -57,4 +59,4 @@ def test_a_worker_whose_machine_cannot_train_does_not_start(here: Settings, tmp_
     path = tmp_path / "night.yaml"
     path.write_text("phase2: {training: {method: lora, device: cuda}}")
     with pytest.raises(Refused, match=r"R-DEVICE-MISSING phase2\.training\.device"):
-        worker(WorkerInput(config=path, once=True), here, print)
+        run_worker(WorkerInput(config=path, once=True), Context(here))

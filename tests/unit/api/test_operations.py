@@ -1,13 +1,24 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from pydantic import TypeAdapter
 
-from trainyard.api import operations
-from trainyard.api.operations import OPERATIONS, Context
+from trainyard.api.context import Context
+from trainyard.api.operations import GROUPS, OPERATIONS, Scope, load
+from trainyard.api.requests.adapters import AdapterName, AdaptersInput
+from trainyard.api.requests.base import Nothing, Request
+from trainyard.api.requests.chains import CheckInput, RunInput
+from trainyard.api.verbs.adapters import list_adapters, show_adapter
+from trainyard.api.verbs.chains.check import check
+from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.doctor import examine
+from trainyard.api.verbs.stack import down, env
 from trainyard.errors import InvalidInput, Refused, Unavailable
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
@@ -48,11 +59,39 @@ def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
     assert len(OPERATIONS[verb].summary) <= 120
 
 
+@pytest.mark.parametrize("verb", OPERATIONS)
+def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str) -> None:
+    row = OPERATIONS[verb]
+    request, response, implementation = load(row.request), load(row.response), load(row.implementation)
+    assert issubclass(request, Request)
+    taken = get_type_hints(implementation)
+    assert taken.pop("return") == response
+    assert list(taken.values()) == [request, Context]
+    assert TypeAdapter(response).json_schema(mode="serialization")
+    assert get_type_hints(load(row.renderer))["return"] is str
+    assert not row.part_renderer or get_type_hints(load(row.part_renderer))["return"] is str
+    assert isinstance(row.scope, Scope)
+
+
+def test_every_first_word_of_two_is_explained() -> None:
+    words = {verb.split()[0] for verb in OPERATIONS if " " in verb}
+    assert words == set(GROUPS) | (words & set(OPERATIONS))
+    assert not set(GROUPS) & set(OPERATIONS)
+
+
+def test_requests_are_imported_without_what_carries_them_out() -> None:
+    modules = {row.request.partition(":")[0] for row in OPERATIONS.values()}
+    heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings'}"
+    program = f"import sys, {', '.join(modules)}; print(*{heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
 def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) -> None:
     (tmp_path / "good.yaml").write_text(CHAIN)
     (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}, {type: trainer, config: {foo: 1}}]")
     files = (tmp_path / "good.yaml", tmp_path / "bad.yaml")
-    found = operations.check(operations.CheckInput(files=files), context)
+    found = check(CheckInput(files=files), context)
     assert [one.ok for one in found.files] == [True, False]
     assert [reason.code for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
     assert found.exit_code == 5
@@ -60,7 +99,7 @@ def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) 
 
 def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) -> None:
     (tmp_path / "bad.yaml").write_text("nodes: [")
-    found = operations.check(operations.CheckInput(files=(tmp_path / "bad.yaml",)), context)
+    found = check(CheckInput(files=(tmp_path / "bad.yaml",)), context)
     assert found.files[0].reasons[0].code.startswith("E-SPEC")
     assert found.exit_code == 5
 
@@ -68,48 +107,48 @@ def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) ->
 def test_a_refused_chain_never_reaches_a_server(tmp_path: Path, context: Context) -> None:
     (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
     with pytest.raises(Refused, match="E-SPEC-TYPE"):
-        operations.run(operations.RunInput(target=str(tmp_path / "bad.yaml")), context)
+        run(RunInput(target=str(tmp_path / "bad.yaml")), context)
 
 
 def test_a_run_without_a_server_says_how_to_get_one(context: Context, tiny_model: Path) -> None:
     context = replace(context, settings=load_settings(default_base_model=str(tiny_model)))
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
-        operations.run(operations.RunInput(target="code-tuning"), context)
+        run(RunInput(target="code-tuning"), context)
 
 
 def test_env_without_a_server_says_how_to_get_one(context: Context) -> None:
     with pytest.raises(Unavailable, match=r"E-NO-SERVER: No Prefect server of the home .* is running\."):
-        operations.env(operations.Nothing(), context)
+        env(Nothing(), context)
 
 
 def test_a_run_that_is_continued_takes_nothing_else(context: Context) -> None:
     run_id = "0aa885f8-eaaa-4f32-a852-144a17056dc2"
     with pytest.raises(InvalidInput, match="E-PARAMETER: A run that is continued takes no parameters"):
-        operations.run(operations.RunInput(target=run_id, parameters={"count": 1}), context)
+        run(RunInput(target=run_id, parameters={"count": 1}), context)
 
 
 def test_down_where_nothing_runs(context: Context) -> None:
-    assert operations.down(operations.Nothing(), context).stopped == ()
+    assert down(Nothing(), context).stopped == ()
 
 
 def test_adapters_are_listed_with_the_live_one_marked(tmp_path: Path, context: Context) -> None:
     adapter(tmp_path / "a", context.settings)
-    (row,) = operations.adapters_list(operations.AdaptersInput(), context).rows
+    (row,) = list_adapters(AdaptersInput(), context).rows
     assert row["name"] == "default/assistant/v1"
     assert row["live"] is True
     assert row["base"] == "starter"
-    assert operations.adapters_list(operations.AdaptersInput(tenant="other"), context).rows == ()
+    assert list_adapters(AdaptersInput(tenant="other"), context).rows == ()
 
 
 def test_an_adapter_is_shown_with_its_files(tmp_path: Path, context: Context) -> None:
     adapter(tmp_path / "a", context.settings)
-    record = operations.adapters_show(operations.AdapterName(name="default/assistant"), context).record
+    record = show_adapter(AdapterName(name="default/assistant"), context).record
     assert "adapter_model.safetensors" in record["files"]
     assert Path(record["path"]).is_dir()
 
 
 def test_the_doctor_finds_what_is_missing_and_what_to_do(context: Context) -> None:
-    found = {check.name: check for check in operations.examine(operations.Nothing(), context).checks}
+    found = {check.name: check for check in examine(Nothing(), context).checks}
     assert found["python"].ok
     assert found["prefect"].ok
     assert found["fastapi"].ok
@@ -133,8 +172,8 @@ def test_the_doctor_reads_the_config_of_the_night(context: Context) -> None:
 
 
 def one_check(context: Context, name: str) -> Any:
-    return next(one for one in operations.examine(operations.Nothing(), context).checks if one.name == name)
+    return next(one for one in examine(Nothing(), context).checks if one.name == name)
 
 
 def test_a_doctor_with_problems_is_not_ok(context: Context) -> None:
-    assert operations.examine(operations.Nothing(), context).exit_code == 1
+    assert examine(Nothing(), context).exit_code == 1

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainyard.api import planning
-from trainyard.api.terminal import render
-from trainyard.api.verbs.waiting import refuse_or_wait
+from trainyard.api.terminal.command import render
+from trainyard.api.verbs.chains.waiting import refuse_or_wait
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes import Port

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api import operations, terminal
-from trainyard.api.operations import CheckInput, Context, FileCheck, RenderersInput
+from trainyard.api.context import Context
+from trainyard.api.requests.chains import CheckInput
+from trainyard.api.requests.trainers import RenderersInput
+from trainyard.api.terminal.command import render
+from trainyard.api.verbs.chains.check import FileCheck, check
+from trainyard.api.verbs.renderers import verify_renderers
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import load_settings
 
@@ -23,9 +27,9 @@ def context(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def verified(context: Context, *names: str) -> str:
-    found = operations.renderers_verify(RenderersInput(names=names), context)
+    found = verify_renderers(RenderersInput(names=names), context)
     assert found.exit_code == 0
-    return terminal.render("renderers verify", found)
+    return render("renderers verify", found)
 
 
 def test_the_table_says_what_was_found(context: Context) -> None:
@@ -59,7 +63,7 @@ def checked(folder: Path, template: str, context: Context) -> FileCheck:
     source = "{id: rows, type: data_source, config: {path: rows.jsonl, format: openai}}"
     trainer = f"{{id: tune, type: trainer, config: {{backend: native, engine: {{template: {template}}}}}}}"
     (folder / "chain.yaml").write_text(f"nodes: [{source}, {trainer}]")
-    (one,) = operations.check(CheckInput(files=(folder / "chain.yaml",)), context).files
+    (one,) = check(CheckInput(files=(folder / "chain.yaml",)), context).files
     return one
 
 

@@ -7,7 +7,10 @@ import pytest
 from rich.console import Console
 
 from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
-from trainyard.api.terminal import Progress, metrics_text, print_error, render, table
+from trainyard.api.terminal.command import render
+from trainyard.api.terminal.jobs import metrics_text
+from trainyard.api.terminal.progress import Progress
+from trainyard.api.terminal.text import print_error, table
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.stores.metrics import Point
@@ -16,9 +19,10 @@ from trainyard.stores.metrics import Point
 def lines_of(events: list[dict[str, object]], terminal: bool = False) -> list[str]:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=100, highlight=False, soft_wrap=True)
-    with Progress(console) as progress:
-        for event in events:
-            progress.event(event)
+    progress = Progress(console)
+    for event in events:
+        progress.event(event)
+    progress.close()
     return stream.getvalue().splitlines()
 
 

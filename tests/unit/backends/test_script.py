@@ -19,7 +19,7 @@ from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard import settings as settings_module
 from trainyard.backends.base import TrainingStopped, probe
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.script import files, reasons
+from trainyard.backends.script import files, reasons, templates
 from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
 from trainyard.compute.supervise import Wanted
@@ -49,7 +49,7 @@ def allowed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home whose operator allows scripts; returns its folder of templates."""
     monkeypatch.setenv("TRAINYARD_ALLOW_SCRIPTS", "true")
     settings_module.settings.cache_clear()
-    folder = home / files.TEMPLATES_FOLDER
+    folder = home / templates.TEMPLATES_FOLDER
     folder.mkdir(parents=True)
     return folder
 
@@ -119,7 +119,7 @@ def test_what_the_built_in_script_lacks_your_own_may_have(
 )
 def test_a_template_is_a_name_and_no_path(name: str, error: type[Exception], told: str, allowed: Path) -> None:
     with pytest.raises(error, match=told):
-        files.template_path(name)
+        templates.template_path(name)
 
 
 def test_a_script_without_its_template_starts_nothing(allowed: Path, jobs: Jobs, tmp_path: Path) -> None:

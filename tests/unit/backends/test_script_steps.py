@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from tests.small_jobs import Jobs, train_here
 from trainyard.backends.rows import plain
 from trainyard.backends.script import files
+from trainyard.backends.script.templates import BUILT_IN
 from trainyard.data.renderers.choice import choose
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.spec.axes import Port
@@ -36,7 +37,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     before = Path.cwd()
     monkeypatch.setenv("TRAINYARD_EVENTS", str(tmp_path / "events.jsonl"))
-    spec = importlib.util.spec_from_file_location("ejected", files.BUILT_IN)
+    spec = importlib.util.spec_from_file_location("ejected", BUILT_IN)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.reading import Result, read_all, settings_for
-from trainyard.api.verbs.night import EngineeringInput, added_text, engineering
+from trainyard.api.context import Context
+from trainyard.api.requests.nights import EngineeringInput
+from trainyard.api.terminal.nights import added_text
+from trainyard.api.verbs.night import add_commits
 from trainyard.data.readers.repositories import MAX_DIFF_BYTES, Repository, batch, commit_documents, patches
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, Refused
@@ -216,10 +219,10 @@ def test_every_commit_is_a_tuple_or_counted_by_reason(project: Path) -> None:
     git(project, "merge", "-q", "--no-ff", "-m", "Merge side", "side")
     settings = settings_for(project.parent, home=project.parent / "home")
     given = EngineeringInput(repo=project)
-    added = engineering(given, settings)
+    added = add_commits(given, Context(settings))
     assert (added.added, added.there, added.commits) == (4, 0, 8)
     assert added.skipped == {"large_diff": 1, "merge": 1, "no_text_change": 2}
-    again = engineering(given, settings)
+    again = add_commits(given, Context(settings))
     assert (again.added, again.there, again.skipped) == (0, 4, added.skipped)
     text = added_text(added)
     assert "engineering: 4 added, 0 there already" in text

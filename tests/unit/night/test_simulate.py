@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import trainyard.night.simulate.campaign as campaign_module
 from trainyard.cli import app

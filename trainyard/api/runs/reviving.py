@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainyard.api import services, stack
-from trainyard.api.operations import begin_work, start_embedded
+from trainyard.api.verbs.stack import begin_work, start_embedded
 from trainyard.errors import TrainyardError
 from trainyard.serve import embedded
 from trainyard.serve.targets import local

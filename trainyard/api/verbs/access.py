@@ -8,10 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.settings import Settings
@@ -28,38 +25,6 @@ DEFAULTS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 """What our server has unless the operator sets it otherwise."""
-
-
-class Exact(BaseModel):
-    """A misspelt field is an error here too."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class UpInput(Exact):
-    no_auth: bool = False
-
-
-class DownOutput(Exact):
-    stopped: tuple[str, ...]
-
-
-class EnvOutput(Exact):
-    variables: dict[str, str]
-
-
-class UpOutput(Exact):
-    """What is up, and where."""
-
-    api_url: str
-    ui_url: str
-    own_server: bool
-    auth_file: Path | None
-    """The file with the text for the login of the pages; None where none is asked for, or the server is another's."""
-    worker_pid: int
-    watchdog_pid: int
-    embedded_url: str | None
-    home: str
 
 
 def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict[str, str]:

@@ -8,15 +8,23 @@ the run left: the report of the evaluator, the facts of the nodes, the registry,
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.api.context import Context
 from trainyard.api.records import RunResult
+from trainyard.api.requests.base import Nothing
+from trainyard.api.requests.chains import RunInput
+from trainyard.api.requests.stack import UpInput
+from trainyard.api.stack import checkout
+from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Port
 
@@ -126,16 +134,28 @@ class DemoResult(BaseModel):
         )
 
 
-def summarize(run: RunResult, *, ui_url: str, model_url: str, seconds: float) -> DemoResult:
+def run_demo(_: Nothing, context: Context) -> DemoResult:
+    os.chdir(checkout())
+    stack_is = up(UpInput(), context)
+    if stack_is.auth_file:
+        context.say(f"log in at {stack_is.ui_url} with the text in {stack_is.auth_file}")
+    started = time.monotonic()
+    result = run(RunInput(target=TEMPLATE, parameters=PARAMETERS, watch=True, tags=("demo",)), context)
+    seconds = time.monotonic() - started
+    assert stack_is.embedded_url is not None, "the starter model comes with the package"
+    return summarize(result, ui_url=stack_is.ui_url, model_url=stack_is.embedded_url, seconds=seconds)
+
+
+def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) -> DemoResult:
     """Read the result of a finished run and ask the model server one question twice.
 
     Raises `TrainyardError` (`E-DEMO`) with the run's own message when it did not complete.
     """
-    if not run.succeeded:
+    if not ended.succeeded:
         raise TrainyardError(
-            "The demo's run did not complete.", why=run.message, do=f"Look at {run.url}.", code="E-DEMO"
+            "The demo's run did not complete.", why=ended.message, do=f"Look at {ended.url}.", code="E-DEMO"
         )
-    nodes = {node.type: node for node in run.nodes}
+    nodes = {node.type: node for node in ended.nodes}
     report = read_json(nodes["evaluator"].outputs[Port.REPORT].path / "report.json")
     validator = read_json(nodes["validator"].outputs[Port.SFT].path / "report.json")
     sample = best_sample(report)
@@ -154,7 +174,7 @@ def summarize(run: RunResult, *, ui_url: str, model_url: str, seconds: float) ->
         base_answer=ask(model_url, base_name, sample["prompt"]),
         tuned_answer=ask(model_url, tuned_name, sample["prompt"]),
         ui_url=ui_url,
-        run_url=run.url,
+        run_url=ended.url,
         model_url=model_url,
         seconds=round(seconds, 1),
     )
@@ -212,49 +232,3 @@ def ask(model_url: str, model: str, prompt: str) -> str:
     reply = httpx.post(f"{model_url}/v1/chat/completions", json=body, timeout=120)
     reply.raise_for_status()
     return str(reply.json()["choices"][0]["message"]["content"]).strip()
-
-
-def text(result: DemoResult) -> str:
-    """The table that ends the demo."""
-    dropped = ", ".join(f"{count} {reason}" for reason, count in result.dropped.items() if count) or "none"
-    lines = [
-        f"documents  {result.documents}",
-        f"rows       {result.pairs} read = {result.kept} kept + {result.heldout} held out + dropped ({dropped})",
-        "",
-        f"{'loss per answer token':<18}{'rows':>6}{'base':>8}{'control':>9}{'tuned':>8}"
-        f"   {'base - tuned [95 %]':<26}control - tuned [95 %]",
-    ]
-    for one in result.sets:
-        lines.append(
-            f"{one.name.replace('_', ' '):<18}{one.rows:>6}{one.base:>8.3f}{one.control:>9.3f}{one.tuned:>8.3f}"
-            f"   {one.base_minus_tuned!s:<26}{one.control_minus_tuned!s}"
-        )
-    quotes = result.quotes
-    lines += [
-        "",
-        f"{'right sentence quoted':<21}{quotes.questions:>3}{quotes.base:>8}{quotes.control:>9}{quotes.tuned:>8}"
-        "   questions in unseen wording",
-        "",
-        f"prompt     {one_line(result.prompt)}",
-        f"base       {one_line(result.base_answer)}",
-        f"tuned      {one_line(result.tuned_answer)}",
-        "",
-        f"adapter    {result.adapter}",
-        f"run        {result.run_url}",
-        f"UI         {result.ui_url}",
-        f"model      {result.model_url}/v1 (OpenAI-compatible)",
-        f"seconds    {result.seconds:.0f}",
-        result.last_line,
-    ]
-    return "\n".join(lines)
-
-
-def one_line(given: str, width: int = 160) -> str:
-    flat = " ".join(given.split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"
-
-
-def timed(work: Callable[[], RunResult]) -> tuple[RunResult, float]:
-    """A run and the seconds it took."""
-    started = time.monotonic()
-    return work(), time.monotonic() - started

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict
 
 import trainyard
 from trainyard.api import services, stack
+from trainyard.api.context import Context
+from trainyard.api.requests.base import Nothing
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
@@ -58,9 +60,9 @@ class Diagnosis(BaseModel):
         return 0 if all(check.ok or check.note for check in self.checks) else 1
 
 
-def examine(settings: Settings) -> Diagnosis:
+def examine(_: Nothing, context: Context) -> Diagnosis:
     """Look at everything; one check that fails hides no other."""
-    return Diagnosis(checks=tuple(check for look in LOOKS for check in look(settings)))
+    return Diagnosis(checks=tuple(check for look in LOOKS for check in look(context.settings)))
 
 
 def look_at_python(_: Settings) -> list[Check]:

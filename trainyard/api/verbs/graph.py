@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from trainyard.api import graph_server
-from trainyard.settings import Settings
+from trainyard.api.context import Context
+from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput, ServeInput
 from trainyard.stores.graph import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class GraphInput(Model):
-    graph: str = ""
-    """Address of a server or a file:// address; empty for the database of this home."""
-    tenant: str | None = None
-
-
-class QueryInput(Model):
-    cypher: str = Field(min_length=1)
-    parameters: dict[str, Any] = {}
-    graph: str = ""
 
 
 class QueryRows(Model):
@@ -44,49 +31,38 @@ class GraphCounts(Model):
     relations_by_kind: dict[str, int]
 
 
-class ExportInput(GraphInput):
-    file: Path
-
-
 class Exported(Model):
     file: str
     lines: int
-
-
-class ServeInput(Model):
-    role: Literal["graph"] = "graph"
-    host: str = "127.0.0.1"
-    port: int = Field(9081, ge=0, le=65535)
-    graph: str = ""
 
 
 class Served(Model):
     url: str
 
 
-def query(given: QueryInput, settings: Settings) -> QueryRows:
-    with open_graph(given.graph, settings) as graph:
+def query_graph(given: QueryInput, context: Context) -> QueryRows:
+    with open_graph(given.graph, context.settings) as graph:
         return QueryRows(rows=tuple(graph.query(given.cypher, given.parameters)))
 
 
-def stats(given: GraphInput, settings: Settings) -> GraphCounts:
-    with open_graph(given.graph, settings) as graph:
+def count_graph(given: GraphInput, context: Context) -> GraphCounts:
+    with open_graph(given.graph, context.settings) as graph:
         return GraphCounts(**asdict(graph.stats(given.tenant)))
 
 
-def export(given: ExportInput, settings: Settings) -> Exported:
-    with open_graph(given.graph, settings) as graph:
+def export_graph(given: ExportInput, context: Context) -> Exported:
+    with open_graph(given.graph, context.settings) as graph:
         return Exported(file=str(given.file), lines=graph.export(given.file.absolute(), given.tenant))
 
 
-def serve(given: ServeInput, settings: Settings, say: Callable[[str], None]) -> Served:
-    """Serve until a signal; the database is opened first, so that a taken one is told at once."""
+def serve(given: ServeInput, context: Context) -> Served:
+    """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     listener = graph_server.listening(given.host, given.port, token)
     port = listener.getsockname()[1]
     url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
-    with listener, open_graph(given.graph, settings) as graph:
+    with listener, open_graph(given.graph, context.settings) as graph:
         counts = graph.stats()
-        say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")
+        context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")
         graph_server.serve(graph, listener, token)
     return Served(url=url)

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from trainyard.api.context import Context
 from trainyard.api.planning import JOB, merged
-from trainyard.api.records import NodeResult, RunState, read_result
-from trainyard.api.verbs.waiting import require_trainer
+from trainyard.api.records import NodeResult, RunResult, RunState, read_result
+from trainyard.api.requests.chains import RunInput
+from trainyard.api.requests.jobs import (
+    CreateInput,
+    JobInput,
+    JobsInput,
+    LogsInput,
+    MetricsInput,
+    ResumeInput,
+    StopInput,
+)
+from trainyard.api.stack import import_prefect_client
+from trainyard.api.verbs.chains.run import run
+from trainyard.api.verbs.chains.waiting import require_trainer
 from trainyard.api.work import LogTail, StepLog, Work, works_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.tail import EventTail
@@ -31,43 +43,6 @@ ENDS = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELED, RunState.PAUSED)
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class JobInput(Model):
-    job: str = Field(min_length=1)
-    """Id, beginning of an id, or name."""
-
-
-class CreateInput(Model):
-    file: Path | None = None
-    parameters: dict[str, Any] = {}
-    watch: bool = False
-
-
-class StopInput(JobInput):
-    wait: bool = True
-    """Wait for the run's process to end, at most a minute."""
-
-
-class ResumeInput(JobInput):
-    parameters: dict[str, Any] = {}
-    """Nothing may be changed: what differs is told."""
-    watch: bool = False
-
-
-class JobsInput(Model):
-    state: RunState | None = None
-    limit: int = Field(50, ge=1, le=10_000)
-
-
-class LogsInput(JobInput):
-    follow: bool = False
-    tail: int | None = Field(None, ge=0)
-    """Only the last lines."""
-
-
-class MetricsInput(JobInput):
-    node: str | None = None
 
 
 class Job(Model):
@@ -143,6 +118,76 @@ class JobMetrics(Model):
     trainings: tuple[TrainingCurve, ...]
 
 
+Resumed = Job | RunResult
+"""What `jobs resume` gives: the job, or the run's end if it was watched."""
+
+
+def create_job(given: CreateInput, context: Context) -> RunResult:
+    return run(RunInput(target=JOB, parameters=body(given), watch=given.watch), context)
+
+
+def list_jobs(given: JobsInput, context: Context) -> JobList:
+    runs, settings = import_prefect_client(context.settings), context.settings
+    state = None if given.state is None else RunState(given.state)
+    return JobList(jobs=tuple(job_of(row, settings) for row in runs.list_jobs(state, given.limit)))
+
+
+def show_job(given: JobInput, context: Context) -> JobDetail:
+    """One job with its trainers, its nodes and what it was started with."""
+    row = import_prefect_client(context.settings).find_job(given.job)
+    folder = context.settings.runs / row["id"]
+    result = read_result(folder)
+    return JobDetail(
+        **job_of(row, context.settings).model_dump(),
+        parameters=row["parameters"],
+        trainings=tuple(map(training_of, works_of(folder))),
+        nodes=result.nodes if result else (),
+    )
+
+
+def show_logs(given: LogsInput, context: Context) -> JobLog:
+    return read_logs(import_prefect_client(context.settings), given, context.settings, context.tell)
+
+
+def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
+    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NO-METRICS`) before the first."""
+    row = import_prefect_client(context.settings).find_job(given.job)
+    works = [work for work in works_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
+    curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
+    if not any(one.points for one in curves):
+        raise NotFound(
+            f"The job {row['name']} has no figures yet.",
+            why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
+            do="Look again when its trainer works.",
+            code="E-NO-METRICS",
+        )
+    return JobMetrics(id=row["id"], trainings=tuple(curves))
+
+
+def pause_job(given: StopInput, context: Context) -> Job:
+    return stop_job(given, context, "pause")
+
+
+def cancel_job(given: StopInput, context: Context) -> Job:
+    return stop_job(given, context, "cancel")
+
+
+def resume_job(given: ResumeInput, context: Context) -> Resumed:
+    """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
+    since, settings = time.time(), context.settings
+    runs = import_prefect_client(settings)
+    row = runs.find_job(given.job)
+    refuse_changes(row, given.parameters)
+    if row["waits_for_trainer"]:
+        require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
+    runs.resume_run(row["id"])
+    job = job_of(runs.find_job(row["id"]), settings)
+    if not given.watch:
+        return job
+    watched: RunResult = runs.watch(job.id, settings=settings, on_progress=context.on_progress, since=since)
+    return watched
+
+
 def body(given: CreateInput) -> dict[str, Any]:
     """The body of a job: a file's, with the parameters laid over it.
 
@@ -163,56 +208,29 @@ def body(given: CreateInput) -> dict[str, Any]:
     return merged(value.get("parameters", {}) if "template" in value else value, given.parameters)
 
 
-def stopped(runs: Any, given: StopInput, settings: Settings, say: Callable[[str], None], verb: str) -> Job:
+def stop_job(given: StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
+    runs = import_prefect_client(context.settings)
     run_id = runs.find_job(given.job)["id"]
     (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
     row, deadline, told = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
     while given.wait and not gone(row) and time.monotonic() < deadline:
         if not told:
-            say(f"{row['name']}: {verb} asked for; its training saves at the next step")
+            context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
             told = True
         time.sleep(STOP_POLL_S)
         row = runs.find_job(run_id)
-    return job_of(row, settings)
+    return job_of(row, context.settings)
 
 
 def gone(row: dict[str, Any]) -> bool:
     return row["pid"] is None and row["state"] in ENDS
 
 
-def resumed(runs: Any, given: ResumeInput, settings: Settings) -> Job:
-    """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
-    row = runs.find_job(given.job)
-    refuse_changes(row, given.parameters)
-    if row["waits_for_trainer"]:
-        require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    runs.resume_run(row["id"])
-    return job_of(runs.find_job(row["id"]), settings)
-
-
-def listed(runs: Any, given: JobsInput, settings: Settings) -> JobList:
-    """The newest jobs with how far they are."""
-    return JobList(jobs=tuple(job_of(row, settings) for row in runs.list_jobs(given.state, given.limit)))
-
-
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
     works = works_of(settings.runs / row["id"])
     told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
     return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **told)
-
-
-def shown(runs: Any, name: str, settings: Settings) -> JobDetail:
-    """One job with its trainers, its nodes and what it was started with."""
-    row = runs.find_job(name)
-    folder = settings.runs / row["id"]
-    result = read_result(folder)
-    return JobDetail(
-        **job_of(row, settings).model_dump(),
-        parameters=row["parameters"],
-        trainings=tuple(map(training_of, works_of(folder))),
-        nodes=result.nodes if result else (),
-    )
 
 
 def training_of(work: Work) -> Training:
@@ -222,21 +240,6 @@ def training_of(work: Work) -> Training:
         checkpoints=tuple(work.checkpoints()),
         folder=str(work.folder),
     )
-
-
-def metrics(runs: Any, given: MetricsInput, settings: Settings) -> JobMetrics:
-    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NO-METRICS`) before the first."""
-    row = runs.find_job(given.job)
-    works = [work for work in works_of(settings.runs / row["id"]) if given.node in (None, work.node)]
-    curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
-    if not any(one.points for one in curves):
-        raise NotFound(
-            f"The job {row['name']} has no figures yet.",
-            why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
-            do="Look again when its trainer works.",
-            code="E-NO-METRICS",
-        )
-    return JobMetrics(id=row["id"], trainings=tuple(curves))
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
@@ -265,7 +268,7 @@ def differences(before: Any, wanted: dict[str, Any], prefix: str = "") -> Iterat
 # Logs
 
 
-def logs(runs: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
+def read_logs(runs: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
     """The run's log and its trainers' own, merged. With `follow`, each line is told as it comes until the job ends."""
     row = runs.find_job(given.job)
     reader = LogReader(runs, row["id"], settings)

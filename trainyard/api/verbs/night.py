@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from trainyard.api.context import Context
 from trainyard.api.planning import examine, resolved
+from trainyard.api.requests.nights import (
+    AddInput,
+    EngineeringInput,
+    NightInput,
+    RunNightInput,
+    SimulateInput,
+    WorkerInput,
+)
 from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora, read_lines
 from trainyard.data.limited.requests import CommitsRequest
@@ -17,7 +26,7 @@ from trainyard.data.limited.service import reading_service
 from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
-from trainyard.night.report import NightReport, TrainingReport, markdown, read_report
+from trainyard.night.report import NightReport, TrainingReport, read_report
 from trainyard.night.simulate import simulate
 from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
@@ -32,32 +41,10 @@ from trainyard.stores.markers import LocalMarkers
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"
 NIGHTS_SHOWN = 10
-CAMPAIGNS_SHOWN = 20
 
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class NightInput(Model):
-    """Where the config comes from: a file, a preset, or TRAINYARD_HOME/nightly.yaml; else the defaults."""
-
-    config: Path | None = None
-    preset: str | None = None
-
-
-class RunNightInput(NightInput):
-    run: str | None = None
-    """Name of the night; by default its date."""
-
-
-class SimulateInput(Model):
-    nights: int = Field(1_000, ge=1, le=10_000_000)
-    seed: int = Field(0, ge=0)
-    plant: str | None = None
-    processes: int | None = Field(None, ge=1, le=256)
-    campaign: int | None = Field(None, ge=0)
-    """Replay one campaign by its seed; `nights` and `seed` choose nothing then."""
 
 
 class Simulated(Model):
@@ -78,10 +65,6 @@ class Simulated(Model):
         return 1 if self.violations else 0
 
 
-class WorkerInput(NightInput):
-    once: bool = False
-
-
 class Worked(Model):
     trainings: tuple[TrainingReport, ...]
 
@@ -92,23 +75,6 @@ class NightStatus(Model):
     tenant: str
     nights: tuple[str, ...]
     markers: dict[str, str]
-
-
-class BucketInput(NightInput):
-    bucket: str | None = None
-
-
-class EngineeringInput(BucketInput):
-    repo: Path
-    briefs: Path | None = None
-    """JSON object: a commit's id -> the brief of its review."""
-
-
-class AddInput(BucketInput):
-    file: Path | None = None
-    prompt: str | None = None
-    shadow: str | None = None
-    verdict: str | None = None
 
 
 class Added(Model):
@@ -137,14 +103,14 @@ class CorpusStatus(Model):
     buckets: tuple[BucketStatus, ...]
 
 
-def config_of(given: NightInput, settings: Settings) -> NightConfig:
+def config_of(config: Path | None, preset: str | None, settings: Settings) -> NightConfig:
     """The night's config of a file or preset; a relative preset name is one of deployments/presets.
 
     Raises `Refused` with all reasons, `NotFound` (`E-NIGHT-CONFIG`).
     """
-    path = given.config
-    if given.preset is not None:
-        path = PRESETS / f"{checked_name(given.preset, 'preset')}.yaml"
+    path = config
+    if preset is not None:
+        path = PRESETS / f"{checked_name(preset, 'preset')}.yaml"
     if path is None:
         path = settings.home / CONFIG_FILE
         if not path.is_file():
@@ -173,17 +139,23 @@ def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
     return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
 
 
-def run_once(given: RunNightInput, settings: Settings, say: Callable[[str], None]) -> NightReport:
+def run_once(given: RunNightInput, context: Context) -> NightReport:
     """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
-    settings = at_home(settings)
-    config = config_of(given, settings)
-    world = world_of(config, settings, say=say, unfit=unfit_words(config, settings))
+    settings = at_home(context.settings)
+    config = config_of(given.config, given.preset, settings)
+    world = world_of(config, settings, say=context.say, unfit=unfit_words(config, settings))
     report = run_night(config, world, given.run)
-    say(report.headline)
+    context.say(report.headline)
     return report
 
 
-def simulated(given: SimulateInput, progress: Callable[[int], None]) -> Simulated:
+def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
+    context.say(f"seed {given.seed}" if given.campaign is None else f"campaign {given.campaign}")
+
+    def progress(done: int) -> None:
+        fraction = min(1.0, done / given.nights)
+        context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
+
     found = simulate(
         given.nights,
         given.seed,
@@ -204,19 +176,19 @@ def simulated(given: SimulateInput, progress: Callable[[int], None]) -> Simulate
     )
 
 
-def worker(given: WorkerInput, settings: Settings, say: Callable[[str], None]) -> Worked:
+def run_worker(given: WorkerInput, context: Context) -> Worked:
     """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
-    settings = at_home(settings)
-    config = config_of(given, settings)
+    settings = at_home(context.settings)
+    config = config_of(given.config, given.preset, settings)
     if reasons := unfit_here(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
-    world = world_of(config, settings, say=say)
+    world = world_of(config, settings, say=context.say)
     return Worked(trainings=tuple(work(config, world, on=lambda: not given.once)))
 
 
-def status(given: NightInput, settings: Settings) -> NightStatus:
-    config = config_of(given, settings)
-    root = tenant_root(settings, config.tenant)
+def show_nights(given: NightInput, context: Context) -> NightStatus:
+    config = config_of(given.config, given.preset, context.settings)
+    root = tenant_root(context.settings, config.tenant)
     nights = sorted((path for path in (root / "nights").glob("*") if path.is_dir()), reverse=True)[:NIGHTS_SHOWN]
     reports = [(path.name, read_report(path, RealFiles())) for path in nights]
     lines = tuple(
@@ -245,8 +217,9 @@ def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
     return fitting[0]
 
 
-def engineering(given: EngineeringInput, settings: Settings) -> Added:
-    config = config_of(given, settings)
+def add_commits(given: EngineeringInput, context: Context) -> Added:
+    settings = context.settings
+    config = config_of(given.config, None, settings)
     bucket = bucket_of(config, given.bucket, "sft")
     place = given.repo.absolute()  # who types the command may read it
     roots = (place.resolve(), *(root.absolute() for root in data_roots(settings, config.tenant)))
@@ -263,14 +236,14 @@ def engineering(given: EngineeringInput, settings: Settings) -> Added:
     return added.model_copy(update={"commits": commits, "skipped": skipped})
 
 
-def apprenticeship(given: AddInput, settings: Settings) -> Added:
-    config = config_of(given, settings)
+def add_corrections(given: AddInput, context: Context) -> Added:
+    config = config_of(given.config, None, context.settings)
     bucket = bucket_of(config, given.bucket, "dpo")
     if given.file is not None:
         values = list(read_lines(given.file))
     else:
         values = [{"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}]
-    return add(config, settings, bucket, values)
+    return add(config, context.settings, bucket, values)
 
 
 def add(config: NightConfig, settings: Settings, bucket: BucketSpec, values: list[dict[str, Any]]) -> Added:
@@ -279,9 +252,9 @@ def add(config: NightConfig, settings: Settings, bucket: BucketSpec, values: lis
     return Added(bucket=bucket.name, added=added, there=there, file=str(corpora.file(bucket.name)))
 
 
-def corpus_status(given: NightInput, settings: Settings) -> CorpusStatus:
-    config = config_of(given, settings)
-    corpora = corpora_of(config, settings)
+def show_corpora(given: NightInput, context: Context) -> CorpusStatus:
+    config = config_of(given.config, given.preset, context.settings)
+    corpora = corpora_of(config, context.settings)
     rows = []
     for bucket in config.in_order():
         reading = corpora.read(bucket.name, bucket.method)
@@ -297,52 +270,3 @@ def corpus_status(given: NightInput, settings: Settings) -> CorpusStatus:
             )
         )
     return CorpusStatus(buckets=tuple(rows))
-
-
-# as text
-
-
-def night_text(report: NightReport) -> str:
-    return markdown(report).rstrip()
-
-
-def simulated_text(found: Simulated) -> str:
-    """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
-    plant = f", with {found.plant} planted" if found.plant else ""
-    rate = found.nights / found.seconds if found.seconds else 0.0
-    head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
-    head += f"{found.seconds:g} s ({rate:.0f} nights/s){plant}"
-    return "\n".join([head, *violation_lines(found), found.last_line])
-
-
-def violation_lines(found: Simulated) -> Iterator[str]:
-    """The violations of each campaign, and the command that carries out this campaign alone."""
-    plant = f" --plant {found.plant}" if found.plant else ""
-    for seed in found.failed[:CAMPAIGNS_SHOWN]:
-        yield from (line for line in found.violations if line.startswith(f"seed {seed}: "))
-        yield f"  replay: trainyard nightly simulate --campaign {seed}{plant}"
-    if len(found.failed) > CAMPAIGNS_SHOWN:
-        yield f"{len(found.failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
-
-
-def status_text(found: NightStatus) -> str:
-    lines = [*found.nights] or ["No night yet."]
-    return "\n".join([*lines, *(f"{state:<10} {name}" for name, state in found.markers.items())])
-
-
-def added_text(found: Added) -> str:
-    """What a corpus has got, and what was left out."""
-    lines = [f"{found.bucket}: {found.added:,} added, {found.there:,} there already ({found.file})"]
-    if found.skipped:
-        reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in found.skipped.items())
-        lines.append(f"{sum(found.skipped.values()):,} of {found.commits:,} commits skipped: {reasons}")
-    return "\n".join(lines)
-
-
-TEXTS: dict[str, Callable[[Any], str]] = {
-    "corpus engineering": added_text,
-    "corpus apprenticeship": added_text,
-    "nightly run": night_text,
-    "nightly simulate": simulated_text,
-    "nightly status": status_text,
-}

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.api.context import Context
+from trainyard.api.requests.trainers import ProveInput
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes import Method, Stage
@@ -51,6 +53,10 @@ class Proof(BaseModel):
     @property
     def exit_code(self) -> int:
         return 0 if self.cells and all(cell.identical for cell in self.cells) else 1
+
+
+def prove_resume(given: ProveInput, context: Context) -> Proof:
+    return prove(*chosen(given.stages, given.methods, given.everything), given.jobs, context.say)
 
 
 def chosen(

@@ -1,17 +1,14 @@
-"""Renderers for an operator: the table, tried on this machine.
-
-The modules that need transformers (1 s) are imported when `verify` runs, so that `trainyard check` answers at once.
-"""
+"""Renderers for an operator: the table, tried on this machine. Imports transformers."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.api.context import Context
+from trainyard.api.requests.trainers import RenderersInput
+from trainyard.data.renderers import verify
 from trainyard.data.renderers.choice import FILE_ENDING, read
 from trainyard.errors import TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
@@ -43,15 +40,14 @@ class RendererTable(BaseModel):
         return TrainyardError.exit_code if any(row.problem for row in self.rows) else 0
 
 
-def verify(names: Sequence[str]) -> RendererTable:
+def verify_renderers(given: RenderersInput, _context: Context) -> RendererTable:
     """Try every known template, or those that are named: of a renderer, one template, or a .jinja file."""
-    files = [Path(name) for name in names if name.endswith(FILE_ENDING)]
+    files = [Path(name) for name in given.names if name.endswith(FILE_ENDING)]
     for path in files:
         check_chat_template(read(path))
-    known = frozenset(name for name in names if not name.endswith(FILE_ENDING))
-    verifying: Any = load("trainyard.data.renderers.verify")
-    found = verifying.verify(known) if known or not files else []
-    found += [verifying.verify_file(path) for path in files]
+    known = frozenset(name for name in given.names if not name.endswith(FILE_ENDING))
+    found = verify.verify(known) if known or not files else []
+    found += [verify.verify_file(path) for path in files]
     rows = (
         RendererRow(
             renderer=one.renderer, template=one.template, extension=one.extension, kinds=one.kinds, stops=one.stops,
@@ -60,7 +56,3 @@ def verify(names: Sequence[str]) -> RendererTable:
         for one in found
     )  # fmt: skip
     return RendererTable(rows=tuple(rows))
-
-
-def load(module: str) -> Any:
-    return importlib.import_module(module)

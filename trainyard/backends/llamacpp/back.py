@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from trainyard.errors import InvalidInput
-from trainyard.serve.conversion.gguf import Base, base_config, load, restore
+from trainyard.serve.conversion.architectures import Base, base_config
+from trainyard.serve.conversion.gguf import load, restore
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
 INDEX_FILE = "model.safetensors.index.json"

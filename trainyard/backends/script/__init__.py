@@ -9,14 +9,16 @@ data, a script is code.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import trainyard
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.foreign.reach import Limit, adapter_reasons, refused
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.script import files
+from trainyard.backends.script.templates import FOLDER, template_reasons
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason, TrainyardError
 from trainyard.settings import Settings
@@ -26,6 +28,8 @@ from trainyard.spec.compat.place import value_at
 from trainyard.spec.compat.scripts import BUILT_IN, beyond_the_built_in
 
 PROGRAM = "trainyard.backends.script.program:train"
+WRITER = "trainyard.backends.script.files:write"
+"""Reads and writes rows, so it is imported when there are some."""
 CODE = "R-SCRIPT-BUILTIN"
 
 
@@ -49,7 +53,7 @@ def probe(settings: Settings | None = None) -> Probe:
 def reasons(job: TrainingJob) -> list[Reason]:
     """A script of your own decides itself what it carries out; the built-in one says what it lacks."""
     if job.config.launch.script is not None:
-        return files.template_reasons(job)
+        return template_reasons(job)
     beyond = [str(one["setting"]) for one in beyond_the_built_in(job.config)]
     limits = [Limit(setting, value_at(job.config, setting), BUILT_IN[setting]) for setting in beyond]
     return refused(job, CODE, limits) + adapter_reasons(job, CODE)
@@ -57,7 +61,12 @@ def reasons(job: TrainingJob) -> list[Reason]:
 
 def prepare(job: TrainingJob, folder: Path) -> None:
     """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
-    files.write(job, folder / files.FOLDER, keep_work=True)
+    load(WRITER)(job, folder / FOLDER, keep_work=True)
+
+
+def load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

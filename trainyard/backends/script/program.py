@@ -24,6 +24,7 @@ from trainyard.backends.foreign.conductor import die_with_us, pick_device
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.script import files
+from trainyard.backends.script.templates import FOLDER
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, STOPPED_EXIT, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
@@ -63,7 +64,7 @@ def train(folder: Path, events: Events) -> None:
 
 def carry_out(folder: Path, events: Events) -> int:
     """The script's exit code; its events are passed on while it runs."""
-    place = folder / files.FOLDER
+    place = folder / FOLDER
     tail = EventTail.at_end(place / OWN_EVENTS)
     argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
     variables = {**environments.outside(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
@@ -92,7 +93,7 @@ def pass_on(news: list[Event], emit: Callable[..., None]) -> None:
 
 def judge(folder: Path, code: int, events: Events) -> None:
     """Raise what the end of the script means; return when its work is done."""
-    asked, report = events.stop_requested(), folder / files.FOLDER / files.OUTPUT / files.REPORT_FILE
+    asked, report = events.stop_requested(), folder / FOLDER / files.OUTPUT / files.REPORT_FILE
     if code == 0 or (asked and code == -signal.SIGTERM and report.is_file()):
         return  # the request met a script that had done everything but leave
     if code == STOPPED_EXIT or asked:
@@ -104,13 +105,13 @@ def judge(folder: Path, code: int, events: Events) -> None:
     raise TrainyardError(
         f"The training script {how}.",
         why=last_log_line(folder),
-        do=f"Read {LOG_FILE}; run the script by hand in {folder / files.FOLDER}: python train.py spec.json",
+        do=f"Read {LOG_FILE}; run the script by hand in {folder / FOLDER}: python train.py spec.json",
         code="E-SCRIPT",
     )
 
 
 def newest_step(folder: Path) -> dict[str, int]:
-    points = curve(folder / files.FOLDER / OWN_EVENTS)
+    points = curve(folder / FOLDER / OWN_EVENTS)
     return {"step": points[-1].step} if points else {}
 
 
@@ -130,7 +131,7 @@ def shorten(path: Path) -> None:
 
 def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
     """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT-RESULT`)."""
-    made = folder / files.FOLDER / files.OUTPUT
+    made = folder / FOLDER / files.OUTPUT
     is_adapter = job.config.method in ADAPTER_METHODS
     missing = [name for name in NEEDED[is_adapter] if not (made / name).is_file()]
     if missing or not list(made.glob("*.safetensors")):
@@ -149,13 +150,13 @@ def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]
         faultpoint("result.written")
         seal(temporary)
         temporary.rename(final)
-    shutil.rmtree(folder / files.FOLDER)
+    shutil.rmtree(folder / FOLDER)
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
 
 
 def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """`training.json`, from what we know and what the script reported."""
-    place = folder / files.FOLDER
+    place = folder / FOLDER
     path = place / files.OUTPUT / files.REPORT_FILE
     try:
         report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.errors import Corrupt, NotFound
+from trainyard.serve.conversion.architectures import refused, require_plain
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -42,12 +42,6 @@ class Adapter:
         return sorted(self.a)
 
 
-def refused(
-    why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
-) -> InvalidInput:
-    return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-CONVERT")
-
-
 def read_adapter(folder: Path) -> Adapter:
     """A PEFT adapter that the other layouts have words for.
 
@@ -71,17 +65,6 @@ def read_adapter(folder: Path) -> Adapter:
     adapter = Adapter(config, parts[A], parts[B], parts[MAGNITUDE])
     require_whole(adapter, folder)
     return adapter
-
-
-def require_plain(config: Mapping[str, Any]) -> None:
-    """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
-    if config.get("peft_type") != "LORA":
-        raise refused(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")
-    for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters"):
-        if config.get(key):
-            raise refused(f"It has {key} {config[key]}, which the other layouts have no words for.")
-    if config.get("bias", "none") != "none":
-        raise refused(f"It trained biases (bias: {config['bias']}).")
 
 
 def require_whole(adapter: Adapter, folder: Path) -> None:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
 from trainyard.serve.conversion.gguf import gguf_to_peft, peft_to_gguf
+from trainyard.serve.conversion.layouts import Layout
 from trainyard.serve.conversion.mlx import MLX_FILE, mlx_to_peft, peft_to_mlx
 
 GGUF_ENDING = ".gguf"
-
-
-class Layout(StrEnum):
-    """Whose files an adapter is in."""
-
-    PEFT = "peft"
-    MLX = "mlx"
-    GGUF = "gguf"
 
 
 @dataclass(frozen=True)

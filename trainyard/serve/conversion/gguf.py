@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainyard.errors import Corrupt, Unavailable
-from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, refused, write_adapter
+from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, write_adapter
+from trainyard.serve.conversion.architectures import Base, base_config, refused
 from trainyard.serve.conversion.tensors import Tensor, Tensors
 
 CONFIG_KEY = "trainyard.peft_config"
@@ -26,55 +25,10 @@ CONFIG_KEY = "trainyard.peft_config"
 ENDINGS = {"a": ".weight.lora_a", "b": ".weight.lora_b"}
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """How llama.cpp calls a family of models."""
-
-    name: str
-    permuted: bool = False
-    """Whether the rows of the query and key projections are reordered."""
-    fused: bool = False
-    """Whether query, key and value are one matrix, and gate and up projection another."""
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", permuted=True),
-    "mistral": Architecture("llama", permuted=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "phi3": Architecture("phi3", fused=True),
-    "gemma2": Architecture("gemma2"),
-}
-"""`model_type` of a base -> its architecture there. To add one: a row, and a run of the test against llama.cpp."""
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
           "mlp.up_proj", "mlp.down_proj")  # fmt: skip
 FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 """Linear modules of a block, as transformers calls them. llama.cpp has one name for `up_proj` and `gate_up_proj`."""
-
-
-@dataclass(frozen=True)
-class Base:
-    """What of a base's config decides the names and the order of rows."""
-
-    architecture: Architecture
-    blocks: int
-    heads: int
-    kv_heads: int
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Base:
-        kind = str(config.get("model_type"))
-        if kind not in ARCHITECTURES:
-            raise refused(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
-        heads = int(config["num_attention_heads"])
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
-
-    def heads_of(self, module: str) -> int:
-        """Heads whose rows are reordered in this module; 0 if none are."""
-        if not self.architecture.permuted:
-            return 0
-        return {"q_proj": self.heads, "k_proj": self.kv_heads}.get(module.rpartition(".")[2], 0)
 
 
 def load() -> Any:
@@ -102,13 +56,6 @@ def restore(bits: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     rows = bits.shape[0]
     split = bits.reshape(heads, rows // heads // 2, 2, *bits.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(bits.shape))
-
-
-def base_config(base: Path) -> dict[str, Any]:
-    if not (base / "config.json").is_file():
-        raise refused(f"Its base at {base} has no config.json, which tells its architecture.")
-    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    return config
 
 
 def peft_to_gguf(source: Path, target: Path, base: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt
-from trainyard.serve.conversion.adapters import CONFIG_FILE, Adapter, peft_config, read_adapter, refused, write_adapter
+from trainyard.serve.conversion.adapters import CONFIG_FILE, Adapter, peft_config, read_adapter, write_adapter
+from trainyard.serve.conversion.architectures import refused
 from trainyard.serve.conversion.tensors import Tensors, read_tensors, write_tensors
 
 MLX_FILE = "adapters.safetensors"

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.conversion.files import base_gguf, tools_of
-from trainyard.serve.conversion.gguf import peft_to_gguf
+from trainyard.serve.conversion.layouts import Layout, peft_writer
 from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import call
 from trainyard.serve.targets.contract import Actions, Site
@@ -49,7 +49,7 @@ def load(site: Site) -> None:
     if site.candidate.kind == "adapter":
         base = Path(site.candidate.base_path)
         adapter = converted(site) / ADAPTER_FILE
-        peft_to_gguf(version, adapter, base)
+        peft_writer(Layout.GGUF)(version, adapter, base)
         argv += ["-m", str(base_gguf(base, settings, environment)), "--lora", str(adapter)]
     else:
         own = version / KEPT_MODEL

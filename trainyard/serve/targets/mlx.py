@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainyard.errors import Reason
-from trainyard.serve.conversion.mlx import peft_to_mlx
+from trainyard.serve.conversion.layouts import Layout, peft_writer
 from trainyard.serve.targets import local
 from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.openai import ask_canary
@@ -41,7 +41,7 @@ def load(site: Site) -> None:
     argv = [str(tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
     if site.candidate.kind == "adapter":
-        peft_to_mlx(version, converted(site))
+        peft_writer(Layout.MLX)(version, converted(site))
         argv += ["--model", site.candidate.base_path, "--adapter-path", str(converted(site))]
     else:
         argv += ["--model", str(version)]

@@ -20,7 +20,7 @@ from jinja2.exceptions import TemplateError
 from trainyard.data.renderers.limited import LimitedTemplate, limited
 from trainyard.errors import Reason, Unavailable
 from trainyard.serve.conversion.files import base_gguf, tools_of
-from trainyard.serve.conversion.gguf import peft_to_gguf
+from trainyard.serve.conversion.layouts import Layout, peft_writer
 from trainyard.serve.targets.calling import call, refused
 from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, KEPT_MODEL
@@ -117,7 +117,7 @@ def load(site: Site) -> None:
     if site.candidate.kind == "adapter":
         base = Path(site.candidate.base_path)
         adapter = converted(site) / ADAPTER_FILE
-        peft_to_gguf(version, adapter, base)
+        peft_writer(Layout.GGUF)(version, adapter, base)
         body["files"] = {"base.gguf": upload(site, base_gguf(base, settings, environment))}
         body["adapters"] = {ADAPTER_FILE: upload(site, adapter)}
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainyard.errors import InvalidInput, Reason
-from trainyard.serve.conversion.adapters import refused, require_plain
-from trainyard.serve.conversion.gguf import Base, base_config
+from trainyard.serve.conversion.architectures import Base, base_config, refused, require_plain
 from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import Site

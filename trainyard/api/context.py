@@ -1,0 +1,28 @@
+"""What an operation may use of whoever called it: the settings, and where its progress goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from trainyard.settings import Settings
+
+Event = dict[str, Any]
+
+
+def ignore(_event: Any) -> None:
+    """Default of `on_progress` and `tell`."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an operation may use of its caller."""
+
+    settings: Settings
+    say: Callable[[str], None] = field(default=print)
+    on_progress: Callable[[Event], None] = ignore
+    tell: Callable[[BaseModel], None] = ignore
+    """Takes the parts of a result that are reported one by one (`jobs logs --follow`)."""

@@ -1,0 +1,29 @@
+"""Requests about adapter versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Request
+from trainyard.api.requests.fields import Argument
+from trainyard.serve.conversion.layouts import Layout
+
+
+class AdaptersInput(Request):
+    tenant: str | None = Field(None, description="Only this tenant.")
+
+
+class AdapterName(Request):
+    name: Annotated[str, Argument("TENANT/ROLE[/vN]")]
+
+
+class ConvertInput(Request):
+    source: Annotated[str, Argument("SOURCE", is_file=True)] = Field(
+        description="A folder, a .gguf file, or TENANT/ROLE[/vN]."
+    )
+    target: Annotated[Path, Argument("TARGET")] = Field(description="Folder or file to write; it must not exist.")
+    to: Layout = Field(description="Layout to write.")
+    base: str | None = Field(None, description="Its base model; default: the one that it names.")

@@ -1,0 +1,22 @@
+"""What all requests are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api.requests.fields import Option
+
+
+class Request(BaseModel):
+    """What an operation takes. A misspelt field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Nothing(Request):
+    """An operation without arguments."""
+
+
+Parameters = Annotated[dict[str, Any], Option("-p", "--param")]

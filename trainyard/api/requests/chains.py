@@ -1,0 +1,47 @@
+"""Requests about a chain, a job or a run as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.fields import Argument, Option
+
+PARAMETERS = "A parameter; dots reach inside."
+PRESET = "Parameters from deployments/presets; -p wins over them."
+
+
+class CheckInput(Request):
+    files: Annotated[tuple[Path, ...], Argument("FILE")] = Field(min_length=1)
+
+
+class PlanInput(Request):
+    target: Annotated[str, Argument("TEMPLATE|FILE", is_file=True)] = Field(
+        description="A template's name, or a chain or job file."
+    )
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    preset: str | None = Field(None, description=PRESET)
+
+
+class RunInput(Request):
+    target: Annotated[str, Argument("TEMPLATE|FILE|RUN", is_file=True)] = Field(
+        description="A template, a chain or job file, or an ended run."
+    )
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    preset: str | None = Field(None, description=PRESET)
+    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow the run to its end.")
+    refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
+        False, description="Make every result anew, also those that are finished."
+    )
+    tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
+
+
+class EjectInput(Request):
+    target: Annotated[str, Argument("JOB", is_file=True)] = Field(
+        description="A chain or job file, a template, or a run's id."
+    )
+    node: str | None = Field(None, description="Which trainer, if there are several.")
+    into: Path | None = Field(None, description="Folder to write; default: <trainer>-script here.")

@@ -1,0 +1,36 @@
+"""Requests to the knowledge graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.chains import PARAMETERS
+from trainyard.api.requests.fields import Argument
+
+ADDRESS = "A graph server or file:// address; default: this home's."
+
+
+class GraphInput(Request):
+    tenant: str | None = Field(None, description="Only this tenant.")
+    graph: str = Field("", description=ADDRESS)
+
+
+class QueryInput(Request):
+    cypher: Annotated[str, Argument("CYPHER")] = Field(min_length=1)
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    graph: str = Field("", description=ADDRESS)
+
+
+class ExportInput(GraphInput):
+    file: Annotated[Path, Argument("FILE")]
+
+
+class ServeInput(Request):
+    role: Literal["graph"] = Field("graph", description="What to serve: graph.")
+    host: str = Field("127.0.0.1", description="Another one than loopback needs TRAINYARD_TOKEN.")
+    port: int = Field(9081, ge=0, le=65535, description="0 takes a free one.")
+    graph: str = Field("", description=ADDRESS)

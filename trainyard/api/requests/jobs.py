@@ -1,0 +1,49 @@
+"""Requests about jobs. A job is named by its id, by a beginning of its id that fits only one, or by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Parameters, Request
+from trainyard.api.requests.chains import PARAMETERS
+from trainyard.api.requests.fields import Argument, Option
+from trainyard.spec.axes import JobState
+
+
+class JobInput(Request):
+    job: Annotated[str, Argument("JOB")] = Field(
+        min_length=1, description="Id of a job, the beginning of one, or its name."
+    )
+
+
+class CreateInput(Request):
+    file: Annotated[Path | None, Argument("FILE")] = Field(None, description="A job: a data set and a trainer.")
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+
+
+class StopInput(JobInput):
+    wait: Annotated[bool, Option("--wait/--no-wait")] = Field(True, description="Wait until its process has ended.")
+
+
+class ResumeInput(JobInput):
+    parameters: Parameters = Field({}, description=PARAMETERS)
+    """Nothing may be changed: what differs is reported."""
+    watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow it to its end.")
+
+
+class JobsInput(Request):
+    state: JobState | None = Field(None, description="Only jobs in this state.")
+    limit: int = Field(50, ge=1, le=10_000, description="At most so many.")
+
+
+class LogsInput(JobInput):
+    follow: Annotated[bool, Option("-f", "--follow")] = Field(False, description="Print new lines until the job ends.")
+    tail: int | None = Field(None, ge=0, description="Only the last lines.")
+
+
+class MetricsInput(JobInput):
+    node: str | None = Field(None, description="Only this trainer.")

@@ -1,0 +1,11 @@
+"""Requests to the services of one machine."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Request
+
+
+class UpInput(Request):
+    no_auth: bool = Field(False, description="Start the Prefect server without its login: for a machine of one user.")

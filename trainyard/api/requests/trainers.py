@@ -1,0 +1,40 @@
+"""Requests about trainers: which there are, whether they resume bit by bit, and how they write conversations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trainyard.api.requests.base import Request
+from trainyard.api.requests.fields import Argument, Option
+from trainyard.spec.axes import BackendName, Method, Stage
+
+
+class BackendsInput(Request):
+    imports: Annotated[bool, Option("--imports/--no-imports")] = Field(
+        True, description="Run import tests that are due."
+    )
+
+
+class InstallInput(Request):
+    names: Annotated[tuple[BackendName, ...], Argument("NAME")] = Field(
+        (), description="Trainers; default: all that need one."
+    )
+
+
+class ProveInput(Request):
+    everything: Annotated[bool, Option("--all")] = Field(
+        False, description="All seventy combinations of stage and method."
+    )
+    stages: Annotated[tuple[Stage, ...], Option("--stage")] = Field((), description="Only this stage; may be repeated.")
+    methods: Annotated[tuple[Method, ...], Option("--method")] = Field(
+        (), description="Only this method; may be repeated."
+    )
+    jobs: int = Field(2, ge=1, le=64, description="Combinations at a time.")
+
+
+class RenderersInput(Request):
+    names: Annotated[tuple[str, ...], Argument("NAME", is_file=True)] = Field(
+        (), description="Renderers, templates or .jinja files; default: all."
+    )

@@ -1,0 +1,56 @@
+"""Checks, plans, runs and scripts as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.api.terminal.text import table
+
+
+def check_text(result: Any) -> str:
+    lines = []
+    for one in result.files:
+        lines += [f"{one.file}: ok, {one.nodes} nodes, digest {one.digest[:12]}"] if one.ok else []
+        lines += [f"{one.file}: {reason.line}" for reason in one.reasons]
+    return "\n".join(lines)
+
+
+def run_text(result: Any) -> str:
+    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
+            for node in result.nodes]  # fmt: skip
+    lines = [table(rows, ("node", "state", "seconds", "result"))] if rows else []
+    return "\n".join([*lines, f"{result.name}: {result.state.value}. {result.message}", result.url])
+
+
+def plan_text(result: Any) -> str:
+    """The plan as a table, then each node's estimate with its basis, then whatever is in the way."""
+    header = ("node", "type", "takes", "result", "rows", "steps", "memory", "time")
+    lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
+    lines.append(table([plan_row(node) for node in result.nodes], header))
+    lines += [f"{node.id}: {'; '.join(node.estimate.basis)}" for node in result.nodes if node.estimate.basis]
+    lines += [f"{node.id}: note: {text}" for node in result.nodes for text in node.advice]
+    return "\n".join([*lines, *(refusal["line"] for refusal in result.refusals)])
+
+
+def plan_row(node: Any) -> list[str]:
+    given = node.estimate
+    takes = ", ".join(source for sources in node.takes.values() for source in sources)
+    return [
+        node.id,
+        node.type,
+        takes or "-",
+        "reused" if node.reused else "problem" if node.problem else "to make",
+        "?" if given.rows is None else f"{given.rows:,}",
+        "-" if given.steps is None else f"{given.steps:,}",
+        "-" if given.memory_bytes is None else memory_cell(given),
+        "-" if given.seconds is None else f"{given.seconds:,.0f} s",
+    ]
+
+
+def memory_cell(given: Any) -> str:
+    each = f"{given.memory_bytes / 2**30:.2f} GiB"
+    return each if given.devices == 1 else f"{given.devices} x {each}"
+
+
+def eject_text(result: Any) -> str:
+    return f"{result.folder}: train.py, spec.json and {result.rows:,} rows\nRun it: {result.command}"

@@ -1,0 +1,69 @@
+"""Carry out one command: the operation of a name, with its progress on stderr and its result on stdout."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from trainyard.api.context import Context
+from trainyard.api.operations import OPERATIONS, load
+from trainyard.api.requests.fields import FieldError
+from trainyard.inherited import keep_files_private
+from trainyard.settings import settings
+
+
+class LateProgress:
+    """Progress whose module, and rich with it, is imported when there is something to show."""
+
+    @cached_property
+    def shown(self) -> Any:
+        return load("trainyard.api.terminal.progress:Progress")()
+
+    def say(self, text: str) -> None:
+        self.shown.say(text)
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.shown.event(event)
+
+    def close(self) -> None:
+        if "shown" in vars(self):
+            self.shown.close()
+
+
+def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
+    """Carry an operation out and print its result; returns the exit code.
+
+    Raises `FieldError` for a value that the request does not take, and what the operation raises.
+    """
+    keep_files_private()
+    request, implementation = request_of(name, given), load(OPERATIONS[name].implementation)
+    progress = LateProgress()
+    try:
+        tell = partial(print_part, name, as_json)
+        result = implementation(request, Context(settings(), progress.say, progress.event, tell))
+    finally:
+        progress.close()
+    if getattr(result, "told", False):
+        return 0
+    print(result.model_dump_json(indent=2) if as_json else render(name, result))
+    return int(getattr(result, "exit_code", 0))
+
+
+def request_of(name: str, given: dict[str, Any]) -> Any:
+    try:
+        return load(OPERATIONS[name].request)(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise FieldError(str(first["loc"][0]), first["msg"]) from error
+
+
+def render(name: str, result: Any) -> str:
+    """The result of an operation as text for people."""
+    return str(load(OPERATIONS[name].renderer)(result))
+
+
+def print_part(name: str, as_json: bool, part: BaseModel) -> None:
+    """Print one part of a result that comes bit by bit; with `--json` each part is a line."""
+    print(part.model_dump_json() if as_json else load(OPERATIONS[name].part_renderer)(part), flush=True)

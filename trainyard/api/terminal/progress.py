@@ -1,0 +1,73 @@
+"""Progress on stderr while an operation works: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+LINE_EVERY_S = 10.0
+"""Least time between two plain progress lines of one node: a log is read later, by people."""
+ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "skipped", "stopped": "stopped"}
+
+
+class Progress:
+    """Progress on stderr while an operation works. rich honours NO_COLOR and a dumb terminal by itself."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.bars: RichProgress | None = None
+        self.tasks: dict[str, TaskID] = {}
+        self.said: dict[str, float] = {}
+
+    def close(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """One line about what happens now."""
+        self.console.print(text, markup=False)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event of a run."""
+        node, what = event["node"], event["event"]
+        if not node:
+            self.say(f"run {event.get('name', '')}: {event['text']}")
+        elif what in ENDS:
+            self.end(node, what, event)
+        elif what in ("note", "warning"):
+            self.say(f"{node}: {event['text']}")
+        elif self.console.is_terminal:
+            self.bar(node, float(event.get("fraction", 0.0)), str(event.get("text", "")))
+        else:
+            self.line(node, event)
+
+    def end(self, node: str, what: str, event: dict[str, Any]) -> None:
+        if self.bars is not None and node in self.tasks:
+            self.bars.remove_task(self.tasks.pop(node))
+        rows = ", ".join(f"{count:,} {port}" for port, count in event.get("rows", {}).items())
+        detail = event.get("message") or rows
+        self.say(f"{node}: {ENDS[what]}" + (f" ({detail})" if detail else ""))
+
+    def line(self, node: str, event: dict[str, Any]) -> None:
+        """A plain line, at most one every ten seconds for each node."""
+        if event["event"] == "started":
+            self.said[node] = time.monotonic()
+            self.say(f"{node}: started")
+        elif time.monotonic() - self.said.get(node, 0.0) >= LINE_EVERY_S:
+            self.said[node] = time.monotonic()
+            self.say(f"{node}: {event.get('text', '')} ({100 * float(event.get('fraction', 0.0)):.0f} %)")
+
+    def bar(self, node: str, fraction: float, text: str) -> None:
+        if self.bars is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self.bars = RichProgress(
+                *columns, TimeElapsedColumn(), TextColumn("{task.fields[text]}"), console=self.console, transient=True
+            )
+            self.bars.start()
+        if node not in self.tasks:
+            self.tasks[node] = self.bars.add_task(node, total=1.0, text=text)
+        self.bars.update(self.tasks[node], completed=fraction, text=text)

@@ -1,0 +1,45 @@
+"""Trainers as text: which there are, whether they resume bit by bit, how they write conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.api.terminal.text import table
+
+
+def renderers_text(result: Any) -> str:
+    """The table, then what is wrong, a line each."""
+    kinds = list(result.rows[0].kinds) if result.rows else []
+    header = ("renderer", "template", "extends", *kinds, "stop tokens", "sha256")
+    rows = [
+        (row.renderer, row.template, "yes" if row.extension else "no", *row.kinds.values(), " ".join(row.stops),
+         row.sha256[:12])
+        for row in result.rows
+    ]  # fmt: skip
+    return "\n".join([table(rows, header), *(f"{row.template}: {row.problem}" for row in result.rows if row.problem)])
+
+
+def proof_text(result: Any) -> str:
+    header = ("stage", "loss", "method", "mode", "verdict", "weights", "seconds")
+    rows = [
+        (cell.stage, cell.loss or "", cell.method, cell.mode,
+         "identical" if cell.identical else f"DIFFERS: {', '.join(cell.differs)}", cell.sha256["weights"][:12],
+         f"{cell.seconds:.1f}")
+        for cell in result.cells
+    ]  # fmt: skip
+    identical = sum(cell.identical for cell in result.cells)
+    return f"{table(rows, header)}\n{identical} of {len(result.cells)} identical in {result.seconds:.0f} s"
+
+
+def backends_text(result: Any) -> str:
+    """The table, then a line for each backend that cannot be used."""
+    rows = [
+        (one.name.value, backend_state(one), one.version or "-", one.imports, ", ".join(one.devices))
+        for one in result.rows
+    ]
+    told = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
+    return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *told])
+
+
+def backend_state(one: Any) -> str:
+    return "absent" if not one.available else "ready" if one.fits else "no device"

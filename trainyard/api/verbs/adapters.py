@@ -1,0 +1,91 @@
+"""Adapter versions for an operator: list them, show one, and write one in the layout of another tool."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api.context import Context
+from trainyard.api.requests.adapters import AdapterName, AdaptersInput, ConvertInput
+from trainyard.serve.conversion.adapters import CONFIG_FILE
+from trainyard.serve.conversion.between import convert, layout_of
+from trainyard.serve.conversion.layouts import Layout
+from trainyard.settings import Settings
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.models import resolve_model
+
+
+class AdapterRows(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: tuple[dict[str, Any], ...]
+
+
+class AdapterRecord(BaseModel):
+    """The manifest of a version, and its folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record: dict[str, Any]
+
+
+class Converted(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: Path
+    target: Path
+    was: Layout
+    to: Layout
+
+
+def list_adapters(given: AdaptersInput, context: Context) -> AdapterRows:
+    registry = AdapterRegistry(context.settings.adapters)
+    return AdapterRows(rows=tuple(adapter_row(registry, version) for version in registry.list(given.tenant)))
+
+
+def adapter_row(registry: AdapterRegistry, version: AdapterVersion) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "live": registry.live(version.tenant, version.role).version == version.version,
+        "kind": version.kind,
+        "base": version.facts.get("base_model", ""),
+        "evaluated": version.facts.get("evaluated", False),
+        "created": datetime.fromtimestamp(version.created, UTC).isoformat(timespec="seconds"),
+        "sha256": version.sha256[:12],
+    }
+
+
+def show_adapter(given: AdapterName, context: Context) -> AdapterRecord:
+    registry = AdapterRegistry(context.settings.adapters)
+    version = registry.show(given.name)
+    return AdapterRecord(record={**version.model_dump(mode="json"), "path": str(registry.path(version))})
+
+
+def convert_adapter(given: ConvertInput, context: Context) -> Converted:
+    source, target = source_of(given.source, context.settings), given.target.absolute()
+    base = base_of(given, source, context.settings)
+    return Converted(source=source, target=target, was=convert(source, target, given.to, base), to=given.to)
+
+
+def source_of(name: str, settings: Settings) -> Path:
+    """What is there under this name, before a version of the registry."""
+    path = Path(name).expanduser().absolute()
+    if path.exists():
+        return path
+    registry = AdapterRegistry(settings.adapters)
+    return registry.path(registry.show(name))
+
+
+def base_of(given: ConvertInput, source: Path, settings: Settings) -> Path | None:
+    """The folder of the base, where one is named and on this machine."""
+    if given.base is not None:
+        return resolve_model(given.base, settings).path
+    if layout_of(source) is not Layout.PEFT:
+        return None
+    named = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    folder = Path(str(named))
+    return folder if named and folder.is_dir() else None

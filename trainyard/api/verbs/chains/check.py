@@ -1,0 +1,67 @@
+"""Whether chain files would run on this machine, with all reasons at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api import planning
+from trainyard.api.context import Context
+from trainyard.api.requests.chains import CheckInput
+from trainyard.errors import InvalidInput, Refused
+from trainyard.settings import Settings
+
+
+class ReasonRow(BaseModel):
+    """One reason, as `trainyard.errors.Reason`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: str
+    node: str | None
+    field: str
+    because: str
+    instead: str
+    line: str
+
+
+class FileCheck(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    ok: bool
+    digest: str | None = None
+    nodes: int = 0
+    reasons: tuple[ReasonRow, ...] = ()
+
+
+class CheckOutput(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    files: tuple[FileCheck, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if all(one.ok for one in self.files) else Refused.exit_code
+
+
+def check(given: CheckInput, context: Context) -> CheckOutput:
+    return CheckOutput(files=tuple(check_file(path, context.settings) for path in given.files))
+
+
+def check_file(path: Path, settings: Settings) -> FileCheck:
+    try:
+        chain = planning.resolved(planning.asked(str(path)).spec, settings)
+        if reasons := planning.examine(chain, settings):
+            raise Refused(reasons)
+    except Refused as refused:
+        rows = tuple(ReasonRow(**reason.as_dict(), line=reason.line()) for reason in refused.reasons)
+        return FileCheck(file=str(path), ok=False, reasons=rows)
+    except InvalidInput as error:
+        row = ReasonRow(
+            code=error.code, node=None, field="", because=f"{error.what} {error.why}".strip(), instead=error.do,
+            line=str(error),
+        )  # fmt: skip
+        return FileCheck(file=str(path), ok=False, reasons=(row,))
+    return FileCheck(file=str(path), ok=True, digest=chain.digest, nodes=len(chain.nodes))

@@ -1,0 +1,133 @@
+"""The services of one machine: start them, end them, and print what `prefect` needs to reach them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api import services, stack
+from trainyard.api.context import Context
+from trainyard.api.requests.base import Nothing
+from trainyard.api.requests.stack import UpInput
+from trainyard.compute.leftovers import sweep_leftovers
+from trainyard.compute.orphans import sweep
+from trainyard.errors import NotFound
+from trainyard.serve import embedded
+from trainyard.serve.targets import local
+from trainyard.settings import Settings
+from trainyard.stores.auth_string import auth_file
+from trainyard.stores.models import resolve_model
+
+
+class UpOutput(BaseModel):
+    """What is up, and where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_url: str
+    ui_url: str
+    own_server: bool
+    auth_file: Path | None
+    """The file with the text for the login of the pages; None where none is asked for, or the server is another's."""
+    worker_pid: int
+    watchdog_pid: int
+    embedded_url: str | None
+    home: str
+
+
+class DownOutput(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stopped: tuple[str, ...]
+
+
+class EnvOutput(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    variables: dict[str, str]
+
+
+def up(given: UpInput, context: Context) -> UpOutput:
+    settings = context.settings
+    with services.exclusive(settings, context.say):
+        attached = stack.attached(settings, auth=not given.no_auth)
+        url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
+        asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
+        if not stack.bootstrapped(settings, url):
+            bootstrap(settings, url, context.say)
+        worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
+        watchdog = stack.start_watchdog(settings, url)
+        embedded = start_embedded(settings, context.say)
+        for line in local.restore(settings):
+            context.say(line)
+    return UpOutput(
+        api_url=url,
+        ui_url=url.removesuffix("/api"),
+        own_server=attached is None,
+        auth_file=auth_file(settings) if asks else None,
+        worker_pid=worker.pid,
+        watchdog_pid=watchdog.pid,
+        embedded_url=embedded,
+        home=str(settings.home),
+    )
+
+
+def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
+    """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    for line in sweep_leftovers(settings.home):
+        say(line)
+    for pid in sweep(settings.home):
+        say(f"ended the process {pid}, which a run had left behind")
+    if (settings.services / "worker.log").is_file():
+        runs = stack.import_prefect_client(settings)
+        for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
+            say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
+        for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+            say(f"freed the slot of device {device}, which a run that is gone had kept")
+    return stack.start_worker(settings, url, say)
+
+
+def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
+    say("writing the work pool, the device limit, the automation and the deployments")
+    os.environ.update(stack.prefect_environment(settings, url))
+    stack.import_prefect_client(settings).bootstrap(settings)
+    stack.import_prefect_client(settings, "nights").ensure_night_automations()
+    stack.deploy_all(settings, url)
+    stack.mark_bootstrapped(settings, url)
+
+
+def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None:
+    """The address of the embedded model server; None while there is no base model on this machine to serve."""
+    url = embedded.running(settings)
+    if url is not None:
+        return url
+    try:
+        resolve_model(settings.default_base_model, settings)
+    except NotFound as missing:
+        say(f"no embedded model server yet: {missing.what} {missing.do}")
+        return None
+    say("starting the embedded model server")
+    url = embedded.start(settings, settings.default_base_model, threads=settings.threads)
+    for line in embedded.restore_live(settings, url):
+        say(line)
+    return url
+
+
+def down(_: Nothing, context: Context) -> DownOutput:
+    settings = context.settings
+    with services.exclusive(settings):
+        stopped = [name for name in ("worker", "watchdog") if services.stop(settings, name)]
+        stopped += ["embedded"] if embedded.stop(settings) else []
+        stopped += local.end_all(settings)
+        stopped += [name for name in ("server",) if services.stop(settings, name)]
+    return DownOutput(stopped=tuple(stopped))
+
+
+def env(_: Nothing, context: Context) -> EnvOutput:
+    url = stack.api_url(context.settings)
+    if url is None:
+        raise stack.no_server(context.settings)
+    return EnvOutput(variables=stack.prefect_environment(context.settings, url))

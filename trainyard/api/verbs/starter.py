@@ -1,0 +1,30 @@
+"""The starter model, trained again from the recipe and corpus of the shipped weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainyard.api.context import Context
+from trainyard.api.requests.base import Nothing
+from trainyard.stores.models import SHIPPED_STARTER
+from trainyard.train.starter.build import build_starter, compare
+
+
+class StarterRecord(BaseModel):
+    """The model that was built, and its losses next to those of the shipped weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record: dict[str, Any]
+
+
+def build(_: Nothing, context: Context) -> StarterRecord:
+    def report(fraction: float, text: str) -> None:
+        context.on_progress({"node": "starter", "event": "progress", "fraction": fraction, "text": text})
+
+    source = build_starter(context.settings.home, report=report)
+    assert source.path is not None, "a model that was built here is a folder"
+    named = {"name": source.name, "path": str(source.path), "sha256": source.sha256, "parameters": source.parameters}
+    return StarterRecord(record={**named, **compare(source.path, SHIPPED_STARTER)})

@@ -1,0 +1,82 @@
+"""What a layout can take, seen from configs alone: the adapter's and its base's. Reads no weights, imports no numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp calls a family of models."""
+
+    name: str
+    permuted: bool = False
+    """Whether the rows of the query and key projections are reordered."""
+    fused: bool = False
+    """Whether query, key and value are one matrix, and gate and up projection another."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", permuted=True),
+    "mistral": Architecture("llama", permuted=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "phi3": Architecture("phi3", fused=True),
+    "gemma2": Architecture("gemma2"),
+}
+"""`model_type` of a base -> its architecture there. To add one: a row, and a run of the test against llama.cpp."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What of a base's config decides the names and the order of rows."""
+
+    architecture: Architecture
+    blocks: int
+    heads: int
+    kv_heads: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Base:
+        kind = str(config.get("model_type"))
+        if kind not in ARCHITECTURES:
+            raise refused(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
+        heads = int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
+
+    def heads_of(self, module: str) -> int:
+        """Heads whose rows are reordered in this module; 0 if none are."""
+        if not self.architecture.permuted:
+            return 0
+        return {"q_proj": self.heads, "k_proj": self.kv_heads}.get(module.rpartition(".")[2], 0)
+
+
+def base_config(base: Path) -> dict[str, Any]:
+    if not (base / "config.json").is_file():
+        raise refused(f"Its base at {base} has no config.json, which tells its architecture.")
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def refused(
+    why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
+) -> InvalidInput:
+    return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-CONVERT")
+
+
+def require_plain(config: Mapping[str, Any]) -> None:
+    """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
+    if config.get("peft_type") != "LORA":
+        raise refused(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")
+    for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters"):
+        if config.get(key):
+            raise refused(f"It has {key} {config[key]}, which the other layouts have no words for.")
+    if config.get("bias", "none") != "none":
+        raise refused(f"It trained biases (bias: {config['bias']}).")

@@ -1,0 +1,28 @@
+"""Whose files an adapter can be in, and what writes them. Imports no numpy: the code of a layout is loaded late."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from enum import StrEnum
+from typing import cast
+
+
+class Layout(StrEnum):
+    """Whose files an adapter is in."""
+
+    PEFT = "peft"
+    MLX = "mlx"
+    GGUF = "gguf"
+
+
+PEFT_WRITERS = {
+    Layout.MLX: "trainyard.serve.conversion.mlx:peft_to_mlx",
+    Layout.GGUF: "trainyard.serve.conversion.gguf:peft_to_gguf",
+}
+"""Layout -> the function that writes a PEFT adapter in it: (source, target), for GGUF also the folder of the base."""
+
+
+def peft_writer(layout: Layout) -> Callable[..., None]:
+    module, _, name = PEFT_WRITERS[layout].partition(":")
+    return cast(Callable[..., None], getattr(importlib.import_module(module), name))
