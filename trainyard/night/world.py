@@ -1,6 +1,6 @@
 """Everything that a night touches outside of itself, as small objects that are handed in.
 
-`night/surroundings.py` builds the real ones from the settings; `night/simulate` builds ones that lose what was not
+`night/surroundings.py` builds the real ones from the settings; `testing/nights` builds ones that lose what was not
 flushed, break connections, crash at any point and let other processes act. The functions of a night are the same.
 """
 

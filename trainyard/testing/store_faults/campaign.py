@@ -5,7 +5,7 @@
 
 Artifacts, checkpoints, job records and the adapter registry work through `Files`; here it is the disk in memory of
 `simulated_files`. What a call returned is a promise: it has to be there after every later fault, whole. What a call
-did not return may be there or not, but never half. Nights have a simulator of their own (`night/simulate`).
+did not return may be there or not, but never half. Nights have a simulator of their own (`testing/nights`).
 """
 
 from __future__ import annotations

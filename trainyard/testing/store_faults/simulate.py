@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from trainyard.testing.store_faults.campaign import campaign_of
-from trainyard.testing.store_faults.plants import PLANTS, planted
+from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS, injected_bug
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_f
     """Carry out so many campaigns; with `until_found` end at the first violation."""
     checked, violations, failed = 0, list[str](), list[int]()
     done = 0
-    with planted(plant):
+    with injected_bug(plant):
         for one in range(seed * 1_000_003, seed * 1_000_003 + campaigns):
             campaign = campaign_of(one)
             done, checked = done + 1, checked + campaign.checked
@@ -44,11 +44,11 @@ def main() -> int:
     parser.add_argument("--campaigns", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
-    parser.add_argument("--plant", choices=PLANTS)
+    parser.add_argument("--plant", choices=INJECTED_BUGS)
     given = parser.parse_args()
     began = time.monotonic()
     if given.campaign is not None:
-        with planted(given.plant):
+        with injected_bug(given.plant):
             one = campaign_of(given.campaign)
         found = Found(1, one.checked, tuple(one.violations), (one.seed,) if one.violations else ())
     else:

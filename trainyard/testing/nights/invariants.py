@@ -14,8 +14,6 @@ from trainyard.data.corpora import Corpora
 from trainyard.night.extracting import version_of
 from trainyard.night.publish import manifest_of, place
 from trainyard.night.report import NightReport
-from trainyard.night.simulate.campaign import HOME, Campaign
-from trainyard.night.simulate.stand_ins import answer_of
 from trainyard.night.streams import GONE, part_name
 from trainyard.serve.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -23,6 +21,8 @@ from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers import MarkerRecord, MarkerState
+from trainyard.testing.nights.campaign import HOME, Campaign
+from trainyard.testing.nights.doubles import answer_of
 
 STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0

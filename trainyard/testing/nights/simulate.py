@@ -3,7 +3,7 @@
     outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
 
 A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
-`simulate/plants.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
+`injected_bugs.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainyard.errors import NotFound
-from trainyard.night.simulate import invariants
-from trainyard.night.simulate.campaign import MOST_ATTEMPTS, Campaign
-from trainyard.night.simulate.plants import PLANTS, planted
-
-__all__ = ["PLANTS", "Outcome", "campaign_of", "simulate"]
+from trainyard.testing.nights import invariants
+from trainyard.testing.nights.campaign import MOST_ATTEMPTS, Campaign
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, injected_bug
 
 DATES, QUIET_DATES = 6, 3
 """Dates with faults, and those without at the end, of one campaign."""
@@ -96,8 +94,8 @@ def simulate(
 
     Raises `NotFound` (`E-PLANT`) for a mistake that does not exist.
     """
-    if plant is not None and plant not in PLANTS:
-        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(PLANTS)}.", code="E-PLANT")
+    if plant is not None and plant not in INJECTED_BUGS:
+        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(INJECTED_BUGS)}.", code="E-PLANT")
     began = time.monotonic()
     campaigns = range(-(-nights // (DATES + QUIET_DATES)))
     seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
@@ -125,6 +123,6 @@ def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterat
 
 def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, int, list[str]]:
     seed, plant = job
-    with planted(plant):
+    with injected_bug(plant):
         campaign = campaign_of(seed)
     return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]

@@ -23,26 +23,6 @@ from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
-from trainyard.night.simulate.cloud import (
-    LOOKS_SHARE,
-    MARKERS_SHARE,
-    WaitingClock,
-    WatchedFolder,
-    WatchedMarkers,
-    WatchedObjects,
-    some_store,
-)
-from trainyard.night.simulate.stand_ins import (
-    Crash,
-    Device,
-    FlakyGraph,
-    Lease,
-    Process,
-    SimulatedClock,
-    SimulatedServer,
-    SimulatedTrainer,
-    run_in,
-)
 from trainyard.night.streams import GONE, file_of
 from trainyard.night.worker import poll
 from trainyard.night.world import Stores, World
@@ -53,6 +33,26 @@ from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, conte
 from trainyard.stores.files import nothing
 from trainyard.stores.markers import POINTS as MARKER_POINTS
 from trainyard.stores.markers import Owner
+from trainyard.testing.nights.cloud import (
+    LOOKS_SHARE,
+    MARKERS_SHARE,
+    WaitingClock,
+    WatchedFolder,
+    WatchedMarkers,
+    WatchedObjects,
+    some_store,
+)
+from trainyard.testing.nights.doubles import (
+    Crash,
+    Device,
+    FlakyGraph,
+    Lease,
+    Process,
+    SimulatedClock,
+    SimulatedServer,
+    SimulatedTrainer,
+    run_in,
+)
 from trainyard.testing.simulated_files import SimulatedFiles
 
 HOME, DOCUMENTS = Path("/home"), Path("/documents")
@@ -67,7 +67,7 @@ MOST_ATTEMPTS = 4
 VERSION = re.compile(r"v[0-9]+")
 FAULT_POINTS = (*sorted(POINTS), *MARKER_POINTS)
 FLUSH, FLUSH_FOLDER = SimulatedFiles.fsync, SimulatedFiles.fsync_folder
-"""What people write is on the disk, also when a plant makes the night forget to flush."""
+"""What people write is on the disk, also when an injected bug makes the night forget to flush."""
 CONFIG = NightConfig(
     tenant="acme",
     streams=(StreamSpec(name="notes", globs=("*.md",)), StreamSpec(name="records", globs=("*.json",))),
