@@ -18,7 +18,6 @@ from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, TrainingReport, markdown, read_report
-from trainyard.night.simulate import simulate
 from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
 from trainyard.night.worker import work
@@ -28,6 +27,7 @@ from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers import LocalMarkers
+from trainyard.testing.nights.simulate import simulate
 
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"
