@@ -20,7 +20,6 @@ from trainyard.evals.model import attach, load_network
 from trainyard.serve.inference import Engine, Generation
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.methods.adapters import NEW, load_adapter, read_config
-from trainyard.train.methods.adapters import load_adapter, read_config
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 
 pytestmark = [
