@@ -95,7 +95,7 @@ class SharedSession(Session):
         return self._all("snapshot", self._gathered)
 
     def _gathered(self) -> Snapshot:
-        own = Snapshot.of(self)
+        own = super().snapshot()
         if not self.team.leading:
             self.team.send({name: own.parts[name] for name in self.strategy.apart}, LEADER)
             return own
@@ -106,7 +106,7 @@ class SharedSession(Session):
         return Snapshot({**own.parts, PEERS: peers}, own.identity)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
-        snapshot.require_fit(self, everything=optimizer)
+        self.require_fit(snapshot, everything=optimizer)
         self._all("restore", lambda: self._handed_out(snapshot, optimizer), optimizer)
 
     def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
@@ -120,7 +120,7 @@ class SharedSession(Session):
 
     def _take(self, parts: dict[str, Any], everything: bool) -> None:
         super()._zero_grad()
-        Snapshot(parts, {}).into(self, everything=everything)
+        self._take_over(parts, everything=everything)
 
 
 def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:

@@ -16,7 +16,7 @@ that is saved in between says so, and goes on to the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,12 @@ from trainyard.train.resume.snapshot import (
     require_same,
     require_whole,
     save_snapshot,
+)
+from trainyard.train.resume.state import (
+    random_state,
+    require_same_devices,
+    require_same_weights,
+    restore_random_state,
 )
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.outputs import INLINE_BYTES, hand_out, read_outputs, require_outputs
@@ -335,7 +341,22 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
-        return Snapshot.of(self)
+        engine, sharing = self.engine, self.sharing
+        parts = {
+            "weights": sharing.weights(engine.model),
+            "optimizer": engine.optimizer.state_dict(),
+            "rate": engine.rate.state_dict(),
+            "scaler": {**self.scaler.state_dict(), "deferred_unscale": bool(self.accumulated)},
+            "gradients": sharing.gradients(engine.model) if self.accumulated or self.stale else {},
+            "random": random_state(),
+            "counters": {
+                "global_step": self.global_step,
+                "accumulated": self.accumulated,
+                "stale": self.stale,
+                "skipped": self.skipped,
+            },
+        }
+        return Snapshot(parts, self.identity())
 
     def identity(self) -> dict[str, Any]:
         """What a state has to have in common with this session so that it goes on here."""
@@ -346,9 +367,40 @@ class Session:
 
         Raises `Corrupt` for one that does not fit, and then nothing has changed.
         """
-        snapshot.require_fit(self, everything=optimizer)
+        self.require_fit(snapshot, everything=optimizer)
         self._zero_grad()
-        snapshot.into(self, everything=optimizer)
+        self._take_over(snapshot.parts, everything=optimizer)
+
+    def require_fit(self, snapshot: Snapshot, *, everything: bool) -> None:
+        """Raise `Corrupt` for parts that do not belong to this session's model, schedule or devices."""
+        parts = snapshot.parts
+        if "weights" in parts:
+            require_same_weights(self.engine.model, parts["weights"])
+        if everything and "rate" in parts:
+            self.engine.rate.require_same(parts["rate"])
+        if everything and "random" in parts:
+            require_same_devices(parts["random"])
+
+    def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
+        """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
+        engine = self.engine
+        if "weights" in parts:
+            self.sharing.take_weights(engine.model, parts["weights"])
+        if not everything:
+            return
+        if "optimizer" in parts:
+            engine.optimizer.load_state_dict(parts["optimizer"])
+        if "rate" in parts:
+            engine.rate.load_state_dict(parts["rate"])
+        if "scaler" in parts and self.scaler.is_enabled():
+            self.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
+        if "gradients" in parts:
+            self.sharing.take_gradients(engine.model, parts["gradients"])
+        if "counters" in parts:
+            for name, value in parts["counters"].items():
+                setattr(self, name, value)
+        if "random" in parts:
+            restore_random_state(parts["random"])
 
     def show_served(self) -> None:
         """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
