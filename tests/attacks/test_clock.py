@@ -27,8 +27,7 @@ from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, settings
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.markers import this_owner
-from trainyard.stores.markers.records import owner_alive
+from trainyard.stores.markers.records import owner_alive, this_owner
 from trainyard.stores.processes import find_process, process_start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel notes a start once")

@@ -20,7 +20,7 @@ from trainyard.night.world import Order, Trained, Verdict, World
 from trainyard.spec.night import NightConfig, Phase2
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import disk_error
-from trainyard.stores.markers import Claim, Marker
+from trainyard.stores.markers.records import Claim, Marker
 
 LOST = "E-MARKER-LOST"
 GRACE_SHARE, MOST_GRACE_S = 0.1, 300.0

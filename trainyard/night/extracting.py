@@ -34,7 +34,8 @@ from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, 
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import Files, make_folders, telling, write_whole
-from trainyard.stores.graph import Graph, Mutation, document_key
+from trainyard.stores.graph.contract import Graph
+from trainyard.stores.graph.facts import Mutation, document_key
 
 Place = tuple[str, str]
 """(stream, name) of a document."""

@@ -41,7 +41,7 @@ from trainyard.night.streams import Document
 from trainyard.night.world import World
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
 from trainyard.stores.files import make_folders, telling, write_whole
-from trainyard.stores.markers import Marker, MarkerRecord, MarkerState
+from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
 
 BEGUN_FILE = "begun.json"
 Find = Callable[["Night"], tuple[Phase1Report, list[Document]]]

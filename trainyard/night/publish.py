@@ -22,7 +22,7 @@ from trainyard.night.world import Facts, Objects, World
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import Files
-from trainyard.stores.markers import Marker
+from trainyard.stores.markers.records import Marker
 from trainyard.stores.whole import MANIFEST
 
 RESERVED = "reserved.json"

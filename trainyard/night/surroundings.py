@@ -24,9 +24,11 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles, lacking_space
-from trainyard.stores.graph import open_graph
-from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, this_owner
-from trainyard.stores.objects import ObjectStore, open_store
+from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import MarkerStore, this_owner
+from trainyard.stores.markers.remote import ObjectMarkers
+from trainyard.stores.objects.store import ObjectStore, open_store
 from trainyard.stores.processes import boot_id
 
 PROFILES = project_folder() / "deployments" / "profiles"

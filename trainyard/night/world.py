@@ -21,8 +21,8 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.clock import Clock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import Files
-from trainyard.stores.graph import Graph
-from trainyard.stores.markers import Marker, MarkerStore, Owner
+from trainyard.stores.graph.contract import Graph
+from trainyard.stores.markers.records import Marker, MarkerStore, Owner
 
 Facts = dict[str, Any]
 

@@ -31,7 +31,8 @@ from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
 from trainyard.stores.graph.local import LadybugGraph
-from trainyard.stores.markers import LocalMarkers, this_owner
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import this_owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.processes import boot_id
 

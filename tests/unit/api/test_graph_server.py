@@ -18,7 +18,10 @@ from trainyard.api.operations import Context
 from trainyard.api.verbs.graph import ExportInput, GraphInput, QueryInput
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.settings import settings
-from trainyard.stores.graph import Entity, HttpGraph, MemoryGraph, Mutation, open_graph
+from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.facts import Entity, Mutation
+from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.remote import HttpGraph
 
 JANE = Mutation("default", "meetings", "a.md", hashlib.sha256(b"a").hexdigest(), "v1", (Entity("person", "Jane Doe"),))
 

@@ -18,7 +18,7 @@ from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 from trainyard.spec.night import read_night
 from trainyard.stores.artifacts import Produced, ProducedSet
-from trainyard.stores.markers import Marker
+from trainyard.stores.markers.records import Marker
 
 Train = Callable[..., Produced]
 HYPER = {"max_steps": 2, "batch_size": 8, "max_length": 64, "precision": "fp32"}

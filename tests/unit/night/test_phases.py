@@ -27,9 +27,9 @@ from trainyard.night.world import Order, Trained, Verdict, World
 from trainyard.serve.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import MarkerState, Owner
-from trainyard.stores.objects import ObjectInfo, ObjectSettings, open_store
+from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
 from trainyard.testing import night_program
 from trainyard.testing.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.testing.object_server import ObjectServer

@@ -27,7 +27,7 @@ from trainyard.serve.extraction import (
     rules,
     version,
 )
-from trainyard.stores.graph import ENTITY_KINDS
+from trainyard.stores.graph.facts import ENTITY_KINDS
 
 SAMPLES = Path(__file__).parents[3] / "examples" / "night"
 EMPTY = '{"entities":[],"relations":[]}'

@@ -24,8 +24,17 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
 from trainyard.errors import InvalidInput
-from trainyard.stores.graph import ENTITY_KINDS, RELATION_KINDS, Entity, Mutation, Named, Relation, checked
-from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS
+from trainyard.stores.graph.facts import (
+    ATTRIBUTE_CHARS,
+    ENTITY_KINDS,
+    NAME_CHARS,
+    RELATION_KINDS,
+    Entity,
+    Mutation,
+    Named,
+    Relation,
+    checked,
+)
 
 Messages = list[dict[str, str]]
 Complete = Callable[[Messages, dict[str, Any] | None, int], Awaitable[str]]

@@ -46,8 +46,7 @@ from trainyard.serve.extraction.names import (
     is_person_in_text,
 )
 from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
-from trainyard.stores.graph import RELATION_KINDS
-from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, normalised
+from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalised
 
 MODEL = RULES
 FIELDS = {

@@ -31,8 +31,8 @@ from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, Strea
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
 from trainyard.stores.files import nothing
-from trainyard.stores.markers import POINTS as MARKER_POINTS
-from trainyard.stores.markers import Owner
+from trainyard.stores.markers.records import POINTS as MARKER_POINTS
+from trainyard.stores.markers.records import Owner
 from trainyard.testing.nights.cloud import (
     LOOKS_SHARE,
     MARKERS_SHARE,

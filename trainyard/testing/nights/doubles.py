@@ -26,10 +26,9 @@ from trainyard.serve.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import make_folders, write_whole
-from trainyard.stores.graph import Mutation
-from trainyard.stores.graph.facts import MutateResult
+from trainyard.stores.graph.facts import MutateResult, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import Owner
+from trainyard.stores.markers.records import Owner
 from trainyard.stores.processes import boot_id
 from trainyard.testing.simulated_files import SimulatedFiles
 

@@ -18,9 +18,9 @@ from trainyard.night.streams import GONE, part_name
 from trainyard.serve.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
-from trainyard.stores.graph import Mutation, document_key
+from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import MarkerRecord, MarkerState
+from trainyard.stores.markers.records import MarkerRecord, MarkerState
 from trainyard.testing.nights.campaign import HOME, Campaign
 from trainyard.testing.nights.doubles import answer_of
 

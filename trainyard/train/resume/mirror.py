@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.stores import objects
+from trainyard.stores.objects import store as objects
 from trainyard.stores.whole import MANIFEST, fsync_path
 from trainyard.train.checkpoints import Found, damage_of, newest_valid, put_aside, whole_or_nothing
 from trainyard.train.resume.kept import Best, metric_of, superfluous
