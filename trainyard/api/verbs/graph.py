@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainyard.api import graph_server
 from trainyard.settings import Settings
-from trainyard.stores.graph import open_graph
+from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 
