@@ -26,7 +26,7 @@ from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
 from trainyard.stores.files import RealFiles
-from trainyard.stores.markers import LocalMarkers
+from trainyard.stores.markers.local import LocalMarkers
 from trainyard.testing.nights.simulate import simulate
 
 CONFIG_FILE = "nightly.yaml"
