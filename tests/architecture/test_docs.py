@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.test_budgets import REPOSITORY, sources
 from trainyard.cli import adapters as adapter_commands
 from trainyard.cli import app, backends, corpus, graph, jobs, nightly, renderers, starter
-from trainyard.spec.compat import ROWS
+from trainyard.spec.compat.table import ROWS
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -24,7 +24,7 @@ from trainyard.serve.protocol import (
     UnloadAdapter,
     parse,
 )
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 
 CORPUS = Path(__file__).parent / "corpus"
 HANG_S = 2.0

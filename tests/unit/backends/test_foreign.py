@@ -35,7 +35,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Device, Port, Stage
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.train.checkpoints import Found, newest_valid
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"

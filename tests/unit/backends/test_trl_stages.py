@@ -22,7 +22,7 @@ from trainyard.backends.trl.trainer import ShuffledOrder
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import BackendName, Port
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.train.tokens import encode_preference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it

@@ -15,7 +15,7 @@ from trainyard.errors import Refused
 from trainyard.spec.axes import Engine, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
 from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 from trainyard.spec.training import Hyperparameters, LoraSettings, TrainerConfig, resolve_lora, resolve_trainer
 
 

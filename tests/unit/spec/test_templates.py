@@ -24,7 +24,7 @@ from trainyard.spec.axes import (
     TargetType,
 )
 from trainyard.spec.graph import check, resolve
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 from trainyard.spec.templates import TEMPLATES, AlignmentPipeline, CodeTuning, QaPipeline, TrainingForm, build_template
 from trainyard.spec.training import Hyperparameters
 

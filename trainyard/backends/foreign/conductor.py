@@ -38,7 +38,7 @@ from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import Found, newest_valid
 

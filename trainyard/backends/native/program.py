@@ -34,8 +34,8 @@ from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.axes import Device, Precision
 from trainyard.spec.compat.advice import advice
-from trainyard.spec.estimate import ModelShape
 from trainyard.spec.estimate.cascade import choose as choose_knobs
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.autotune import free_bytes

@@ -23,7 +23,7 @@ from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes import BackendName
 from trainyard.spec.compat.place import value_at
-from trainyard.spec.compat.scripts import BUILT_IN, beyond_the_built_in
+from trainyard.spec.compat.tools import BUILT_IN, beyond_the_built_in
 
 PROGRAM = "trainyard.backends.script.program:train"
 CODE = "R-SCRIPT-BUILTIN"
