@@ -23,7 +23,7 @@ from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes import DATA_PORTS, BackendName, Device, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import open_reference
