@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from nodes.runner import NodeContext
 from trainyard.compute.gpus import read_gpus
-from trainyard.data.generation import Complete
+from trainyard.data.generation.asking import Complete
 from trainyard.errors import Reason, Refused
 from trainyard.serve import embedded, vllm
 from trainyard.serve.client import api_key_from, completer

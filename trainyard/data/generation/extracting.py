@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from trainyard.data.extractive import Pair, pairs
+from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.generation.accounting import Account, Books, spread_evenly
 from trainyard.data.generation.shapes import (
     chosen_wordings,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainyard.data.formats import Kind, Normaliser
+from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from trainyard.data.formats import SHAPES, Kind, Normaliser, detect
+from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import jsonl, tables
