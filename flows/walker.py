@@ -24,8 +24,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
 from flows.notes import Progress, announce, publish_report
-from nodes import NODES
 from nodes.runner import RunInfo
+from nodes.table import NODES
 from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainyard.evals.benchmarks import Benchmark, benchmark
+from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts
 from trainyard.evals.statistics import Flips, Interval, bootstrap, count_flips, improvements
