@@ -21,8 +21,9 @@ from pathlib import Path
 
 from benchmarks.harness import Row, finish
 from trainyard.errors import InvalidInput
-from trainyard.serve.extraction import SCHEMA, extract
-from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.extraction.extraction import SCHEMA, extract
+from trainyard.serve.inference_server.commands import read_profile
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import settings
 from trainyard.stores.graph.facts import ENTITY_KINDS, normalised

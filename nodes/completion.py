@@ -10,7 +10,7 @@ from trainyard.compute.gpus import read_gpus
 from trainyard.data.generation.asking import Complete
 from trainyard.errors import Reason, Refused
 from trainyard.serve import embedded, vllm
-from trainyard.serve.client import api_key_from, completer
+from trainyard.serve.client.client import api_key_from, completer
 from trainyard.settings import Settings
 from trainyard.spec.axes import Engine
 from trainyard.spec.nodes import AiGeneratorConfig

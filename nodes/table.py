@@ -1,4 +1,4 @@
-"""Node type -> task."""
+"""The node types by name."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from trainyard.night.streams import (
     read_parts,
 )
 from trainyard.night.world import World
-from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, version
+from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import Files, make_folders, telling, write_whole

@@ -15,8 +15,9 @@ from trainyard.night.points import nothing
 from trainyard.night.training import HouseTrainer, fits, tenant_root
 from trainyard.night.world import Stores, World
 from trainyard.project import project_folder
-from trainyard.serve.extraction import SCHEMA, Complete
-from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.extraction.extraction import SCHEMA, Complete
+from trainyard.serve.inference_server.commands import read_profile
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import Settings
 from trainyard.spec.night import NightConfig

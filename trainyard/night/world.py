@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from trainyard.data.corpora import Corpora, CorpusTuple
 from trainyard.night.points import nothing
-from trainyard.serve.extraction import Complete
+from trainyard.serve.extraction.extraction import Complete
 from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.clock import Clock

@@ -25,7 +25,9 @@ import httpx
 
 from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import running
-from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import Candidate, Site
+from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port, TargetType
 from trainyard.spec.nodes import DeployerConfig, Target

@@ -13,7 +13,9 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.serve.deploy import address
-from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import Candidate, Site
+from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, TargetType
 from trainyard.spec.nodes import DeployerConfig, Target

@@ -23,7 +23,7 @@ from trainyard.data.corpora import Corpora
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
 from trainyard.night.world import Order, Stores, Trained, Verdict, World
-from trainyard.serve.extraction import Complete, Messages, document_of
+from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import write_json_durably

@@ -20,7 +20,7 @@ from trainyard.data.generation.shapes import rows_per_pair
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, write_rows
 from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve.client import completer
+from trainyard.serve.client.client import completer
 from trainyard.spec.axes import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig

@@ -24,7 +24,7 @@ from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
 from trainyard.night.world import Order, Trained, Verdict, World
-from trainyard.serve.extraction import Messages
+from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import InvalidInput
-from trainyard.serve.extraction import (
+from trainyard.serve.extraction import rules
+from trainyard.serve.extraction.extraction import (
     ANSWER_TOKENS,
     MAX_ANSWER_CHARS,
     MAX_DOCUMENT_CHARS,
@@ -24,7 +25,6 @@ from trainyard.serve.extraction import (
     extract,
     parse,
     prompt,
-    rules,
     version,
 )
 from trainyard.stores.graph.facts import ENTITY_KINDS

@@ -18,10 +18,9 @@ from pydantic import ValidationError
 from trainyard.compute.child import alive
 from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.errors import Conflict, InvalidInput, NotFound, Unavailable
-from trainyard.serve.extraction import SCHEMA, extract
-from trainyard.serve.inference_server import InferenceServer, read_profile, release_of
-from trainyard.serve.inference_server.commands import command, variables
-from trainyard.serve.inference_server.life import RECORD_FILE, Record
+from trainyard.serve.extraction.extraction import SCHEMA, extract
+from trainyard.serve.inference_server.commands import command, read_profile, release_of, variables
+from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, Record
 from trainyard.serve.inference_server.profiles import (
     EmbeddedEngine,
     LlamaServerEngine,

@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve import targets
-from trainyard.serve.targets import TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets import openai as targets
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import Candidate, Site
+from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import load_settings
 from trainyard.spec.axes import TargetType
 from trainyard.spec.nodes import Target

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from trainyard.serve.extraction import ATTRIBUTE_NAMES, MAX_ENTITIES, MAX_RELATIONS, RULES, Messages, document_of
 from trainyard.serve.extraction.attendance import (
     Attendee,
     is_attendance,
@@ -25,6 +24,14 @@ from trainyard.serve.extraction.attendance import (
     people_of_table,
     sections,
     tables,
+)
+from trainyard.serve.extraction.extraction import (
+    ATTRIBUTE_NAMES,
+    MAX_ENTITIES,
+    MAX_RELATIONS,
+    RULES,
+    Messages,
+    document_of,
 )
 from trainyard.serve.extraction.names import (
     COMPANY,

@@ -24,8 +24,8 @@ from trainyard.compute.lease import occupants, wait_until_empty
 from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_log_line, supervise
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import operator_environment
-from trainyard.serve.client import ChatClient, Messages, api_key_from, api_url
-from trainyard.serve.extraction import Complete
+from trainyard.serve.client.client import ChatClient, Messages, api_key_from, api_url
+from trainyard.serve.extraction.extraction import Complete
 from trainyard.serve.inference_server.commands import HOST, ON_GPU, RUNNING_GAUGES, command, release_of, variables
 from trainyard.serve.inference_server.profiles import Release, ServerProfile
 from trainyard.serve.vllm import ANSWER_S, confirm_closed, free_port, healthy, why_ended

@@ -22,7 +22,7 @@ from typing import Any
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night.world import Order, Trained, Verdict
-from trainyard.serve.extraction import Complete, Messages, document_of
+from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import make_folders, write_whole

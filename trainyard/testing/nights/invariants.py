@@ -15,7 +15,7 @@ from trainyard.night.extracting import version_of
 from trainyard.night.publish import manifest_of, place
 from trainyard.night.report import NightReport
 from trainyard.night.streams import GONE, part_name
-from trainyard.serve.extraction import parse
+from trainyard.serve.extraction.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
 from trainyard.stores.graph.facts import Mutation, document_key
