@@ -41,7 +41,7 @@ from trainyard.spec.axes import Port
 from trainyard.train.loop import done, train
 from trainyard.train.resume.progress import Progress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 
 BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = 16, 40, 5, 20, 11
 MILLISECONDS = 1000.0

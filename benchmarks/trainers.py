@@ -35,12 +35,13 @@ from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train
-from trainyard.train.methods import parameter_groups
+from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.reporting import Place, reporting
+from trainyard.train.reporting.reporting import reporting
+from trainyard.train.reporting.trackers import Place
 from trainyard.train.resume.progress import Progress
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 from trainyard.train.tokens import Encoded
 
 VOCABULARY, LONGEST = 4096, 512

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trainyard.train.batching import Feed
 from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session, require_finite
+from trainyard.train.session.session import Session, require_finite
 
 
 @dataclass(frozen=True)

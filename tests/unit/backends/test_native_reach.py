@@ -10,12 +10,12 @@ from trainyard.spec.compat.engine import COMPARING_STAGES, FORMAT_DEVICES, OPTIM
 from trainyard.spec.compat.training import BACKENDS, EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import choose_cut
-from trainyard.train.methods import METHODS
+from trainyard.train.methods.table import METHODS
 from trainyard.train.optimizers import OPTIMIZERS
-from trainyard.train.quantization import FORMATS
+from trainyard.train.quantization.formats import FORMATS
 from trainyard.train.schedules import SCHEDULES
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.dpo import LOSSES
+from trainyard.train.stages.table import STAGES
 
 REACH = BACKENDS[BackendName.NATIVE]
 

@@ -18,7 +18,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Stage
 from trainyard.train.batching import Cursor, Cut, Feed, Plan, choose_cut, pack, sound_cut
 from trainyard.train.head import IGNORED, label_logprobs
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 WIDTHS = st.lists(st.integers(1, 64), min_size=1, max_size=60)

@@ -18,7 +18,7 @@ from trainyard.spec.axes import Precision, Stage
 from trainyard.train.loop import train
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 from trainyard.train.stages.contract import Batch
 from trainyard.train.tokens import IGNORED, Ledger
 

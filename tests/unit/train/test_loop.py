@@ -19,7 +19,7 @@ from trainyard.train import loop
 from trainyard.train.batching import Cursor, Feed
 from trainyard.train.loop import StepRecord, done, train
 from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 
 STEPS = 5
 MICRO_BATCHES = 13

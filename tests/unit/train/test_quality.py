@@ -21,9 +21,9 @@ from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.resume.progress import Progress
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
 from trainyard.train.session.sampling import Sampling
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Engine, Session
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

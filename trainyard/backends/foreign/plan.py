@@ -36,8 +36,9 @@ from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, 
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.schedules import SCHEDULES
-from trainyard.train.stages import STAGES, kto, pairs, sft
+from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import Share
+from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
 

@@ -44,11 +44,14 @@ from trainyard.train.checkpoints import require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
 from trainyard.train.loop import StepRecord, done
 from trainyard.train.loop import train as run_loop
-from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
-from trainyard.train.methods import save as save_policy
+from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of
+from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer, optimizer_facts
-from trainyard.train.parallel import STRATEGIES, SharedSession, Team
+from trainyard.train.parallel.session import SharedSession
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
 from trainyard.train.precision import (
     KernelChoice,
     PrecisionChoice,
@@ -58,16 +61,17 @@ from trainyard.train.precision import (
     convert_to_fp8,
     native_bf16,
 )
-from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
+from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
+from trainyard.train.reporting.trackers import Place
 from trainyard.train.resume.progress import Progress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
+from trainyard.train.session.session import Engine, Session
 from trainyard.train.session.sharing import Alone
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.contract import Scores
+from trainyard.train.stages.table import STAGES
 
 LOCK_WAIT_S = 600
 ADAM_COPIES = 4

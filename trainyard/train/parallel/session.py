@@ -15,8 +15,9 @@ from trainyard.errors import TrainyardError
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.resume.snapshot import Snapshot
-from trainyard.train.session import Backward, Engine, Forward, Session, Stepped
+from trainyard.train.session.replies import Backward, Forward, Stepped
 from trainyard.train.session.sampling import Generated, Sampling
+from trainyard.train.session.session import Engine, Session
 from trainyard.train.session.sharing import Found
 from trainyard.train.stages.contract import Batch, Scores
 

@@ -27,15 +27,17 @@ from trainyard.train.batching import Cursor, Feed
 from trainyard.train.loop import done, train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel import END, STRATEGIES, SharedSession, Team, serve
+from trainyard.train.parallel.session import END, SharedSession, serve
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
 from trainyard.train.resume.progress import Progress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import flatten
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
 from trainyard.train.session.sampling import Sampling
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Engine, Session
+from trainyard.train.stages.table import STAGES
 
 Result = dict[str, Any]
 

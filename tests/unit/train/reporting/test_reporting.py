@@ -15,10 +15,10 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
-from trainyard.train.reporting import Place, memory_bytes, reporting
 from trainyard.train.reporting.bar import ProgressBar, summary
 from trainyard.train.reporting.feed import TrackerFeed, numbers
-from trainyard.train.reporting.trackers import TRACKERS, Tracker, TrackerRow, flat, installed, load, open_tracker
+from trainyard.train.reporting.reporting import memory_bytes, reporting
+from trainyard.train.reporting.trackers import TRACKERS, Place, Tracker, TrackerRow, flat, installed, load, open_tracker
 
 CONFIG = {"stage": "sft", "hyperparameters": {"learning_rate": 1e-4}}
 

@@ -17,9 +17,9 @@ from trainyard.train.batching import Feed, Plan, choose_cut
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Engine, Session
 from trainyard.train.stages.contract import Batch
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 ROWS: dict[Stage, Any] = {Stage.SFT: conversations, Stage.DPO: pairs, Stage.KTO: labelled, Stage.REWARD: pairs}
