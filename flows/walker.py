@@ -28,7 +28,8 @@ from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
+from trainyard.api.runs.control import INTERRUPTED
+from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
 from trainyard.api.verbs.waiting import refuse_or_wait
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private

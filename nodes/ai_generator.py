@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
-from trainyard.api.runs import gpu_slot
+from trainyard.api.runs.slots import gpu_slot
 from trainyard.data.generation.generate import generate
 from trainyard.spec.axes import Engine, Port
 from trainyard.spec.graph import ResolvedNode

@@ -23,7 +23,8 @@ from prefect.states import Cancelled, Completed, Failed
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key, needed_models
 from trainyard.api.records import RunRecord, read_events
-from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, STOPPED_NAMES, WANTED_EVERY_S, wanted_by
+from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
+from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings

@@ -137,7 +137,7 @@ def test_mlx_has_other_optimizers_and_plain_text(optimizer: str, jobs: Jobs, tmp
     ],
 )
 def test_what_mlx_does_not_carry_out_is_told_without_it(config: dict[str, Any], fields: list[str], jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.mlx")
+    backend: Any = importlib.import_module("trainyard.backends.mlx.backend")
     found = backend.reasons(jobs(backend="mlx", **config))
     assert [reason.field for reason in found] == fields
     assert {reason.code for reason in found} == {"R-MLX"}
@@ -258,7 +258,7 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
     ],
 )
 def test_what_llama_finetune_has_no_option_for_is_refused(config: dict[str, Any], field: str, jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.llamacpp")
+    backend: Any = importlib.import_module("trainyard.backends.llamacpp.backend")
     (reason,) = backend.reasons(jobs(backend="llamacpp", **config))
     assert (reason.code, reason.field) == ("R-LLAMACPP", field)
 

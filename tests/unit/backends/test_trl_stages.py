@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.selection import by_default
 from tests.small_jobs import MAX_LENGTH, Jobs, Ran, labelled_rows, preference_rows, train_as_child, train_here
-from trainyard.backends.trl import reasons
+from trainyard.backends.trl.backend import reasons
 from trainyard.backends.trl.data import ENCODERS
 from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
