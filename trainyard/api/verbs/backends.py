@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.api import planning
 from trainyard.api.records import RunResult, read_result
-from trainyard.backends import environments, installing, script
+from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.script import backend as script
 from trainyard.backends.script import files
 from trainyard.compute.gpus import devices_here, training_threads
 from trainyard.errors import InvalidInput, NotFound, Refused
