@@ -1,14 +1,29 @@
-"""What a reader relies on to find things: imports have one direction."""
+"""What a reader relies on to find things: imports have one direction, and code is in modules with a name."""
 
 from __future__ import annotations
 
+import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import grimp
 import pytest
 
-from tests.architecture.test_budgets import ROOMS
+from tests.architecture.test_budgets import ROOMS, name_of, sources, tree_of
+
+ALLOWED_ASSIGNMENTS = {"trainyard/__init__.py": {"__version__"}}
+READ_AS_ONE_MODULE = {"trainyard/api/runs/__init__.py"}
+"""Re-exports. `api/operations` and `api/verbs/jobs` take this package as one module, because it imports Prefect."""
+
+
+def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
+    """What an `__init__.py` contains besides its docstring and assignments to the allowed names."""
+    body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    return [
+        ast.unparse(statement).splitlines()[0]
+        for statement in body
+        if not (isinstance(statement, ast.Assign) and {ast.unparse(one) for one in statement.targets} <= allowed)
+    ]
 
 
 def import_cycle(*packages: str) -> str:
@@ -52,3 +67,25 @@ def test_a_cycle_is_found(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     cycle = import_cycle("cyclic").split(" -> ")
     assert cycle[0] == cycle[-1]
     assert set(cycle) == {"cyclic.first", "cyclic.middle", "cyclic.last"}
+
+
+def test_init_files_contain_a_docstring_alone() -> None:
+    found = {
+        name: logic
+        for path in sources()
+        if path.name == "__init__.py"
+        and (name := name_of(path)) not in READ_AS_ONE_MODULE
+        and (logic := logic_in(tree_of(path), ALLOWED_ASSIGNMENTS.get(name, set())))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import os\n", "def f():\n    ...\n", "TABLE = {}\n", "class A:\n    ...\n", "from x import y\n", "A: int = 1\n"],
+)
+def test_logic_in_an_init_file_is_found(text: str) -> None:
+    assert logic_in(ast.parse(f'"""Docstring."""\n{text}__version__ = "1"\n'), {"__version__"}) == [
+        text.splitlines()[0]
+    ]
+    assert logic_in(ast.parse('"""Docstring."""\n')) == logic_in(ast.parse("")) == []
