@@ -5,5 +5,6 @@
     save              the trained adapter, or the whole model
     merge             base + adapters -> a whole model
 
-Adding a method: a file with its config or its choice of weights, a row in `table.py`, a test of what it leaves unchanged.
+Adding a method: a file with its config or its choice of weights, a row in `table.py`, a test of what it leaves
+unchanged.
 """

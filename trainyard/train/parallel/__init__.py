@@ -8,5 +8,6 @@
     session.py   the eight verbs: told by one process, carried out by all
 
 The training loop runs in the process that leads and knows nothing of this; the others `serve`. Adding a strategy: a
-class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/launch.py`, and the tests that run over the table.
+class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/launch.py`, and the tests that run
+over the table.
 """
