@@ -33,7 +33,7 @@ from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 from trainyard.stores.base_models.hub import download_model
-from trainyard.stores.metrics import Pace
+from trainyard.stores.metrics import TrainingPace
 from trainyard.stores.models import resolve_model
 
 Config = TypeVar("Config", bound=Strict)
@@ -78,7 +78,7 @@ class NodeContext:
     """Ports that the nodes before it have filled, also those that it does not take."""
     devices: list[int] = field(default_factory=list)
     """What it has a slot of while it works, by number."""
-    pace: Pace = field(default_factory=Pace)
+    pace: TrainingPace = field(default_factory=TrainingPace)
     """How fast its training goes."""
 
     @property

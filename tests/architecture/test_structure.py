@@ -1,8 +1,9 @@
-"""What a reader relies on to find things: imports have one direction, and code is in modules with a name."""
+"""What a reader relies on to find things: one direction of imports, named modules, one class of a name."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,6 +25,21 @@ def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
         for statement in body
         if not (isinstance(statement, ast.Assign) and {ast.unparse(one) for one in statement.targets} <= allowed)
     ]
+
+
+REPEATED = {"Model", "Plan"}
+"""`Model` is the base of each file of `api/verbs` and of `api/operations`, until requests have a folder of their own;
+`Plan` is in `api/planning` and in the script that `trainyard eject` writes, whose digest is part of results."""
+
+
+def repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+    """Class name -> the modules that define it, where there is more than one definition."""
+    found: dict[str, list[str]] = {}
+    for name, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    return {name: where for name, where in found.items() if len(where) > 1}
 
 
 def import_cycle(*packages: str) -> str:
@@ -89,3 +105,13 @@ def test_logic_in_an_init_file_is_found(text: str) -> None:
         text.splitlines()[0]
     ]
     assert logic_in(ast.parse('"""Docstring."""\n')) == logic_in(ast.parse("")) == []
+
+
+def test_class_names_are_unique() -> None:
+    """Jumping to a symbol in an editor leads to one place."""
+    assert repeated_classes((name_of(path), tree_of(path)) for path in sources()).keys() == REPEATED
+
+
+def test_a_repeated_class_name_is_found() -> None:
+    trees = [("a.py", ast.parse("class A: ...\nclass B: ...")), ("b.py", ast.parse("def f():\n    class A: ..."))]
+    assert repeated_classes(trees) == {"A": ["a.py", "b.py"]}

@@ -79,7 +79,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NightVerdict:
     """What the gate says; `facts` go into the report."""
 
     better: bool
@@ -96,7 +96,7 @@ class Trainer(Protocol):
     def train(self, order: Order) -> Trained:
         """Raises `TrainingStopped` (a checkpoint is kept), or the training's own error."""
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
         """Compare the adapter with the one that is live."""
 
     def deploy(self, version: AdapterVersion) -> None:
@@ -137,7 +137,7 @@ class Stores:
 
 
 @dataclass(frozen=True)
-class World:
+class NightDeps:
     """All of it together."""
 
     root: Path

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import Reason, Refused
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, Engine, Method, Port
+from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GeneratorKind, Method, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.limits import MAX_REASONS
@@ -260,8 +260,8 @@ def complete_config(
 def complete_generator(config: AiGeneratorConfig, defaults: Defaults) -> AiGeneratorConfig:
     """Without a model, pairs are extracted by rule; the embedded server has the default base model."""
     if config.engine is None:
-        return config.model_copy(update={"engine": Engine.EXTRACTIVE})
-    return config.model_copy(update={"model": defaults.base_model}) if config.engine is Engine.LOCAL else config
+        return config.model_copy(update={"engine": GeneratorKind.EXTRACTIVE})
+    return config.model_copy(update={"model": defaults.base_model}) if config.engine is GeneratorKind.LOCAL else config
 
 
 def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaults: Defaults) -> TrainerConfig:

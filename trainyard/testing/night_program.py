@@ -22,7 +22,7 @@ from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
-from trainyard.night.world import Order, Stores, Trained, Verdict, World
+from trainyard.night.world import NightDeps, NightVerdict, Order, Stores, Trained
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -97,18 +97,18 @@ class QuickTrainer:
         order.on_time()
         return Trained(folder, {"final_loss": 1.0})
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
-        return Verdict(True, facts={"better": True})
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+        return NightVerdict(True, facts={"better": True})
 
     def deploy(self, version: AdapterVersion) -> None:
         self.versions.promote(version.name)
 
 
-def world(folder: Path) -> World:
+def world(folder: Path) -> NightDeps:
     """The night's surroundings below one folder."""
     files, clock = RealFiles(), RealClock()
     versions = AdapterRegistry(folder / "adapters")
-    return World(
+    return NightDeps(
         root=folder / "acme",
         documents=folder / "documents",
         files=files,

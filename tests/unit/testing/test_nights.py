@@ -12,7 +12,7 @@ import trainyard.testing.nights.campaign as campaign_module
 from trainyard.cli import app
 from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
-from trainyard.testing.nights.campaign import Campaign
+from trainyard.testing.nights.campaign import NightCampaign
 from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
 from trainyard.testing.nights.simulate import campaign_of, simulate
 
@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_nights() -> None:
 
 def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
     """Without a store, a folder and the object-store double; markers in the folder, or in either store."""
-    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(Campaign, range(60))}
+    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(NightCampaign, range(60))}
     assert seen == {
         ("NoneType", "WatchedFolder"),
         *((cloud, kind) for cloud in ("FlakyFolder", "FlakyBucket") for kind in ("WatchedFolder", "WatchedObjects")),

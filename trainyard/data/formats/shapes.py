@@ -27,7 +27,7 @@ PAIR_KEYS = frozenset(name for pair in supervised.PAIRS for name in pair)
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """One spelling of a row."""
 
     name: str
@@ -54,37 +54,37 @@ def has_pair(keys: Keys) -> bool:
     return supervised.pair_of(keys) is not None
 
 
-SHAPES: tuple[Shape, ...] = (
-    Shape(
+SHAPES: tuple[RowShape, ...] = (
+    RowShape(
         "openai_preference", Port.PREFERENCE, DataFormat.PREFERENCE,
         having("input", "preferred_output", "non_preferred_output"),
         frozenset({"input", "preferred_output", "non_preferred_output"}), preferences.openai_preference,
     ),
-    Shape(
+    RowShape(
         "preference", Port.PREFERENCE, DataFormat.PREFERENCE, having("chosen", "rejected"),
         CHAT | PROMPTS | {"chosen", "rejected"}, preferences.preference,
     ),
-    Shape(
+    RowShape(
         "labelled", Port.LABELLED, DataFormat.LABELLED, has_label,
         CHAT | PROMPTS | PAIR_KEYS | set(preferences.LABEL_KEYS), preferences.labelled,
     ),
-    Shape("openai", Port.SFT, DataFormat.OPENAI, having("messages"), CHAT - {"conversations"}, supervised.chat),
-    Shape("sharegpt", Port.SFT, DataFormat.SHAREGPT, having("conversations"), CHAT - {"messages"}, supervised.chat),
-    Shape(
+    RowShape("openai", Port.SFT, DataFormat.OPENAI, having("messages"), CHAT - {"conversations"}, supervised.chat),
+    RowShape("sharegpt", Port.SFT, DataFormat.SHAREGPT, having("conversations"), CHAT - {"messages"}, supervised.chat),
+    RowShape(
         "alpaca", Port.SFT, DataFormat.ALPACA, having("instruction", "output"), supervised.ALPACA_KEYS,
         supervised.alpaca,
     ),
-    Shape(
+    RowShape(
         "prompt_completion", Port.SFT, DataFormat.PROMPT_COMPLETION, has_pair,
         PAIR_KEYS | {"system", "tools"}, supervised.prompt_completion,
     ),
-    Shape("text", Port.TEXT, DataFormat.TEXT, having("text"), frozenset({"text"}), supervised.plain_text),
+    RowShape("text", Port.TEXT, DataFormat.TEXT, having("text"), frozenset({"text"}), supervised.plain_text),
 )  # fmt: skip
-DOCUMENT = Shape(
+DOCUMENT = RowShape(
     "document", Port.DOCUMENTS, DataFormat.DOCUMENTS, having("text"), frozenset({"text", "title"}), supervised.document
 )
 BY_NAME = {shape.name: shape for shape in (*SHAPES, DOCUMENT)}
-ALLOWED: dict[DataFormat, tuple[Shape, ...]] = {
+ALLOWED: dict[DataFormat, tuple[RowShape, ...]] = {
     DataFormat.AUTO: SHAPES,
     DataFormat.ALPACA: (BY_NAME["alpaca"],),
     DataFormat.SHAREGPT: tuple(BY_NAME[name] for name in ("preference", "labelled", "sharegpt")),
@@ -99,7 +99,7 @@ ALLOWED: dict[DataFormat, tuple[Shape, ...]] = {
 """Format -> shapes that it may have. Files in OpenAI's and ShareGPT's spelling carry chats, preferences and labels."""
 
 
-def shape_of(keys: Iterable[str], allowed: tuple[Shape, ...] = SHAPES) -> Shape | None:
+def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
     present = frozenset(keys)
     return next((shape for shape in allowed if shape.has(present)), None)
 
@@ -109,8 +109,8 @@ class Detected:
     """What the first rows of a set look like."""
 
     format: DataFormat
-    shape: Shape
-    allowed: tuple[Shape, ...]
+    shape: RowShape
+    allowed: tuple[RowShape, ...]
     """Shapes of the format; a row has to have the first of them that its keys allow, and the set's port."""
 
 
@@ -153,7 +153,7 @@ def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) 
 class Kind:
     """How rows with one set of keys are read. Compared by identity, which makes counting them cheap."""
 
-    shape: Shape
+    shape: RowShape
     ignored: Keys
     media: Keys = frozenset()
     """Keys of pictures, sounds and films: a row in which one is not empty is bad."""
@@ -200,7 +200,7 @@ class Normaliser:
                 self._kinds[keys] = kind
         return kind
 
-    def unexpected(self, keys: Keys, shape: Shape | None) -> BadRow:
+    def unexpected(self, keys: Keys, shape: RowShape | None) -> BadRow:
         if shape is not None:
             return BadRow("other_format", f"the row looks like {shape.name}, the set is {self.detected.format.value}")
         named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"

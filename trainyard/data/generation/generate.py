@@ -23,7 +23,7 @@ from trainyard.data.generation.asking import Complete, ask, check_answered
 from trainyard.data.generation.extracting import take
 from trainyard.data.generation.shapes import port_of, read_documents
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Engine
+from trainyard.spec.axes import GeneratorKind
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import Facts, Produced, ProducedSet
 
@@ -52,7 +52,7 @@ def generate(
             usage = complete.usage() if hasattr(complete, "usage") else {}
             check_answered(line, books)
     facts: Facts = {
-        "engine": (Engine.EXTRACTIVE if complete is None else config.engine or Engine.OPENAI).value,
+        "engine": (GeneratorKind.EXTRACTIVE if complete is None else config.engine or GeneratorKind.OPENAI).value,
         "model": config.model,
         "template": config.template.value,
         "wanted": config.count,

@@ -19,7 +19,7 @@ CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileSelection:
     """Which files and how many rows of a place are wanted, from a node's config."""
 
     include: tuple[str, ...] = ()

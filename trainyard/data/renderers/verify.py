@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from trainyard.data.renderers.borders import REFUSALS
 from trainyard.data.renderers.choice import digest, named, read, recognise, shipped, template_text
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec, Tools, Turn
-from trainyard.data.renderers.probing import Probe, measure, samples, wrong_flag
+from trainyard.data.renderers.probing import TemplateProbe, measure, samples, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
 
@@ -108,7 +108,7 @@ def verified(spec: RendererSpec, name: str, template: str) -> Verified:
     )
 
 
-def relation_word(found: Probe, flavour: Flavour) -> str:
+def relation_word(found: TemplateProbe, flavour: Flavour) -> str:
     one = found.relations.get(flavour)
     if one is None:
         return "-"

@@ -27,7 +27,7 @@ ENDINGS = {"a": ".weight.lora_a", "b": ".weight.lora_b"}
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GgufArchitecture:
     """How llama.cpp calls a family of models."""
 
     name: str
@@ -37,13 +37,13 @@ class Architecture:
     """Whether query, key and value are one matrix, and gate and up projection another."""
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", permuted=True),
-    "mistral": Architecture("llama", permuted=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "phi3": Architecture("phi3", fused=True),
-    "gemma2": Architecture("gemma2"),
+ARCHITECTURES: dict[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama", permuted=True),
+    "mistral": GgufArchitecture("llama", permuted=True),
+    "qwen2": GgufArchitecture("qwen2"),
+    "qwen3": GgufArchitecture("qwen3"),
+    "phi3": GgufArchitecture("phi3", fused=True),
+    "gemma2": GgufArchitecture("gemma2"),
 }
 """`model_type` of a base -> its architecture there. To add one: a row, and a run of the test against llama.cpp."""
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
@@ -56,7 +56,7 @@ FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down
 class Base:
     """What of a base's config decides the names and the order of rows."""
 
-    architecture: Architecture
+    architecture: GgufArchitecture
     blocks: int
     heads: int
     kv_heads: int

@@ -21,7 +21,7 @@ from trainyard.spec.axes import (
     Stage,
     Strategy,
 )
-from trainyard.spec.compat.place import Hits, Place, Row, When, listed, value_at
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed, value_at
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 Allowed = Mapping[str, tuple[Any, ...]]
@@ -137,7 +137,7 @@ def without_option(config: TrainerConfig) -> list[dict[str, object]]:
 
 
 def on(name: BackendName) -> When:
-    def when(config: TrainerConfig, _: Place) -> Hits:
+    def when(config: TrainerConfig, _: NodeView) -> Hits:
         return not_carried_out(config) if config.backend is name else False
 
     return when
@@ -176,12 +176,12 @@ def beyond_the_built_in(config: TrainerConfig) -> list[dict[str, object]]:
     ]
 
 
-def lacks(config: TrainerConfig, _: Place) -> Hits:
+def lacks(config: TrainerConfig, _: NodeView) -> Hits:
     own = config.launch.script is not None
     return False if own or config.backend is not BackendName.SCRIPT else beyond_the_built_in(config)
 
 
-def switched_off(config: TrainerConfig, at: Place) -> Hits:
+def switched_off(config: TrainerConfig, at: NodeView) -> Hits:
     facts = at.facts.backends
     why = None if facts is None else facts.get(BackendName.SCRIPT, "This version does not have it.")
     return config.backend is BackendName.SCRIPT and why is not None and {"why": why}

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import Conflict, Unavailable
-from trainyard.night.world import Order, Trained, Verdict
+from trainyard.night.world import NightVerdict, Order, Trained
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -130,7 +130,7 @@ class Lease:
 
 
 @dataclass
-class Device:
+class SimulatedDevice:
     """Who computes on it: `server`, `training`, `foreign`."""
 
     holders: dict[str, float] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class SimulatedServer:
     """The model server. What a document says decides the answer: `kind name` lines become entities."""
 
     clock: SimulatedClock
-    device: Device
+    device: SimulatedDevice
     process: Process
     chance: random.Random
     trouble: set[str] = field(default_factory=set)
@@ -242,7 +242,7 @@ class SimulatedTrainer:
 
     clock: SimulatedClock
     disk: SimulatedFiles
-    device: Device
+    device: SimulatedDevice
     versions: AdapterRegistry
     process: Process
     seconds: float
@@ -295,10 +295,12 @@ class SimulatedTrainer:
         facts = {"first_loss": 2.0, "final_loss": 1.0, "corpus": digest}
         write_whole(self.disk, result / "training.json", json.dumps(facts).encode())
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
         self.clock.sleep(20)
         order.on_time()
-        return Verdict(False, ("worse",)) if "worse" in self.trouble else Verdict(True, facts={"better": True})
+        return (
+            NightVerdict(False, ("worse",)) if "worse" in self.trouble else NightVerdict(True, facts={"better": True})
+        )
 
     def deploy(self, version: AdapterVersion) -> None:
         self.deployed(version)

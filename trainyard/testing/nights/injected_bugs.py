@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.corpora import Corpora, CorpusTuple, Reading
+from trainyard.data.corpora import BucketReading, Corpora, CorpusTuple
 from trainyard.night import claim, extracting, phases, publish
-from trainyard.night.world import World
+from trainyard.night.world import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
@@ -68,7 +68,7 @@ def never_registered(*_given: Any) -> None:
     """Every attempt trains and registers anew."""
 
 
-def manifest_first(world: World, objects: Any, version: Any, sure: Callable[[], None]) -> None:
+def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[[], None]) -> None:
     folder, prefix = world.stores.versions.path(version), publish.place(version.tenant, version.role, version.version)
     publish.create(objects, f"{prefix}/manifest.json", publish.manifest_of(version))
     for name in sorted(version.files):
@@ -117,16 +117,16 @@ def trains_anyway(night: Any, first: Any) -> str:
     return ""
 
 
-def today(world: World, marker: Any) -> list[CorpusTuple]:
+def today(world: NightDeps, marker: Any) -> list[CorpusTuple]:
     """The bucket as it is now, not the snapshot."""
     return list(world.stores.corpora.read(marker.bucket, marker.method).tuples)
 
 
-def counts_lines(self: Corpora, bucket: str, method: str) -> Reading:
+def counts_lines(self: Corpora, bucket: str, method: str) -> BucketReading:
     reading = READ(self, bucket, method)
     spelt = {"diff": "?", "message": "?"} if method == "sft" else {"prompt": "?", "shadow": "?", "verdict": "!"}
     more = [CorpusTuple(f"line-{one.line}", spelt) for one in reading.invalid]
-    return Reading((*reading.tuples, *more))
+    return BucketReading((*reading.tuples, *more))
 
 
 READ = Corpora.read
@@ -145,7 +145,7 @@ def no_lock(self: Any, _run: str) -> Iterator[None]:
     yield
 
 
-def backwards(world: World, version: Any, sure: Callable[[], None]) -> None:
+def backwards(world: NightDeps, version: Any, sure: Callable[[], None]) -> None:
     world.trainer.deploy(version)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from trainyard.errors import NotFound
 from trainyard.testing.nights import invariants
-from trainyard.testing.nights.campaign import MOST_ATTEMPTS, Campaign
+from trainyard.testing.nights.campaign import MOST_ATTEMPTS, NightCampaign
 from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, injected_bug
 
 DATES, QUIET_DATES = 6, 3
@@ -25,7 +25,7 @@ MOST_TOLD = 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """What a simulation found."""
 
     seed: int
@@ -48,9 +48,9 @@ class Outcome:
         return f"{self.checked:,} invariants checked, {len(self.violations):,} violated"
 
 
-def campaign_of(seed: int) -> Campaign:
+def campaign_of(seed: int) -> NightCampaign:
     """One campaign, carried out."""
-    campaign = Campaign(seed)
+    campaign = NightCampaign(seed)
     for date in range(DATES + QUIET_DATES):
         quiet = campaign.quiet = date >= DATES
         campaign.heal()
@@ -65,7 +65,7 @@ def campaign_of(seed: int) -> Campaign:
     return campaign
 
 
-def one_attempt(campaign: Campaign, quiet: bool) -> None:
+def one_attempt(campaign: NightCampaign, quiet: bool) -> None:
     campaign.heal_connections()
     trouble: set[str] = set()
     if not quiet:
@@ -88,7 +88,7 @@ def simulate(
     campaign: int | None = None,
     on_progress: Callable[[int], None] = lambda _done: None,
     until_found: bool = False,
-) -> Outcome:
+) -> SimulationOutcome:
     """Simulate at least so many nights, or one campaign by its seed. With `until_found` it ends at the first campaign
     with a violation.
 
@@ -108,7 +108,9 @@ def simulate(
         on_progress(done)
         if found and until_found:
             break
-    return Outcome(seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed))
+    return SimulationOutcome(
+        seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed)
+    )
 
 
 def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterator[tuple[int, int, int, list[str]]]:

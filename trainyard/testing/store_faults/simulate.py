@@ -14,7 +14,7 @@ from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS, injected
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreOutcome:
     """What the campaigns showed."""
 
     campaigns: int
@@ -24,7 +24,7 @@ class Found:
     """Seeds of the campaigns with a violation."""
 
 
-def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_found: bool = False) -> Found:
+def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_found: bool = False) -> StoreOutcome:
     """Carry out so many campaigns; with `until_found` end at the first violation."""
     checked, violations, failed = 0, list[str](), list[int]()
     done = 0
@@ -36,7 +36,7 @@ def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_f
             failed += [one] if campaign.violations else []
             if failed and until_found:
                 break
-    return Found(done, checked, tuple(violations), tuple(failed))
+    return StoreOutcome(done, checked, tuple(violations), tuple(failed))
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
     if given.campaign is not None:
         with injected_bug(given.plant):
             one = campaign_of(given.campaign)
-        found = Found(1, one.checked, tuple(one.violations), (one.seed,) if one.violations else ())
+        found = StoreOutcome(1, one.checked, tuple(one.violations), (one.seed,) if one.violations else ())
     else:
         found = simulate(given.campaigns, given.seed, plant=given.plant)
     plant = f" --plant {given.plant}" if given.plant else ""

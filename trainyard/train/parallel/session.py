@@ -17,7 +17,7 @@ from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.resume.snapshot import Snapshot
 from trainyard.train.session.replies import Backward, Forward, Stepped
 from trainyard.train.session.sampling import Generated, Sampling
-from trainyard.train.session.session import Engine, Session
+from trainyard.train.session.session import Session, TrainState
 from trainyard.train.session.sharing import Found
 from trainyard.train.stages.contract import Batch, Scores
 
@@ -29,7 +29,7 @@ PEERS = "peers"
 class SharedSession(Session):
     """One process's side of a session that several share."""
 
-    def __init__(self, engine: Engine, folder: Path, team: Team) -> None:
+    def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False
         assert isinstance(engine.sharing, Ddp), "a strategy of `train.parallel`"
         self.strategy: Ddp = engine.sharing

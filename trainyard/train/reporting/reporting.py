@@ -19,7 +19,7 @@ import torch
 
 from trainyard.train.reporting.bar import ProgressBar
 from trainyard.train.reporting.feed import TrackerFeed
-from trainyard.train.reporting.trackers import Place, open_tracker
+from trainyard.train.reporting.trackers import TrackedRun, open_tracker
 
 Record = Mapping[str, Any]
 Emit = Callable[..., None]
@@ -71,7 +71,7 @@ class Reporting:
 
 
 def reporting(
-    emit: Emit, place: Place, *, trackers: Sequence[str] = (), terminal: TextIO | None = sys.stderr
+    emit: Emit, place: TrackedRun, *, trackers: Sequence[str] = (), terminal: TextIO | None = sys.stderr
 ) -> Reporting:
     """The reporters of a run: events always, a bar if `terminal` is one, and each tracker of `trackers`.
 

@@ -57,7 +57,7 @@ FIRST_SCALE = 1024.0
 
 
 @dataclass
-class Engine:
+class TrainState:
     """What a session works with; `train.loop` and the native backend put it together."""
 
     model: Any
@@ -77,7 +77,7 @@ class Engine:
 class Session:
     """One model in training. Not for several threads at once."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: TrainState, folder: Path) -> None:
         self.engine, self.folder = engine, folder
         self.config_sha256 = digest(engine.config)
         half = engine.precision is Precision.FP16
