@@ -22,8 +22,8 @@ from prefect.client.schemas.objects import State
 
 from benchmarks.harness import Row, alternate, finish, median
 from flows.walker import FLOW, run_chain, task_runner
-from nodes import NODES
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
+from nodes.table import NODES
 from trainyard.api.services import stop
 from trainyard.api.stack import service_environment, start_server
 from trainyard.settings import Settings, settings

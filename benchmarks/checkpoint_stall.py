@@ -35,17 +35,17 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.harness import Row, alternate, finish, median
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
-from trainyard.backends.native.program import Run, save_checkpoint
+from trainyard.backends.native.program import NativeRun, save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.loop import done, train
-from trainyard.train.resume.progress import Progress
+from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 
 BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = 16, 40, 5, 20, 11
 MILLISECONDS = 1000.0
-Save = Callable[[Session, Progress], None]
+Save = Callable[[Session, SavedProgress], None]
 
 
 class Ways:
@@ -57,22 +57,22 @@ class Ways:
         self.places: dict[str, torch.Tensor] = {}
         self.unfinished: Any = None
 
-    def ours(self, session: Session, progress: Progress) -> None:
+    def ours(self, session: Session, progress: SavedProgress) -> None:
         with self.clock("ours"):
             save_checkpoint(self.writer, session, progress)
 
-    def memcpy(self, session: Session, _progress: Progress) -> None:
+    def memcpy(self, session: Session, _progress: SavedProgress) -> None:
         tensors, _ = session.snapshot().flat()
         self.places = self.places or {name: torch.zeros_like(value) for name, value in tensors.items()}
         with self.clock("memcpy"):
             for name, value in tensors.items():
                 self.places[name].copy_(value)
 
-    def torch_save(self, session: Session, _progress: Progress) -> None:
+    def torch_save(self, session: Session, _progress: SavedProgress) -> None:
         with self.clock("torch.save"):
             torch.save(session.snapshot().parts, self.folder / "torch.pt")
 
-    def dcp(self, session: Session, _progress: Progress) -> None:
+    def dcp(self, session: Session, _progress: SavedProgress) -> None:
         place = self.folder / "dcp"
         shutil.rmtree(place, ignore_errors=True)
         with self.clock("dcp"):
@@ -100,7 +100,7 @@ def rows() -> list[SftRow]:
     return [chat_row(chance, chat_length(chance)) for _ in range(BATCH * STEPS)]
 
 
-def further(run: Run, steps: int, save: Save, save_steps: int) -> None:
+def further(run: NativeRun, steps: int, save: Save, save_steps: int) -> None:
     """Train so many steps more."""
     train(
         run.session, run.feed, run.progress, total_steps=done(run.session) + steps, save=save,
@@ -108,10 +108,10 @@ def further(run: Run, steps: int, save: Save, save_steps: int) -> None:
     )  # fmt: skip
 
 
-def a_round(run: Run, save: Save) -> Callable[[], float]:
+def a_round(run: NativeRun, save: Save) -> Callable[[], float]:
     """Forty steps with a save after the 10th and the 30th."""
 
-    def every_other(session: Session, progress: Progress) -> None:
+    def every_other(session: Session, progress: SavedProgress) -> None:
         if done(session) % EVERY:
             save(session, progress)
 
@@ -122,7 +122,7 @@ def a_round(run: Run, save: Save) -> Callable[[], float]:
     return variant
 
 
-def single_save(run: Run, save: Save, ways: Ways) -> Callable[[], float]:
+def single_save(run: NativeRun, save: Save, ways: Ways) -> Callable[[], float]:
     """A step, which changes every tensor of the state; a save; and its end, out of the way of the next."""
 
     def variant() -> float:

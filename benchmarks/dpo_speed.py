@@ -41,8 +41,8 @@ from benchmarks.trainers import (
 from trainyard.backends.native.program import policy_request, reference_scores
 from trainyard.data.rows import Message, PreferenceRow
 from trainyard.spec.axes import Port
-from trainyard.train.methods import build
-from trainyard.train.session import Session
+from trainyard.train.methods.table import build
+from trainyard.train.session.session import Session
 
 PAIRS, BATCH, EPOCHS = 16, 8, 3
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from benchmarks.harness import Row, finish
 from trainyard.errors import InvalidInput
-from trainyard.serve.extraction import SCHEMA, extract
-from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.extraction.extraction import SCHEMA, extract
+from trainyard.serve.inference_server.commands import read_profile
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import settings
-from trainyard.stores.graph import ENTITY_KINDS
-from trainyard.stores.graph.facts import normalised
+from trainyard.stores.graph.facts import ENTITY_KINDS, normalised
 
 SAMPLES = Path(__file__).parent.parent / "examples" / "night"
 BASELINE = {"person": 0.70, "company": 0.70, "project": 0.70, "account": 0.70, "location": 0.50}

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import httpx
 
 from benchmarks.harness import Row, alternate, finish, median
-from trainyard.serve.client import ChatClient
+from trainyard.serve.client.client import ChatClient
 
 SLOTS, SERVICE_MS, CONCURRENCY = 64, 50, 128
 CAPACITY = SLOTS * 1000 / SERVICE_MS

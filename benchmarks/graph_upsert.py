@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness import Row, Sample, finish, measure, median
-from trainyard.stores.graph import Entity, LadybugGraph, Mutation, Named, Relation
-from trainyard.stores.graph.facts import checked
+from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, checked
+from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.state import Changes, State
 from trainyard.stores.graph.tables import Tables, attributes_text, names_text
 

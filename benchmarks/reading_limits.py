@@ -19,7 +19,7 @@ from trainyard.data.limited.jobs import carry_out
 from trainyard.data.limited.requests import SetRequest
 from trainyard.data.limited.service import ReadingService, kept_service
 from trainyard.data.paths import open_inside
-from trainyard.data.readers.chunks import Choice
+from trainyard.data.readers.chunks import FileSelection
 from trainyard.data.readers.documents import read_document
 from trainyard.data.readers.intake import Intake
 from trainyard.data.readers.sets import document_bytes, document_chunk, walk
@@ -67,7 +67,7 @@ def pages_here(folder: Path) -> float:
     """Each file read in this process."""
     roots, limits = (folder.parent,), Limits()
     with tempfile.TemporaryDirectory(dir=folder.parent) as target, Intake(Path(target), Port.DOCUMENTS) as intake:
-        for path in walk(folder, Choice()):
+        for path in walk(folder, FileSelection()):
             name = path.relative_to(folder).as_posix()
             with open_inside(path, roots) as stream:
                 row = read_document(document_bytes(stream, name, limits), name)

@@ -41,7 +41,7 @@ from benchmarks.trainers import (
     text_of,
     theirs,
 )
-from trainyard.backends.native.program import Run
+from trainyard.backends.native.program import NativeRun
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes import Port
 from trainyard.train.head import IGNORED
@@ -72,11 +72,11 @@ def config(**hyperparameters: Any) -> dict[str, Any]:
     return {"stage": "sft", "method": "full", "hyperparameters": {**hyper, **hyperparameters}}
 
 
-def tokens(run: Run) -> float:
+def tokens(run: NativeRun) -> float:
     return float(sum(run.prepared.widths))
 
 
-def bare_loop(run: Run) -> Callable[[], float]:
+def bare_loop(run: NativeRun) -> Callable[[], float]:
     """The same steps as a person would write them, without an engine: same rows, batches, loss, clip and optimizer."""
     model, hyper = run.policy.model, run.job.config.hyperparameters
     peak = hyper.learning_rate or 0.0

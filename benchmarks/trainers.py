@@ -28,19 +28,20 @@ from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.program import Run, Watch, assemble, fix_numbers
+from trainyard.backends.native.program import NativeRun, StepReporter, assemble, fix_numbers
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
 from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train
-from trainyard.train.methods import parameter_groups
+from trainyard.train.methods.table import parameter_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.reporting import Place, reporting
-from trainyard.train.resume.progress import Progress
+from trainyard.train.reporting.reporting import reporting
+from trainyard.train.reporting.trackers import TrackedRun
+from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 from trainyard.train.tokens import Encoded
 
 VOCABULARY, LONGEST = 4096, 512
@@ -109,7 +110,7 @@ def chat_length(chance: random.Random, least: int = 16) -> int:
 # Ours
 
 
-def assembled(folder: Path, base: Path, port: Port, rows: Sequence[Row], config: dict[str, Any]) -> Run:
+def assembled(folder: Path, base: Path, port: Port, rows: Sequence[Row], config: dict[str, Any]) -> NativeRun:
     """Our engine for a job over these rows, in `folder`, as the child process of a job has it at its first step."""
     folder.mkdir(parents=True)
     (folder / "data").mkdir()
@@ -129,7 +130,7 @@ def assembled(folder: Path, base: Path, port: Port, rows: Sequence[Row], config:
         events.close()
 
 
-def fresh_session(run: Run) -> Session:
+def fresh_session(run: NativeRun) -> Session:
     """The same engine with an optimizer and a schedule that have done nothing yet."""
     config = run.job.config
     optimizer = make_optimizer(parameter_groups(run.policy, config), config)
@@ -137,38 +138,40 @@ def fresh_session(run: Run) -> Session:
     return Session(replace(run.session.engine, optimizer=optimizer, rate=rate), run.session.folder)
 
 
-def train_ours(run: Run, hooks: Sequence[Hook] = (), prepare: Callable[[Session], None] | None = None) -> Progress:
+def train_ours(
+    run: NativeRun, hooks: Sequence[Hook] = (), prepare: Callable[[Session], None] | None = None
+) -> SavedProgress:
     """Train from step one with everything that a job has: the loop, the verbs, a report of every step to a file.
 
     `prepare` runs first, inside what is timed.
     """
-    run.session, run.progress = fresh_session(run), Progress()
+    run.session, run.progress = fresh_session(run), SavedProgress()
     if prepare is not None:
         prepare(run.session)
     events = Events(run.session.folder.parent / "events.jsonl")
-    place = Place(run.session.folder.parent, "benchmark", "benchmark", {})
+    place = TrackedRun(run.session.folder.parent, "benchmark", "benchmark", {})
     try:
         with reporting(events.emit, place, terminal=None) as report:
             train(
                 run.session, run.feed, run.progress, total_steps=run.total_steps, save=save_nothing,
-                save_steps=run.total_steps, stop=events.stop_requested, hooks=[Watch(run, report), *hooks],
+                save_steps=run.total_steps, stop=events.stop_requested, hooks=[StepReporter(run, report), *hooks],
             )  # fmt: skip
     finally:
         events.close()
     return run.progress
 
 
-def save_nothing(_session: Session, _progress: Progress) -> None:
+def save_nothing(_session: Session, _progress: SavedProgress) -> None:
     """No checkpoint."""
 
 
-def steps_of(run: Run) -> list[StepRows]:
+def steps_of(run: NativeRun) -> list[StepRows]:
     """The rows of every step of the run, in order."""
     per_epoch = run.feed.plan.steps_per_epoch
     return [run.feed.plan.at(Cursor(step // per_epoch, step % per_epoch)) for step in range(run.total_steps)]
 
 
-def in_training_order(run: Run) -> list[Encoded]:
+def in_training_order(run: NativeRun) -> list[Encoded]:
     """The examples as often and in the order in which the run takes them."""
     return [run.feed.examples[row] for step in steps_of(run) for micro in step for row in micro]
 
@@ -235,7 +238,7 @@ def losses_of(trainer: Any) -> list[float]:
 # Variants for `alternate`
 
 
-def ours(run: Run, units: float, prepare: Callable[[Session], None] | None = None) -> Callable[[], float]:
+def ours(run: NativeRun, units: float, prepare: Callable[[Session], None] | None = None) -> Callable[[], float]:
     """Train once more with our engine, with the deterministic kernels that a job asks for."""
 
     def variant() -> float:

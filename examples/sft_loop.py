@@ -26,7 +26,8 @@ from transformers import AutoTokenizer
 
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups, save
+from trainyard.train.methods.contract import Policy, PolicyRequest
+from trainyard.train.methods.table import build, parameter_groups, save
 from trainyard.train.tokens import Encoded, encode_sft, require_targets
 
 IGNORED = -100

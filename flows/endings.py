@@ -22,7 +22,8 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Crashed
 
 from trainyard.api.records import NodeResult, NodeState, RunRecord
-from trainyard.api.runs import INTERRUPTED, preempted, state_now, without_trainer
+from trainyard.api.runs.control import INTERRUPTED, state_now
+from trainyard.api.runs.states import preempted, without_trainer
 from trainyard.api.work import fruitless
 
 CONTINUE_AFTER_S = 20.0

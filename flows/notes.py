@@ -48,7 +48,7 @@ def plan_rows(chain: ResolvedChain) -> list[dict[str, str]]:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """The run's progress bar: the mean of its nodes, read from the run's own events."""
 
     chain: ResolvedChain

@@ -23,12 +23,13 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.endings import INTERRUPT_GRACE_S, interruptible, leave, server_back, stopped, wait_for_trainer
-from flows.notes import Progress, announce, publish_report
-from nodes import NODES
+from flows.notes import RunProgress, announce, publish_report
 from nodes.runner import RunInfo
+from nodes.table import NODES
 from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
-from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, PREEMPTED, node_state
+from trainyard.api.runs.control import INTERRUPTED
+from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
 from trainyard.api.verbs.chains.waiting import refuse_or_wait
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
@@ -86,7 +87,7 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     run = run_info(chain)
     record = RunRecord(Path(run.folder))
     record.begin(chain.model_dump(mode="json"))
-    progress = Progress(chain, EventReader(record.folder, size(record.events)))
+    progress = RunProgress(chain, EventReader(record.folder, size(record.events)))
     with interruptible():
         announcing = asyncio.create_task(quietly(announce(chain)))
         futures = submit(chain, run, table)
@@ -101,12 +102,12 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     return final_state(result, name=failed_name(futures))
 
 
-async def tell_end(progress: Progress, result: RunResult) -> bool:
+async def tell_end(progress: RunProgress, result: RunResult) -> bool:
     """The last word of the progress bar, and the report; whether the server took both."""
     return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result))))
 
 
-async def all_done(futures: list[Future], progress: Progress) -> None:
+async def all_done(futures: list[Future], progress: RunProgress) -> None:
     """Return when every node has ended, or soon after this process was asked to go.
 
     Prefect's own `wait` ends at a suspension, while a training is still saving.

@@ -10,9 +10,9 @@ from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
-from trainyard.api.runs import gpu_slot
-from trainyard.data.generation import generate
-from trainyard.spec.axes import Engine, Port
+from trainyard.api.runs.slots import gpu_slot
+from trainyard.data.generation.generate import generate
+from trainyard.spec.axes import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
@@ -26,7 +26,7 @@ def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[
 
 def slot(context: NodeContext) -> AbstractContextManager[None]:
     """A vLLM server of our own takes nearly the whole device, so it waits for its turn like a trainer."""
-    if context.config(AiGeneratorConfig).engine is not Engine.VLLM:
+    if context.config(AiGeneratorConfig).engine is not GeneratorKind.VLLM:
         return no_slot(context)
     return gpu_slot(context.settings, run=context.run.run_id)
 

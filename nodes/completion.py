@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from nodes.runner import NodeContext
 from trainyard.compute.gpus import read_gpus
-from trainyard.data.generation import Complete
+from trainyard.data.generation.asking import Complete
 from trainyard.errors import Reason, Refused
 from trainyard.serve import embedded, vllm
-from trainyard.serve.client import api_key_from, completer
+from trainyard.serve.client.client import api_key_from, completer
 from trainyard.settings import Settings
-from trainyard.spec.axes import Engine
+from trainyard.spec.axes import GeneratorKind
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.models import resolve_model
 
@@ -27,9 +27,9 @@ def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[C
     `Unavailable` for a server that cannot be started.
     """
     config = context.config(AiGeneratorConfig)
-    if config.engine is Engine.EXTRACTIVE:
+    if config.engine is GeneratorKind.EXTRACTIVE:
         yield None
-    elif config.engine is Engine.VLLM:
+    elif config.engine is GeneratorKind.VLLM:
         with started(context, config, read) as base_url:
             yield asking(context, config, base_url, named(config, context.settings))
     else:
@@ -60,7 +60,7 @@ def named(config: AiGeneratorConfig, settings: Settings) -> str:
 
 def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tuple[str, str, str | None]:
     """(base URL, the server's name for the model, API key) of a generator."""
-    if config.engine is Engine.LOCAL:
+    if config.engine is GeneratorKind.LOCAL:
         name = named(config, settings)
         url = embedded.running(settings) or embedded.start(settings, name)
         return f"{url}/v1", name, None

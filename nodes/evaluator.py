@@ -9,7 +9,7 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.runs import gpu_slot
+from trainyard.api.runs.slots import gpu_slot
 from trainyard.compute.gpus import training_threads
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.runner import evaluate, job_from_inputs

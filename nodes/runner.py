@@ -23,7 +23,8 @@ from prefect.states import Cancelled, Completed, Failed
 from nodes.summaries import rows_of, summary
 from trainyard.api.keys import content_key, needed_models
 from trainyard.api.records import RunRecord, read_events
-from trainyard.api.runs import BUDGET_EXCEEDED, INTERRUPTED, STOPPED_NAMES, WANTED_EVERY_S, wanted_by
+from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
+from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
@@ -32,7 +33,7 @@ from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 from trainyard.stores.base_models.hub import download_model
-from trainyard.stores.metrics import Pace
+from trainyard.stores.metrics import TrainingPace
 from trainyard.stores.models import resolve_model
 
 Config = TypeVar("Config", bound=Strict)
@@ -77,7 +78,7 @@ class NodeContext:
     """Ports that the nodes before it have filled, also those that it does not take."""
     devices: list[int] = field(default_factory=list)
     """What it has a slot of while it works, by number."""
-    pace: Pace = field(default_factory=Pace)
+    pace: TrainingPace = field(default_factory=TrainingPace)
     """How fast its training goes."""
 
     @property

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.api.records import read_events
-from trainyard.api.runs import gpu_slots
+from trainyard.api.runs.slots import gpu_slots
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob, changed_since, locate_mirror
 from trainyard.backends.oom import train_within_memory

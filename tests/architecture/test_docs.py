@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, sources
 from trainyard.api.operations import OPERATIONS
-from trainyard.spec.compat import ROWS
+from trainyard.spec.compat.table import ROWS
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.evals.job import Participant
 from trainyard.evals.model import attach, load_network
-from trainyard.serve.inference import Engine, Generation
+from trainyard.serve.inference import Generation, ModelRunner
 from trainyard.stores.models import check_adapter_folder
 from trainyard.train.methods.adapters import NEW, load_adapter, read_config
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
@@ -56,12 +56,12 @@ def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_model: Path) -> Engine:
-    return Engine(tiny_model)
+def engine(tiny_model: Path) -> ModelRunner:
+    return ModelRunner(tiny_model)
 
 
 @pytest.fixture
-def loaded(engine: Engine) -> Iterator[Engine]:
+def loaded(engine: ModelRunner) -> Iterator[ModelRunner]:
     yield engine
     for name in list(engine.adapters):
         engine.unload_adapter(name)
@@ -76,7 +76,7 @@ def changed(adapter: Path, folder: Path, **fields: Any) -> Path:
     return target
 
 
-def said(engine: Engine, adapter: str | None) -> list[int]:
+def said(engine: ModelRunner, adapter: str | None) -> list[int]:
     asked = Generation(list(range(5, 15)), 12, adapter=adapter, temperature=0)
     return [step.token for step in engine.generate(asked)]
 
@@ -87,7 +87,7 @@ def test_an_adapter_that_rewrites_the_base_is_refused(adapter: Path, tmp_path: P
         check_adapter_folder(changed(adapter, tmp_path, init_lora_weights=init))
 
 
-def test_pissa_leaves_the_model_server_as_it_was(loaded: Engine, adapter: Path, tmp_path: Path) -> None:
+def test_pissa_leaves_the_model_server_as_it_was(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
     before = said(loaded, None)
     with pytest.raises(InvalidInput, match="E-ADAPTER-INIT"):
         loaded.load_adapter("evil", changed(adapter, tmp_path, init_lora_weights="pissa"))
@@ -103,14 +103,16 @@ def test_pissa_leaves_the_model_server_as_it_was(loaded: Engine, adapter: Path, 
     "init", ["eva", *(pytest.param(one, marks=pytest.mark.faults) for one in ("gaussian", "orthogonal", False))]
 )
 def test_a_neutral_init_is_loaded_with_the_weights_of_the_file(
-    loaded: Engine, adapter: Path, tmp_path: Path, init: Any
+    loaded: ModelRunner, adapter: Path, tmp_path: Path, init: Any
 ) -> None:
     loaded.load_adapter("plain", adapter)
     loaded.load_adapter("other", changed(adapter, tmp_path, init_lora_weights=init))
     assert said(loaded, "plain") == said(loaded, "other")
 
 
-def test_a_base_that_changes_in_memory_is_noticed_and_read_again(loaded: Engine, adapter: Path, tmp_path: Path) -> None:
+def test_a_base_that_changes_in_memory_is_noticed_and_read_again(
+    loaded: ModelRunner, adapter: Path, tmp_path: Path
+) -> None:
     """What the config check does not know yet: here the weights are changed by hand between two loads."""
     loaded.load_adapter("first", adapter)
     before = said(loaded, None), said(loaded, "first")
@@ -148,7 +150,7 @@ def pattern_cases() -> list[Any]:
 
 @pytest.mark.parametrize("name", pattern_cases())
 def test_a_pattern_that_cannot_be_matched_is_refused_in_time(
-    loaded: Engine, adapter: Path, tmp_path: Path, name: str
+    loaded: ModelRunner, adapter: Path, tmp_path: Path, name: str
 ) -> None:
     started = time.process_time()
     with pytest.raises(InvalidInput, match="E-ADAPTER-PATTERN: A pattern in the adapter's config of changed"):
@@ -156,7 +158,7 @@ def test_a_pattern_that_cannot_be_matched_is_refused_in_time(
     assert time.process_time() - started < 2  # the child's second is its own
 
 
-def test_a_pattern_that_means_something_is_used(loaded: Engine, adapter: Path, tmp_path: Path) -> None:
+def test_a_pattern_that_means_something_is_used(loaded: ModelRunner, adapter: Path, tmp_path: Path) -> None:
     loaded.load_adapter("plain", adapter)
     loaded.load_adapter("pattern", changed(adapter, tmp_path, target_modules=r".*\.(q_proj|v_proj)"))
     assert said(loaded, "pattern") == said(loaded, "plain")
@@ -189,7 +191,7 @@ def test_trainer_and_evaluator_refuse_them_too(
     ],
 )
 def test_other_odd_configs_end_in_a_code(
-    loaded: Engine, adapter: Path, tmp_path: Path, fields: dict[str, Any], code: str
+    loaded: ModelRunner, adapter: Path, tmp_path: Path, fields: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
         loaded.load_adapter("evil", changed(adapter, tmp_path, **fields))

@@ -23,7 +23,7 @@ from trainyard.inherited import UMASK, child_environment, close_to_others, insta
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.settings import load_settings
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.graph import open_graph
+from trainyard.stores.graph.addresses import open_graph
 
 SOURCE = Path(__file__).parents[2] / "trainyard"
 SECRET = "hunter2-hunter2"

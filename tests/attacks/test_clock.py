@@ -22,13 +22,12 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.orphans import Sweeper
 from trainyard.compute.supervise import ProcessTree
 from trainyard.serve import embedded
-from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, Record
+from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, ServerRecord
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, settings
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.markers import this_owner
-from trainyard.stores.markers.records import owner_alive
+from trainyard.stores.markers.records import owner_alive, this_owner
 from trainyard.stores.processes import find_process, process_start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel notes a start once")
@@ -70,7 +69,7 @@ def write_records(here: Settings, pid: int) -> InferenceServer:
         write_json_durably(path, asdict(instance))
     server = InferenceServer(ServerProfile(), here.home / "inference", here)
     server.folder.mkdir()
-    write_json_durably(server.folder / RECORD_FILE, asdict(Record(pid, start, 1)))
+    write_json_durably(server.folder / RECORD_FILE, asdict(ServerRecord(pid, start, 1)))
     return server
 
 
@@ -86,7 +85,7 @@ def test_nothing_is_lost(process: psutil.Process, seconds: int, tmp_path: Path) 
         assert found is not None
         assert {service.pid, found.pid} == {pid}
         assert local.running(here.services / "mlx-default-bot.json") == found
-        assert server.leftover() == Record(pid, process_start(pid), 1)
+        assert server.leftover() == ServerRecord(pid, process_start(pid), 1)
         assert owner_alive(owner) is True
         assert str(holder(here.services / "cpu-0.lock")) == f"process {os.getpid()} of run one"
         tree.refresh()

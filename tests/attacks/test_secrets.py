@@ -14,7 +14,8 @@ from nodes.runner import NodeContext, RunInfo
 from trainyard.api.records import RunRecord
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.expected import ask_target
-from trainyard.serve.targets import Candidate, http_client
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import AdapterCandidate
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import TargetType
 from trainyard.spec.graph import ResolvedNode, check
@@ -23,7 +24,7 @@ from trainyard.testing.scripted_server import Exchange, ScriptedServer
 from trainyard.testing.vllm_server import vllm_server
 
 KEY = "sk-the-operators-own-key"
-CANDIDATE = Candidate("adapter", "org/base", "", "", "", {"r": 8})
+CANDIDATE = AdapterCandidate("adapter", "org/base", "", "", "", {"r": 8})
 
 
 @pytest.fixture

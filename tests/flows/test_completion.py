@@ -15,7 +15,7 @@ from trainyard.api.records import RunRecord, read_events
 from trainyard.compute.child import alive
 from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.errors import Unavailable
-from trainyard.serve.client import Completer
+from trainyard.serve.client.client import Completer
 from trainyard.settings import Settings
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig

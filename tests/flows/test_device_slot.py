@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 from prefect.client.orchestration import get_client
 
-from trainyard.api.runs import bootstrap, gpu_slot, gpu_slots, limit_name, wanted_by
-from trainyard.api.runs.slots import lock_of
+from trainyard.api.runs.control import wanted_by
+from trainyard.api.runs.server import bootstrap, limit_name
+from trainyard.api.runs.slots import gpu_slot, gpu_slots, lock_of
 from trainyard.compute.lease import holder
 from trainyard.compute.supervise import Wanted
 from trainyard.settings import settings

@@ -17,19 +17,19 @@ from trainyard.errors import TrainyardError
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
+    ApiRequest,
     ChatRequest,
     CompletionRequest,
     LoadAdapter,
-    Request,
     UnloadAdapter,
     parse,
 )
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 
 CORPUS = Path(__file__).parent / "corpus"
 HANG_S = 2.0
 Run = Callable[[str, bytes], None]
-MODELS: dict[str, type[Request]] = {
+MODELS: dict[str, type[ApiRequest]] = {
     "chat": ChatRequest, "completion": CompletionRequest, "load": LoadAdapter, "unload": UnloadAdapter, "alias": Alias,
 }  # fmt: skip
 """First word of a seed's name -> the request that its body is."""

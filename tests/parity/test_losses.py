@@ -23,8 +23,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from trainyard.spec.axes import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.contract import Batch
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

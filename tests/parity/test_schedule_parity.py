@@ -11,8 +11,8 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from transformers import optimization
 
-from trainyard.backends.trl import SCHEDULES
 from trainyard.backends.trl.arguments import schedule_arguments
+from trainyard.backends.trl.backend import SCHEDULES
 from trainyard.spec.axes import Schedule
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, LearningRate, Plateau

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.spec.graph import Defaults, check, resolve
-from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.load.files import load_chain, load_value
 from trainyard.spec.nodes import DataSourceConfig
 
 REPOSITORY = Path(__file__).parents[2]

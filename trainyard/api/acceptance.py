@@ -19,7 +19,7 @@ from trainyard.errors import NotFound, Reason, Refused, TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, Engine, Port
+from trainyard.spec.axes import ADAPTER_METHODS, GeneratorKind, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -96,7 +96,7 @@ def missing_inputs(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 def generator_models(node: ResolvedNode, settings: Settings) -> Iterator[Dependency]:
     """The model of a generator whose server is started here."""
     config = node.config
-    if isinstance(config, AiGeneratorConfig) and config.engine in (Engine.LOCAL, Engine.VLLM):
+    if isinstance(config, AiGeneratorConfig) and config.engine in (GeneratorKind.LOCAL, GeneratorKind.VLLM):
         name = config.model or settings.default_base_model
         yield Dependency("model", "config.model", lambda: model_digest(name, settings))
 

@@ -30,7 +30,8 @@ from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.serve.listening import bind, server_config
-from trainyard.stores.graph import Graph, mutation
+from trainyard.stores.graph.contract import Graph
+from trainyard.stores.graph.facts import mutation
 
 MAX_BODY_BYTES = 64 << 20
 MAX_MUTATIONS = 5_000

@@ -19,7 +19,7 @@ from trainyard.backends import environments
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Engine, Port
+from trainyard.spec.axes import BackendName, GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -105,7 +105,7 @@ def needed_models(node: ResolvedNode, settings: Settings) -> list[str]:
             return [config.base_model or default]
         case ValidatorConfig():
             return [config.tokenizer or default]
-        case AiGeneratorConfig() if config.engine in (Engine.LOCAL, Engine.VLLM):
+        case AiGeneratorConfig() if config.engine in (GeneratorKind.LOCAL, GeneratorKind.VLLM):
             return [config.model or default]
         case _:
             return []

@@ -34,11 +34,13 @@ from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Port, TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
-from trainyard.spec.compat import RunFacts, run_reasons
 from trainyard.spec.compat.advice import advice
-from trainyard.spec.estimate import Estimate, Known, ModelShape, estimate
+from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
+from trainyard.spec.estimate.estimate import Estimate, Known, estimate
 from trainyard.spec.estimate.heldout import tiny_sets
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain

@@ -18,7 +18,7 @@ from trainyard.backends.oom import REMEMBERED_FILE
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.tail import EventTail
-from trainyard.stores.metrics import Pace, Point, Progress, curve, later, number, progress
+from trainyard.stores.metrics import Point, TrainingPace, TrainingProgress, curve, later, number, progress
 from trainyard.stores.metrics import read_events as events_of
 
 READ_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class Work:
     def log(self) -> Path:
         return self.folder / LOG_FILE
 
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         return progress(self.folder / EVENTS_FILE, self.since)
 
     def curve(self) -> list[Point]:
@@ -116,7 +116,7 @@ class StepLog:
 
     events: EventTail
     since: float = 0.0
-    pace: Pace = field(default_factory=Pace)
+    pace: TrainingPace = field(default_factory=TrainingPace)
     shown: float = 0.0
 
     def read(self) -> Iterator[tuple[float, str]]:
@@ -124,7 +124,7 @@ class StepLog:
         while events := self.events.read():
             for event in later(iter(events), self.since):
                 if event["event"] == "begin":
-                    self.pace, self.shown = Pace(), 0.0
+                    self.pace, self.shown = TrainingPace(), 0.0
                 elif event["event"] == "progress" and number(event.get("step")) is not None:
                     yield from self.line(event)
 

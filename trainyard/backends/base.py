@@ -133,7 +133,7 @@ class Backend(Protocol):
         """Move the finished result to `folder`. Raises the training's own error if there is none."""
 
 
-BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}" for name in BackendName}
+BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.backend" for name in BackendName}
 """Name -> module of the backend, which is imported without its tool."""
 
 

@@ -258,8 +258,8 @@ def outside(variables: Mapping[str, str]) -> dict[str, str]:
 def link(settings: Settings | None = None) -> Path:
     """The folder to put on the PYTHONPATH of a foreign interpreter: there `import trainyard.compute.launch` works.
 
-    It holds links to what may be imported there. The `__init__` of a backend is the parent's half and is left empty
-    in it, so a program finds its neighbours (`trainyard.backends.NAME.program`) without our pydantic or pyarrow.
+    It contains links to what may be imported there. The `backend.py` of a backend is the parent's half and is left out,
+    so a program finds its neighbours (`trainyard.backends.NAME.program`) without our pydantic or pyarrow.
     """
     # One view for each installation of this package, since several checkouts may share a home.
     root = envs(settings) / ".path" / hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:12]
@@ -286,7 +286,7 @@ def visible() -> Iterator[tuple[str, Path | None]]:
             yield from (
                 (f"backends/{name}/{path.name}", path)
                 for path in sorted(own.iterdir())
-                if path.name not in ("__init__.py", "__pycache__")
+                if path.name not in ("__init__.py", "backend.py", "__pycache__")
             )
 
 

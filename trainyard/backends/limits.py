@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import Reason
 from trainyard.spec.axes import Device
-from trainyard.spec.compat import BACKENDS
 from trainyard.spec.compat.tools import not_carried_out
+from trainyard.spec.compat.training import BACKENDS
 
 
 def outside_reach(job: TrainingJob, code: str) -> list[Reason]:

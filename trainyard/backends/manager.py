@@ -31,7 +31,7 @@ from trainyard.settings import Settings
 from trainyard.spec.axes import JobState
 from trainyard.stores import metrics as stored
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import Metrics, Point, Progress
+from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
 DEVICE_KIND, DEVICE_LOCK = "slot", "slot-0.lock"
 """The locks that a server's runs take, too: one training at a time on each of this machine's devices."""
@@ -90,11 +90,11 @@ class TrainingManager:
         told = JobStatus(state=record.state, reason=record.detail)
         return told.model_copy(update={"progress": self.progress(job_id), "metrics": self.metrics(job_id)})
 
-    def progress(self, job_id: str) -> Progress:
+    def progress(self, job_id: str) -> TrainingProgress:
         """Step, epoch, totals, loss and learning rate of a job."""
         return stored.progress(self.events(job_id))
 
-    def metrics(self, job_id: str) -> Metrics:
+    def metrics(self, job_id: str) -> TrainingMetrics:
         """Training loss, evaluation loss and working time of a job."""
         return stored.metrics(self.events(job_id))
 

@@ -27,7 +27,8 @@ from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes import Device, Stage
-from trainyard.spec.estimate import GIB, ModelShape, memory_of
+from trainyard.spec.estimate.memory import GIB, memory_of
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import Produced, write_json_durably
 

@@ -24,7 +24,7 @@ from trainyard.compute.supervise import Outcome, Status
 from trainyard.compute.tail import Event
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
-from trainyard.train.checkpoints import Found
+from trainyard.train.checkpoints import FoundCheckpoint
 
 TRAINING_FILE = "training.json"
 RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
@@ -192,7 +192,7 @@ def move(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
 
 
-def tell_restart(begun: Path, found: Found, events: Events) -> dict[str, int] | str | None:
+def tell_restart(begun: Path, found: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
     """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one.
 
     `begun` is the file that an attempt leaves when it begins.

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict
 from trainyard.spec.axes import JobState
-from trainyard.stores.metrics import Event, Metrics, Progress, measured, progressed
+from trainyard.stores.metrics import Event, TrainingMetrics, TrainingProgress, measured, progressed
 
 PENDING, RUNNING, PAUSED = JobState.PENDING, JobState.RUNNING, JobState.PAUSED
 COMPLETED, FAILED, CANCELED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
@@ -67,8 +67,8 @@ class JobStatus(BaseModel):
     state: JobState = PENDING
     reason: str = ""
     """Why it failed, paused or was canceled; what it waits for while it is pending."""
-    progress: Progress = Progress()
-    metrics: Metrics = Metrics()
+    progress: TrainingProgress = TrainingProgress()
+    metrics: TrainingMetrics = TrainingMetrics()
 
     def to(self, state: JobState, reason: str = "") -> JobStatus:
         """The status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""

@@ -57,7 +57,7 @@ class Invalid:
 
 
 @dataclass(frozen=True)
-class Reading:
+class BucketReading:
     """A bucket as it is now."""
 
     tuples: tuple[CorpusTuple, ...]
@@ -74,7 +74,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CorpusSnapshot:
     """An immutable copy of a bucket."""
 
     sha256: str
@@ -116,11 +116,11 @@ class Corpora:
         if self.files.exists(path) and self.files.size(path) and not self.files.read(path).endswith(b"\n"):
             self.files.append(path, b"\n")
 
-    def read(self, bucket: str, method: str) -> Reading:
+    def read(self, bucket: str, method: str) -> BucketReading:
         """Every valid tuple once, in the order of the file; a missing file is an empty bucket."""
         path = self.file(bucket)
         if not self.files.exists(path):
-            return Reading(())
+            return BucketReading(())
         found: dict[str, CorpusTuple] = {}
         invalid: list[Invalid] = []
         duplicates = 0
@@ -134,9 +134,9 @@ class Corpora:
                 continue
             duplicates += one.digest in found
             found.setdefault(one.digest, one)
-        return Reading(tuple(found.values()), tuple(invalid), duplicates)
+        return BucketReading(tuple(found.values()), tuple(invalid), duplicates)
 
-    def snapshot(self, bucket: str, reading: Reading) -> Snapshot:
+    def snapshot(self, bucket: str, reading: BucketReading) -> CorpusSnapshot:
         """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -147,7 +147,7 @@ class Corpora:
                 create_whole(self.files, path, data)
             except Conflict:
                 self.verified(path, sha256)
-        return Snapshot(sha256, len(reading.tuples), path)
+        return CorpusSnapshot(sha256, len(reading.tuples), path)
 
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
         """Keep a snapshot that came from elsewhere, after a check of its digest. Raises `Corrupt`."""

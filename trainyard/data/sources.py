@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.limited.requests import SetRequest, SetResult
+from trainyard.data.limited.requests import SetReadResult, SetRequest
 from trainyard.data.limited.service import ReadingService, reading_service
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE, Balance
 from trainyard.data.readers.addresses import Fetched, fetch
-from trainyard.data.readers.chunks import Choice, nothing_to_read
+from trainyard.data.readers.chunks import FileSelection, nothing_to_read
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
@@ -45,7 +45,7 @@ def read_source(
     outputs: dict[Port, ProducedSet] = {}
     with reading_service() as service:
         for number, (named, given) in enumerate(sets):
-            reading = Reading(given, named, config.max_bad_fraction, settings, limits or Limits())
+            reading = SetReading(given, named, config.max_bad_fraction, settings, limits or Limits())
 
             def progress(fraction: float, text: str, number: int = number) -> None:
                 report((number + fraction) / len(sets), text)
@@ -56,7 +56,7 @@ def read_source(
 
 
 @dataclass
-class Reading:
+class SetReading:
     """One set being read."""
 
     given: SourceSet
@@ -96,7 +96,7 @@ class Reading:
             assert given.path is not None
             place = resolve_inside(given.path, roots)
         return SetRequest(
-            place.absolute(), roots, folder.absolute(), Choice(given.include, given.exclude, given.max_rows),
+            place.absolute(), roots, folder.absolute(), FileSelection(given.include, given.exclude, given.max_rows),
             given.repository is not None, wanted, self.named, name, self.limits, expected=kinds_of_set(given),
         )  # fmt: skip
 
@@ -107,7 +107,7 @@ class Reading:
         allowed = self.settings.allow_private_urls
         return fetch(url, scratch, allowed=allowed, limits=self.limits, progress=every(1 << 24, progress))
 
-    def judge(self, result: SetResult, balance: Balance, target: Path) -> None:
+    def judge(self, result: SetReadResult, balance: Balance, target: Path) -> None:
         """Fail for a set without rows, and for one with too many bad rows."""
         if balance.read == 0:
             raise nothing_to_read(result.name, result.why_empty or "It is empty.")

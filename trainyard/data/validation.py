@@ -26,7 +26,7 @@ from jsonschema.protocols import Validator
 from pyarrow import ipc
 
 from trainyard.data.quality import sets
-from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.decontamination import Apart, load_evaluation_sets
 from trainyard.data.quality.duplicates import Shingles, exact_duplicates
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
@@ -60,7 +60,7 @@ class Sieve:
 
     config: ValidatorConfig
     port: Port
-    ledger: Ledger
+    ledger: RowLedger
     tokens: TokenCounter
     row_validator: Validator | None = None
     vocabulary: Vocabulary | None = None
@@ -149,7 +149,7 @@ def prepare(
     return Sieve(
         config,
         port,
-        Ledger(quarantine),
+        RowLedger(quarantine),
         tokens,
         row_validator=row_validator(config.row_schema),
         vocabulary=None if config.grounding is None else load_vocabulary(documents, config.sensitive),
@@ -174,7 +174,7 @@ def sift(sieve: Sieve, source: Reference, work: Path, report: Report) -> Survivo
     return entries.survivors(work, sieve.port)
 
 
-def write(survivors: Survivors, ledger: Ledger, out: Path) -> None:
+def write(survivors: Survivors, ledger: RowLedger, out: Path) -> None:
     """Every row of the working file to where its fate says, and the dropped ones to quarantine."""
     with ExitStack() as files:
         writers: dict[Fate, ipc.RecordBatchFileWriter] = {}
@@ -200,7 +200,7 @@ def detail(survivors: Survivors, entries: np.ndarray, row: int) -> str:
     return survivors.detail(int(entries[row]))
 
 
-def count(ledger: Ledger, fate: Fate, split: str, rows: int) -> None:
+def count(ledger: RowLedger, fate: Fate, split: str, rows: int) -> None:
     if fate is Fate.TRAIN:
         ledger.kept += rows
     else:
@@ -245,7 +245,7 @@ def origin_of_gold(source: Reference) -> str:
     return f"synthetic ({engine})" if engine else f"file ({given or 'rows'})"
 
 
-def nothing_kept(ledger: Ledger) -> InvalidInput:
+def nothing_kept(ledger: RowLedger) -> InvalidInput:
     """The error for a set of which no row is left."""
     if not ledger.read:
         return InvalidInput(

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
-from trainyard.evals.statistics import Interval, least_cases
+from trainyard.evals.statistics import ConfidenceInterval, least_cases
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Measured:
     label: str
     """`benchmark/set`."""
     metric: str
-    improvement: Interval
+    improvement: ConfidenceInterval
     """Candidate against baseline; positive is better, whatever the metric's direction."""
     margin: float
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     better: bool
     primary: str
     reasons: tuple[str, ...]
@@ -64,7 +64,7 @@ def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
     )
 
 
-def judge(measured: Sequence[Measured], primary: str, confidence: float) -> Verdict:
+def judge(measured: Sequence[Measured], primary: str, confidence: float) -> GateVerdict:
     """The verdict over all benchmarks."""
     reasons: list[str] = []
     passed: list[str] = []
@@ -74,7 +74,7 @@ def judge(measured: Sequence[Measured], primary: str, confidence: float) -> Verd
             reasons.append(wrong)
         else:
             passed.append(f"{one.label}: {describe(one)}")
-    return Verdict(not reasons, primary, tuple(reasons), tuple(passed))
+    return GateVerdict(not reasons, primary, tuple(reasons), tuple(passed))
 
 
 def primary_fault(one: Measured, confidence: float) -> str | None:

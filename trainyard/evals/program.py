@@ -18,7 +18,7 @@ import transformers
 
 from trainyard.compute.child import SPEC_FILE, Events, Stopped
 from trainyard.errors import TrainyardError
-from trainyard.evals.benchmarks import benchmark
+from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Value
 from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchmarks
 from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from trainyard.evals.benchmarks import Benchmark, benchmark
+from trainyard.evals.benchmarks.table import Benchmark, benchmark
 from trainyard.evals.gate import Measured, choose_primary, judge
 from trainyard.evals.job import EvaluationJob, training_facts
-from trainyard.evals.statistics import Flips, Interval, bootstrap, count_flips, improvements
+from trainyard.evals.statistics import ConfidenceInterval, Flips, bootstrap, count_flips, improvements
 from trainyard.spec.estimate.heldout import few_rows
 
 Report = dict[str, Any]
@@ -82,7 +82,7 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
 
 def compare(
     job: EvaluationJob, row: Benchmark, before: Sequence[float], after: Sequence[float], clusters: Sequence[str]
-) -> tuple[Interval, Flips]:
+) -> tuple[ConfidenceInterval, Flips]:
     improvement = improvements(before, after, higher_is_better=row.higher_is_better)
     config = job.config
     interval = bootstrap(
@@ -96,7 +96,7 @@ def line_label(line: Mapping[str, Any]) -> str:
 
 
 def measured(line: Mapping[str, Any]) -> Measured:
-    return Measured(line_label(line), line["metric"], Interval(**line["improvement"]), line["margin"])
+    return Measured(line_label(line), line["metric"], ConfidenceInterval(**line["improvement"]), line["margin"])
 
 
 def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:

@@ -19,7 +19,7 @@ _COUNTS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean with its confidence interval; `low` and `high` are None when fewer than two clusters exist."""
 
     mean: float
@@ -69,7 +69,7 @@ def count_flips(improvement: NDArray[np.float64]) -> Flips:
 
 def bootstrap(
     values: NDArray[np.float64], clusters: Sequence[str], *, confidence: float, resamples: int, seed: int
-) -> Interval:
+) -> ConfidenceInterval:
     """Mean of `values` with its percentile interval over cluster resamples.
 
     `values`: one number per row; `clusters`: its cluster's name; the same seed gives the same interval.
@@ -79,11 +79,11 @@ def bootstrap(
     sizes = np.bincount(member).astype(np.float64)
     mean = float(values.mean())
     if len(names) < 2:
-        return Interval(mean, None, None, len(names))
+        return ConfidenceInterval(mean, None, None, len(names))
     means = resampled_means(sums, sizes, resamples, np.random.default_rng(seed))
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(mean, float(low), float(high), len(names))
+    return ConfidenceInterval(mean, float(low), float(high), len(names))
 
 
 def resampled_means(

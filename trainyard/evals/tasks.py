@@ -32,8 +32,8 @@ from trainyard.data.rows import (
     read_rows,
 )
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.evals.benchmarks import benchmark
 from trainyard.evals.benchmarks.forgetting import GENERAL_SET
+from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn
 from trainyard.evals.job import EvaluationJob, HeldOutSet, label
 from trainyard.spec.axes import Port

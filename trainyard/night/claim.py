@@ -16,11 +16,11 @@ from trainyard.data.corpora import CorpusTuple
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.night.publish import point, publish, register, registered
 from trainyard.night.report import Failure, TrainingReport
-from trainyard.night.world import Order, Trained, Verdict, World
+from trainyard.night.world import NightDeps, NightVerdict, Order, Trained
 from trainyard.spec.night import NightConfig, Phase2
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import disk_error
-from trainyard.stores.markers import Claim, Marker
+from trainyard.stores.markers.records import Claim, Marker
 
 LOST = "E-MARKER-LOST"
 GRACE_SHARE, MOST_GRACE_S = 0.1, 300.0
@@ -33,7 +33,7 @@ TOLD = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\S+): ")
 class Hold:
     """The claim while its owner works: renewed in good time, asked for before every effect."""
 
-    world: World
+    world: NightDeps
     claim: Claim
     renew_every_s: float
     renewed: float = field(init=False)
@@ -53,7 +53,7 @@ class Hold:
         self.renewed = self.world.clock.monotonic()
 
 
-def claim_and_train(marker: Marker, config: NightConfig, world: World, deadline: float, run: str) -> TrainingReport:
+def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadline: float, run: str) -> TrainingReport:
     """Try to take a marker and bring it to its end before `deadline` (monotonic seconds).
 
     Whatever goes wrong with this marker is in the report; only a lost process raises.
@@ -98,7 +98,7 @@ def bring_to_end(hold: Hold, config: NightConfig, deadline: float) -> TrainingRe
     return told(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
 
 
-def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[Trained, Verdict]:
+def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
     world, marker = hold.world, hold.claim.marker
     remaining = deadline - world.clock.monotonic()
     order = Order(
@@ -113,13 +113,15 @@ def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[T
     world.at("night.train.after")
     hold.on_time()
     verdict = (
-        Verdict(True, facts={"gate": "none"}) if config.phase2.gate == "none" else world.trainer.judge(order, trained)
+        NightVerdict(True, facts={"gate": "none"})
+        if config.phase2.gate == "none"
+        else world.trainer.judge(order, trained)
     )
     world.at("night.judge.after")
     return trained, verdict
 
 
-def tuples_of(world: World, marker: Marker) -> list[CorpusTuple]:
+def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
     """The snapshot that the marker names, fetched from the object store where it is not on this machine."""
     corpora, objects = world.stores.corpora, world.stores.objects
     path = corpora.place(marker.bucket, marker.corpus_sha256)
@@ -128,7 +130,7 @@ def tuples_of(world: World, marker: Marker) -> list[CorpusTuple]:
     return corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
 
 
-def keep(hold: Hold, trained: Trained, verdict: Verdict) -> AdapterVersion:
+def keep(hold: Hold, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
     """Register what was trained, under a number that this marker keeps."""
     world, marker = hold.world, hold.claim.marker
     facts = {
@@ -146,7 +148,7 @@ def keep(hold: Hold, trained: Trained, verdict: Verdict) -> AdapterVersion:
     return version
 
 
-def reject(hold: Hold, trained: Trained, verdict: Verdict) -> TrainingReport:
+def reject(hold: Hold, trained: Trained, verdict: NightVerdict) -> TrainingReport:
     """A completed training that is not better: no version, and its tuples do not ask for the same one again."""
     facts = {"published": False, "gate": list(verdict.reasons)}
     hold.world.at("night.complete.before")
@@ -191,7 +193,7 @@ def give_back(hold: Hold, phase2: Phase2, kind: str, run: str, error: Exception)
     return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=note)
 
 
-def paused_in(world: World, marker: Marker, run: str) -> bool:
+def paused_in(world: NightDeps, marker: Marker, run: str) -> bool:
     """Whether this marker was already worked on in this run, until its budget was spent or it failed."""
     before = TOLD.match(world.stores.markers.show(marker.name).reason)
     return before is not None and before["run"] == run

@@ -22,19 +22,20 @@ from trainyard.night.report import Quarantined
 from trainyard.night.streams import (
     GONE,
     Content,
-    Document,
+    StreamDocument,
     file_of,
     find_documents,
     gone_part,
     read_document,
     read_parts,
 )
-from trainyard.night.world import World
-from trainyard.serve.extraction import Complete, Extraction, Thinking, extract, version
+from trainyard.night.world import NightDeps
+from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import Files, make_folders, telling, write_whole
-from trainyard.stores.graph import Graph, Mutation, document_key
+from trainyard.stores.graph.contract import Graph
+from trainyard.stores.graph.facts import Mutation, document_key
 
 Place = tuple[str, str]
 """(stream, name) of a document."""
@@ -48,7 +49,7 @@ HOPELESS = 3
 
 
 @dataclass
-class Tally:
+class PhaseTally:
     """What phase 1 counts."""
 
     done: int = 0
@@ -65,7 +66,7 @@ class Intents:
     then taken back, ledger and document agree and only this note says that the graph has to be written again.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NightDeps) -> None:
         self.world, self.path = world, world.root / INTENT_FILE
         noted = orjson.loads(world.files.read(self.path)) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
@@ -85,7 +86,7 @@ class Intents:
         batch = {(one.document.stream, one.document.name): one.key.content_sha256 for one in contents}
         self.write({**self.unsettled(), **batch})
 
-    def quarantined(self, documents: Iterable[Document]) -> None:
+    def quarantined(self, documents: Iterable[StreamDocument]) -> None:
         """Nobody can read these any more: whatever the graph has of them stays."""
         gone = {(one.stream, one.name) for one in documents}
         if gone & self.open.keys():
@@ -108,7 +109,7 @@ def thinking_of(serving: Serving) -> Thinking:
     return Thinking(serving.thinking, serving.thinking_tokens)
 
 
-def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Content]]:
+def survey(config: NightConfig, world: NightDeps) -> tuple[list[StreamDocument], list[Content]]:
     """The documents that wait for the model, stream by stream; and those whose content is known under another name.
 
     The first have a present content that the ledger does not stand on. The second need no model: their content is done
@@ -123,7 +124,7 @@ def survey(config: NightConfig, world: World) -> tuple[list[Document], list[Cont
     moving |= doubtful.keys() | gone.keys()
     kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in moving}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
-    waiting: dict[DocumentKey, Document] = {}
+    waiting: dict[DocumentKey, StreamDocument] = {}
     same: list[Content] = []
     for place, one in found.items():
         if place in doubtful or (place in moving and one.key not in kept | unreadable):
@@ -149,7 +150,7 @@ def gone_parts(
     }
 
 
-def present(config: NightConfig, world: World) -> Iterator[Content]:
+def present(config: NightConfig, world: NightDeps) -> Iterator[Content]:
     """Every document of the streams, read for the key of its content, without its text."""
     for document in find_documents(config.streams, world.documents, world.files):
         try:
@@ -159,7 +160,9 @@ def present(config: NightConfig, world: World) -> Iterator[Content]:
             continue  # it was removed since it was listed
 
 
-def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: list[Content]) -> list[Document]:
+def name_again(
+    config: NightConfig, world: NightDeps, graph: Graph, run: str, same: list[Content]
+) -> list[StreamDocument]:
     """Let the graph know contents that it has under more names. Returns documents whose content it has lost.
 
     What such a name stated before is replaced, as by every edit. Doing it twice adds nothing.
@@ -167,7 +170,7 @@ def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: 
     keys = [document_key(config.tenant, one.key.stream, one.key.content_sha256, one.key.version) for one in same]
     known = graph.has(keys) if keys else set()
     writer = Writer(config, world, graph, run)
-    lost: dict[DocumentKey, Document] = {}
+    lost: dict[DocumentKey, StreamDocument] = {}
     for key, one in zip(keys, same, strict=True):
         if key in known or one.key.content_sha256 == GONE:
             writer.add(one, Extraction((), ()))
@@ -177,11 +180,11 @@ def name_again(config: NightConfig, world: World, graph: Graph, run: str, same: 
     return list(lost.values())
 
 
-def read(document: Document, config: NightConfig, world: World) -> Content:
+def read(document: StreamDocument, config: NightConfig, world: NightDeps) -> Content:
     return read_document(document, *how_to_read(config, world))
 
 
-def how_to_read(config: NightConfig, world: World) -> tuple[str, Path, Files, int]:
+def how_to_read(config: NightConfig, world: NightDeps) -> tuple[str, Path, Files, int]:
     """(version, folder of documents, its files, most bytes) as the functions of `streams` take them."""
     serving = config.serving
     return version_of(serving), world.documents, world.files, serving.max_document_bytes
@@ -190,9 +193,9 @@ def how_to_read(config: NightConfig, world: World) -> tuple[str, Path, Files, in
 class Writer:
     """Collects what became of documents, and writes it: the graph first, then the ledger."""
 
-    def __init__(self, config: NightConfig, world: World, graph: Graph, run: str) -> None:
+    def __init__(self, config: NightConfig, world: NightDeps, graph: Graph, run: str) -> None:
         self.config, self.world, self.graph, self.run = config, world, graph, run
-        self.tally, self.intents = Tally(), Intents(world)
+        self.tally, self.intents = PhaseTally(), Intents(world)
         self.pending: list[tuple[Content, Extraction | None, str]] = []
         self.since = 0.0
 
@@ -252,7 +255,7 @@ PROGRESS_S = 15.0
 """Least time between two lines about the progress of a night."""
 
 
-class Pace:
+class ReadingPace:
     """How far the reading of documents is, and how long it will take."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -280,21 +283,21 @@ def duration(seconds: float) -> str:
 
 
 @dataclass
-class Reading:
+class PhaseReading:
     """One phase's reading: the queue, the plan, and whether the server still answers."""
 
     config: NightConfig
-    world: World
+    world: NightDeps
     planner: Planner
     writer: Writer
-    waiting: deque[Document] = field(default_factory=deque)
+    waiting: deque[StreamDocument] = field(default_factory=deque)
     flying: int = 0
     failures: int = 0
     last_failure: Unavailable | None = None
-    pace: Pace = field(init=False)
+    pace: ReadingPace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.world.clock.monotonic)
+        self.pace = ReadingPace(self.world.clock.monotonic)
 
     @property
     def hopeless(self) -> bool:

@@ -20,11 +20,11 @@ from typing import Any
 
 import orjson
 
-from trainyard.data.corpora import Reading as CorpusReading
-from trainyard.data.corpora import Snapshot
+from trainyard.data.corpora import BucketReading as CorpusReading
+from trainyard.data.corpora import CorpusSnapshot
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.night.claim import claim_and_train, failure_of
-from trainyard.night.extracting import Reading, Writer, name_again, survey
+from trainyard.night.extracting import PhaseReading, Writer, name_again, survey
 from trainyard.night.planner import Planner
 from trainyard.night.publish import sync_snapshot
 from trainyard.night.report import (
@@ -37,16 +37,16 @@ from trainyard.night.report import (
     read_report,
     write_report,
 )
-from trainyard.night.streams import Document
-from trainyard.night.world import World
+from trainyard.night.streams import StreamDocument
+from trainyard.night.world import NightDeps
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
 from trainyard.stores.files import make_folders, telling, write_whole
-from trainyard.stores.markers import Marker, MarkerRecord, MarkerState
+from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
 
 BEGUN_FILE = "begun.json"
-Find = Callable[["Night"], tuple[Phase1Report, list[Document]]]
+Find = Callable[["Night"], tuple[Phase1Report, list[StreamDocument]]]
 Step = Callable[["Night", Phase1Report], Phase1Report]
-Read = Callable[["Night", Phase1Report, deque[Document]], Phase1Report]
+Read = Callable[["Night", Phase1Report, deque[StreamDocument]], Phase1Report]
 BUSY = frozenset({"E-DEVICE-BUSY", "E-NIGHT-BUSY"})
 
 
@@ -55,7 +55,7 @@ class Night:
     """One attempt at one night."""
 
     config: NightConfig
-    world: World
+    world: NightDeps
     run: str
     attempt: int
     started: float
@@ -79,11 +79,11 @@ class Night:
         return min(self.world.clock.monotonic() + budget_s, self.ends)
 
 
-def night_folder(world: World, run: str) -> Path:
+def night_folder(world: NightDeps, run: str) -> Path:
     return world.root / "nights" / checked_name(run, "run")
 
 
-def run_night(config: NightConfig, world: World, run: str | None = None) -> NightReport:
+def run_night(config: NightConfig, world: NightDeps, run: str | None = None) -> NightReport:
     """One whole night. Raises only what ends the process, and when not even its record can be written.
 
     A second night at the same time, or for a date that is done, is skipped and says so.
@@ -107,7 +107,7 @@ def skipped(config: NightConfig, run: str, why: str) -> NightReport:
     return NightReport(run=run, tenant=config.tenant, state="skipped", skipped=why)
 
 
-def begin(config: NightConfig, world: World, run: str, since: float | None = None) -> Night | None:
+def begin(config: NightConfig, world: NightDeps, run: str, since: float | None = None) -> Night | None:
     """The night's record, written before anything else; None if its report says that it succeeded.
 
     `since`: monotonic second at which its window began, where the device was waited for.
@@ -131,7 +131,7 @@ def begin(config: NightConfig, world: World, run: str, since: float | None = Non
     return Night(config, world, run, attempt, started, begun, monotonic)
 
 
-def read_begun(path: Path, world: World) -> dict[str, Any] | None:
+def read_begun(path: Path, world: NightDeps) -> dict[str, Any] | None:
     return orjson.loads(world.files.read(path)) if world.files.exists(path) else None
 
 
@@ -156,7 +156,7 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
     return free(night, report)
 
 
-def look(night: Night) -> tuple[Phase1Report, list[Document]]:
+def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
     """The documents that wait, and the report that says how many. New names of known contents are told to the graph.
 
     If the graph takes no name, it would take no document: nothing is asked, and the report says why.
@@ -190,7 +190,7 @@ def boot(night: Night, report: Phase1Report) -> Phase1Report:
     return report.model_copy(update={"boot_s": world.clock.monotonic() - begun})
 
 
-def extract(night: Night, report: Phase1Report, waiting: deque[Document]) -> Phase1Report:
+def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) -> Phase1Report:
     """Read documents until nothing waits or the budget ends. What was read counts even if the server then failed."""
     world, serving, window = night.world, night.config.serving, night.config.window
     begun = world.clock.monotonic()
@@ -202,7 +202,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[Document]) -> Pha
         planner = Planner(world.clock.monotonic(), deadline, serving.concurrency, serving.seconds_per_document)
         predicted = planner.predict(len(waiting))
         writer = Writer(night.config, world, graph, night.run)
-        reading = Reading(night.config, world, planner, writer, waiting)
+        reading = PhaseReading(night.config, world, planner, writer, waiting)
         failure: Failure | None = None
         try:
             world.loop(reading.read_all())
@@ -365,7 +365,7 @@ def leave_marker(night: Night, bucket: BucketSpec, reading: CorpusReading) -> st
     return marker.name
 
 
-def synced(night: Night, bucket: BucketSpec, kept: Snapshot) -> str:
+def synced(night: Night, bucket: BucketSpec, kept: CorpusSnapshot) -> str:
     """Where a trainer finds the snapshot: its place in the object store, or its file."""
     objects = night.world.stores.objects
     if objects is None:

@@ -18,11 +18,11 @@ from pathlib import Path
 import orjson
 
 from trainyard.errors import Conflict, Corrupt
-from trainyard.night.world import Facts, Objects, World
+from trainyard.night.world import Facts, NightDeps, Objects
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import Files
-from trainyard.stores.markers import Marker
+from trainyard.stores.markers.records import Marker
 from trainyard.stores.whole import MANIFEST
 
 RESERVED = "reserved.json"
@@ -31,14 +31,14 @@ Sure = Callable[[], None]
 """Asked right before an effect: raises `Conflict` (`E-MARKER-LOST`) when another owner has the marker."""
 
 
-def registered(world: World, tenant: str, role: str, key: str) -> AdapterVersion | None:
+def registered(world: NightDeps, tenant: str, role: str, key: str) -> AdapterVersion | None:
     """The version that this marker has already, made by any process, on the disk for certain."""
     versions = world.stores.versions
     found = next((one for one in versions.list(tenant, role) if one.run_key == key), None)
     return None if found is None else versions.flushed(found)
 
 
-def register(world: World, marker: Marker, folder: Path, facts: Facts) -> AdapterVersion:
+def register(world: NightDeps, marker: Marker, folder: Path, facts: Facts) -> AdapterVersion:
     """Store an adapter under the next number of its role; the same marker always gets the same number."""
     versions, objects = world.stores.versions, world.stores.objects
     tenant, role, key = marker.tenant, marker.role, marker.name
@@ -83,7 +83,7 @@ def create(objects: Objects, name: str, data: bytes) -> bool:
     return True
 
 
-def publish(world: World, version: AdapterVersion, sure: Sure) -> None:
+def publish(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
     """Upload a registered version, files first, and look at what a reader gets.
 
     Raises `Conflict` (`E-VERSION-TAKEN`) when another adapter has this number there, `Corrupt` (`E-PUBLISH-CHANGED`)
@@ -96,7 +96,7 @@ def publish(world: World, version: AdapterVersion, sure: Sure) -> None:
     world.at("night.publish.verified")
 
 
-def upload(world: World, objects: Objects, version: AdapterVersion, sure: Sure) -> None:
+def upload(world: NightDeps, objects: Objects, version: AdapterVersion, sure: Sure) -> None:
     folder, prefix = world.stores.versions.path(version), place(version.tenant, version.role, version.version)
     manifest = manifest_of(version)
     if objects.head(f"{prefix}/{MANIFEST}") is None:
@@ -146,7 +146,7 @@ def taken(version: AdapterVersion) -> Conflict:
     )
 
 
-def verify_published(world: World, version: AdapterVersion) -> None:
+def verify_published(world: NightDeps, version: AdapterVersion) -> None:
     """Read back what a reader would: the local files by their digests; in the store the manifest, sizes and digests."""
     world.stores.versions.verify(version)
     objects = world.stores.objects
@@ -167,7 +167,7 @@ def verify_published(world: World, version: AdapterVersion) -> None:
         )
 
 
-def point(world: World, version: AdapterVersion, sure: Sure) -> None:
+def point(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
     """Make a version the live one, here and in the object store, unless a newer one is live already."""
     live = world.stores.versions.live(version.tenant, version.role).version or 0
     if version.version > live:

@@ -19,13 +19,13 @@ REPORT_FILE = "report.json"
 RETRY = "trainyard nightly run"
 
 
-class Part(BaseModel):
+class ReportPart(BaseModel):
     """Immutable; a misspelt field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Failure(Part):
+class Failure(ReportPart):
     """What went wrong, in the words of the error, and what to type."""
 
     code: str
@@ -34,13 +34,13 @@ class Failure(Part):
     do: str = ""
 
 
-class Quarantined(Part):
+class Quarantined(ReportPart):
     stream: str
     name: str
     reason: str
 
 
-class Phase1Report(Part):
+class Phase1Report(ReportPart):
     """Documents into the graph."""
 
     waiting: int = 0
@@ -61,7 +61,7 @@ class Phase1Report(Part):
     failure: Failure | None = None
 
 
-class BucketReport(Part):
+class BucketReport(ReportPart):
     """One corpus: what is in it, and whether it was enough."""
 
     bucket: str
@@ -77,7 +77,7 @@ class BucketReport(Part):
     failure: Failure | None = None
 
 
-class TrainingReport(Part):
+class TrainingReport(ReportPart):
     """What became of one marker."""
 
     marker: str
@@ -92,7 +92,7 @@ class TrainingReport(Part):
     failure: Failure | None = None
 
 
-class Phase2Report(Part):
+class Phase2Report(ReportPart):
     """Full buckets into adapters."""
 
     buckets: tuple[BucketReport, ...] = ()
@@ -103,7 +103,7 @@ class Phase2Report(Part):
     failure: Failure | None = None
 
 
-class NightReport(Part):
+class NightReport(ReportPart):
     """One night. `skipped` says why nothing was done."""
 
     run: str

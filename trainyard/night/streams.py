@@ -33,7 +33,7 @@ GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
 
 
 @dataclass(frozen=True)
-class Document:
+class StreamDocument:
     """One file of one stream, or a part of it. `name` is its path below the folder of documents, with slashes."""
 
     stream: str
@@ -43,7 +43,7 @@ class Document:
     part: int = 1
 
     @property
-    def file(self) -> Document:
+    def file(self) -> StreamDocument:
         """The document without its part: itself, whatever its name, where it is the first one."""
         return self if self.part == 1 else replace(self, name=file_of(self.name)[0], part=1)
 
@@ -52,7 +52,7 @@ class Document:
 class Content:
     """A document as it was read: its text, or why there is none."""
 
-    document: Document
+    document: StreamDocument
     key: DocumentKey
     text: str = ""
     unreadable: str = ""
@@ -68,17 +68,17 @@ def part_name(file: str, part: int) -> str:
     return f"{file}{PART_OF}{part}" if part > 1 else file
 
 
-def find_documents(streams: tuple[StreamSpec, ...], root: Path, files: Files) -> list[Document]:
+def find_documents(streams: tuple[StreamSpec, ...], root: Path, files: Files) -> list[StreamDocument]:
     """The documents of every stream in its order, by name; one that several streams match belongs to the first."""
     names = list(walk(root, files)) if files.is_folder(root) else []
     taken: set[str] = set()
-    found: list[Document] = []
+    found: list[StreamDocument] = []
     for stream in streams:
         for name in names:
             if name not in taken and any(matches(name, glob) for glob in stream.globs):
                 taken.add(name)
                 parser = PARSERS.get(Path(name).suffix.lower(), "text") if stream.parser == "auto" else stream.parser
-                found.append(Document(stream.name, name, root / name, parser))
+                found.append(StreamDocument(stream.name, name, root / name, parser))
     return found
 
 
@@ -112,7 +112,7 @@ def match_parts(parts: list[str], globs: list[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and match_parts(parts[1:], globs[1:])
 
 
-def read_document(document: Document, version: str, root: Path, files: Files, most_bytes: int) -> Content:
+def read_document(document: StreamDocument, version: str, root: Path, files: Files, most_bytes: int) -> Content:
     """The text of a document, or of a part, and the key of its content.
 
     Raises only `OSError` of a disk that fails, and `FileNotFoundError` for a part that the file no longer has.
@@ -123,7 +123,9 @@ def read_document(document: Document, version: str, root: Path, files: Files, mo
     return contents[document.part - 1]
 
 
-def read_parts(document: Document, version: str, root: Path, files: Files, most_bytes: int) -> tuple[Content, ...]:
+def read_parts(
+    document: StreamDocument, version: str, root: Path, files: Files, most_bytes: int
+) -> tuple[Content, ...]:
     """The contents of a file: one, or one for each part of a long one. Raises only `OSError` of a disk that fails."""
     if not inside(document.path, root):
         return (refused(document, version, "it is a link that leads out of the folder of documents"),)
@@ -144,7 +146,7 @@ def read_parts(document: Document, version: str, root: Path, files: Files, most_
     return tuple(content_of_part(document, version, text, number) for number, text in enumerate(parts, 1))
 
 
-def content_of_part(document: Document, version: str, text: str, number: int) -> Content:
+def content_of_part(document: StreamDocument, version: str, text: str, number: int) -> Content:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     part = replace(document, name=part_name(document.name, number), part=number)
     return Content(part, DocumentKey(digest, document.stream, version), text)
@@ -153,10 +155,10 @@ def content_of_part(document: Document, version: str, text: str, number: int) ->
 def gone_part(stream: str, name: str, version: str) -> Content:
     """A part that its file no longer has."""
     file, number = file_of(name)
-    return Content(Document(stream, name, Path(file), "text", number), DocumentKey(GONE, stream, version))
+    return Content(StreamDocument(stream, name, Path(file), "text", number), DocumentKey(GONE, stream, version))
 
 
-def refused(document: Document, version: str, why: str, more: str = "") -> Content:
+def refused(document: StreamDocument, version: str, why: str, more: str = "") -> Content:
     """A document whose bytes were not read: its name stands for its content."""
     digest = hashlib.sha256(f"unread\0{document.name}\0{why}\0{more}".encode()).hexdigest()
     return Content(document, DocumentKey(digest, document.stream, version), unreadable=why)

@@ -12,11 +12,12 @@ from trainyard.compute.lease import device_lock
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.points import nothing
-from trainyard.night.training import HouseTrainer, fits, tenant_root
-from trainyard.night.world import Stores, World
+from trainyard.night.training import LocalTrainer, fits, tenant_root
+from trainyard.night.world import NightDeps, Stores
 from trainyard.project import project_folder
-from trainyard.serve.extraction import SCHEMA, Complete
-from trainyard.serve.inference_server import InferenceServer, read_profile
+from trainyard.serve.extraction.extraction import SCHEMA, Complete
+from trainyard.serve.inference_server.commands import read_profile
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import Settings
 from trainyard.spec.night import NightConfig
@@ -24,16 +25,18 @@ from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles, lacking_space
-from trainyard.stores.graph import open_graph
-from trainyard.stores.markers import LocalMarkers, MarkerStore, ObjectMarkers, this_owner
-from trainyard.stores.objects import ObjectStore, open_store
+from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import MarkerStore, this_owner
+from trainyard.stores.markers.remote import ObjectMarkers
+from trainyard.stores.objects.store import ObjectStore, open_store
 from trainyard.stores.processes import boot_id
 
 PROFILES = project_folder() / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"
 
 
-class HouseServer:
+class LocalServer:
     """`world.ModelServer` over `serve/inference_server`."""
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
@@ -74,7 +77,7 @@ def world_of(
     say: Callable[[str], None] = nothing,
     held: bool = False,
     unfit: Callable[[], str] = fits,
-) -> World:
+) -> NightDeps:
     """What a night of this config touches on this machine.
 
     `held`: the caller has the device's lease already. `unfit`: what of the trainings this machine cannot carry out.
@@ -91,7 +94,7 @@ def world_of(
     def alone(run: str) -> AbstractContextManager[None]:
         return nullcontext() if held else exclusive(settings, run)
 
-    return World(
+    return NightDeps(
         root=root,
         documents=resolve_inside(config.documents, data_roots(settings, config.tenant), field="documents"),
         files=files,
@@ -104,8 +107,8 @@ def world_of(
             versions=AdapterRegistry(settings.adapters),
             objects=objects,
         ),
-        server=HouseServer(profile_of(config, settings), settings.services / "night-server", config, settings),
-        trainer=HouseTrainer(config, settings, unfit=unfit),
+        server=LocalServer(profile_of(config, settings), settings.services / "night-server", config, settings),
+        trainer=LocalTrainer(config, settings, unfit=unfit),
         owner=this_owner(),
         boot_id=boot_id(),
         base_model=config.phase2.training.base_model or settings.default_base_model,

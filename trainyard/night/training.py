@@ -18,7 +18,7 @@ from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import Wanted, ignore
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
-from trainyard.night.world import Order, Trained, Verdict
+from trainyard.night.world import NightVerdict, Order, Trained
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port
@@ -39,7 +39,7 @@ def fits() -> str:
     return ""
 
 
-class HouseTrainer:
+class LocalTrainer:
     """`world.Trainer` with the product's own backends, evaluations and deployments.
 
     `run` trains one job; `unfit` says what of the config this machine cannot carry out, empty for nothing.
@@ -108,7 +108,7 @@ class HouseTrainer:
             node="nightly",
         )
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
         """Candidate against the live adapter, on tuples that no training sees."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         inputs: Mapping[Port, list[Reference]] = {
@@ -123,7 +123,7 @@ class HouseTrainer:
         report: dict[str, Any] = orjson.loads((order.work / "judge" / REPORT_FOLDER / REPORT_FILE).read_bytes())
         gate = report["gate"]
         facts = {**gate, "baseline": report["baseline"]}
-        return Verdict(bool(gate["better"]), tuple(gate["reasons"]), facts)
+        return NightVerdict(bool(gate["better"]), tuple(gate["reasons"]), facts)
 
     def live(self, tenant: str, role: str) -> Path | None:
         number = self.registry.live(tenant, role).version

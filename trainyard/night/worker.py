@@ -8,11 +8,11 @@ from trainyard.errors import Conflict
 from trainyard.night.claim import claim_and_train, paused_in
 from trainyard.night.phases import BUSY
 from trainyard.night.report import TrainingReport
-from trainyard.night.world import World
+from trainyard.night.world import NightDeps
 from trainyard.spec.night import NightConfig
 
 
-def poll(config: NightConfig, world: World) -> list[TrainingReport]:
+def poll(config: NightConfig, world: NightDeps) -> list[TrainingReport]:
     """One look: every marker that is free or abandoned, SFT first, each within the budget of phase 2.
 
     A marker whose budget ended, or that failed, is left alone until the next date.
@@ -35,7 +35,7 @@ def poll(config: NightConfig, world: World) -> list[TrainingReport]:
     return reports
 
 
-def work(config: NightConfig, world: World, *, on: Callable[[], bool]) -> list[TrainingReport]:
+def work(config: NightConfig, world: NightDeps, *, on: Callable[[], bool]) -> list[TrainingReport]:
     """Poll while `on()`; returns the reports of the last poll that did something."""
     last: list[TrainingReport] = []
     while True:

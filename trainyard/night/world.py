@@ -1,6 +1,6 @@
 """Everything that a night touches outside of itself, as small objects that are handed in.
 
-`night/surroundings.py` builds the real ones from the settings; `night/simulate` builds ones that lose what was not
+`night/surroundings.py` builds the real ones from the settings; `testing/nights` builds ones that lose what was not
 flushed, break connections, crash at any point and let other processes act. The functions of a night are the same.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 from trainyard.data.corpora import Corpora, CorpusTuple
 from trainyard.night.points import nothing
-from trainyard.serve.extraction import Complete
+from trainyard.serve.extraction.extraction import Complete
 from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.clock import Clock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import Files
-from trainyard.stores.graph import Graph
-from trainyard.stores.markers import Marker, MarkerStore, Owner
+from trainyard.stores.graph.contract import Graph
+from trainyard.stores.markers.records import Marker, MarkerStore, Owner
 
 Facts = dict[str, Any]
 
@@ -79,7 +79,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NightVerdict:
     """What the gate says; `facts` go into the report."""
 
     better: bool
@@ -96,7 +96,7 @@ class Trainer(Protocol):
     def train(self, order: Order) -> Trained:
         """Raises `TrainingStopped` (a checkpoint is kept), or the training's own error."""
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
         """Compare the adapter with the one that is live."""
 
     def deploy(self, version: AdapterVersion) -> None:
@@ -137,7 +137,7 @@ class Stores:
 
 
 @dataclass(frozen=True)
-class World:
+class NightDeps:
     """All of it together."""
 
     root: Path

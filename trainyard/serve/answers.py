@@ -20,18 +20,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.errors import LimitExceeded, TrainyardError
-from trainyard.serve.inference import Engine, Generation, Step, TokenLogprob, Worker
+from trainyard.serve.inference import Generation, ModelRunner, Step, TokenLogprob, Worker
 from trainyard.serve.protocol import (
     MAX_PROMPTS,
     ApiError,
     ChatRequest,
     CompletionRequest,
-    Sampling,
+    SamplingRequest,
     from_trainyard,
     not_found,
     sse,
 )
-from trainyard.serve.served import Served
+from trainyard.serve.served import ServedModels
 
 DEFAULT_MAX_TOKENS = 512
 DISCONNECT_POLL_S = 0.2
@@ -45,10 +45,10 @@ LOWEST_LOGPROB = -9999.0
 """JSON has no minus infinity; vLLM writes the same number."""
 
 
-class Metrics:
+class ServerMetrics:
     """What `/metrics` shows, in a registry of its own."""
 
-    def __init__(self, worker: Worker, served: Served) -> None:
+    def __init__(self, worker: Worker, served: ServedModels) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "trainyard_server_requests", "Answered requests.", ["path", "status"], registry=self.registry
@@ -99,9 +99,9 @@ class Ticket:
 class Answers:
     """The two completion endpoints."""
 
-    def __init__(self, engine: Engine, worker: Worker, served: Served, *, max_tokens: int) -> None:
+    def __init__(self, engine: ModelRunner, worker: Worker, served: ServedModels, *, max_tokens: int) -> None:
         self.engine, self.worker, self.served, self.max_tokens = engine, worker, served, max_tokens
-        self.metrics = Metrics(worker, served)
+        self.metrics = ServerMetrics(worker, served)
 
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         adapter = self.served.adapter_of(asked.model)
@@ -148,7 +148,7 @@ class Answers:
         shape = CompletionShape(asked, self.engine)
         return await (self.stream(request, ticket, shape) if asked.stream else self.whole(request, ticket, shape))
 
-    def require_small(self, asked: Sampling, tokens: int) -> None:
+    def require_small(self, asked: SamplingRequest, tokens: int) -> None:
         """Refuse work for minutes. `tokens` are those of the prompts and budgets. Raises `ApiError` 400."""
         tokens *= asked.n or 1
         shown = asked.logprobs_per_token()
@@ -160,11 +160,11 @@ class Answers:
                 param="prompt",
             )
 
-    def wanted_seeds(self, asked: Sampling, ticket: Ticket) -> Iterator[int | None]:
+    def wanted_seeds(self, asked: SamplingRequest, ticket: Ticket) -> Iterator[int | None]:
         """The seed of each choice, until the client leaves."""
         return itertools.takewhile(lambda _: not ticket.cancelled.is_set(), asked.seeds())
 
-    def options(self, asked: Sampling, adapter: str | None) -> dict[str, Any]:
+    def options(self, asked: SamplingRequest, adapter: str | None) -> dict[str, Any]:
         return {
             "adapter": adapter,
             "temperature": asked.temperature,
@@ -235,7 +235,7 @@ class Answers:
             )
         return min(default, left) if wanted is None else wanted
 
-    async def whole(self, request: Request, ticket: Ticket, shape: Shape) -> Response:
+    async def whole(self, request: Request, ticket: Ticket, shape: AnswerShape) -> Response:
         watcher = asyncio.create_task(cancel_when_gone(request, ticket))
         try:
             async for event in ticket:
@@ -247,7 +247,7 @@ class Answers:
         # Megabytes of JSON: the other clients are answered meanwhile.
         return Response(await asyncio.to_thread(shape.json), media_type="application/json")
 
-    async def stream(self, request: Request, ticket: Ticket, shape: Shape) -> Response:
+    async def stream(self, request: Request, ticket: Ticket, shape: AnswerShape) -> Response:
         """Waits for the generation to begin, so that a refused request still gets its status code."""
         watcher = asyncio.create_task(cancel_when_gone(request, ticket))
         events = aiter(ticket)
@@ -257,7 +257,7 @@ class Answers:
             watcher.cancel()
         return StreamingResponse(self.chunks(events, shape), media_type="text/event-stream")
 
-    async def chunks(self, events: AsyncIterator[Any], shape: Shape) -> AsyncIterator[str]:
+    async def chunks(self, events: AsyncIterator[Any], shape: AnswerShape) -> AsyncIterator[str]:
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             for chunk in shape.opening():
                 yield sse(chunk)
@@ -282,13 +282,13 @@ async def cancel_when_gone(request: Request, ticket: Ticket) -> None:
     ticket.cancelled.set()
 
 
-class Shape:
+class AnswerShape:
     """The JSON of one answer, filled from the worker's events: (generation, echoed logprobs), then its steps."""
 
     object = ""
     prefix = ""
 
-    def __init__(self, asked: Sampling, engine: Engine) -> None:
+    def __init__(self, asked: SamplingRequest, engine: ModelRunner) -> None:
         self.asked, self.engine = asked, engine
         self.generations: list[Generation] = []
         self.echoed: list[list[TokenLogprob | None] | None] = []
@@ -360,7 +360,7 @@ class Shape:
         return self.engine.token_bytes[token].decode("utf-8", errors="replace")
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     object, prefix = "chat.completion", "chatcmpl"
 
     @property
@@ -404,7 +404,7 @@ class ChatShape(Shape):
         return {"delta": {}}
 
 
-class CompletionShape(Shape):
+class CompletionShape(AnswerShape):
     object, prefix = "text_completion", "cmpl"
 
     def choice(self, number: int) -> dict[str, Any]:

@@ -25,7 +25,9 @@ import httpx
 
 from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import running
-from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import AdapterCandidate, Site
+from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port, TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
@@ -39,7 +41,7 @@ Clients = Callable[[Target, str, Settings], httpx.Client]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DeployRequest:
     """One deployment: what, by whose verdict, for whom."""
 
     config: DeployerConfig
@@ -68,7 +70,7 @@ def deploy(
     Raises `Refused` (all reasons), `TrainyardError` (`E-GATE`, `E-CANARY`, …), `Unavailable` (a target is down).
     """
     verdict = gate(config, adapter, report)
-    wanted = Wanted(config, open_reference(adapter), adapter, verdict, config.tenant or tenant, run_key)
+    wanted = DeployRequest(config, open_reference(adapter), adapter, verdict, config.tenant or tenant, run_key)
     registry = AdapterRegistry(settings.adapters)
     with registry.deploying(wanted.tenant, config.role), ExitStack() as open_clients:
         sites = open_sites(wanted, registry, settings, clients, open_clients)
@@ -105,7 +107,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
 
 
 def open_sites(
-    wanted: Wanted, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
+    wanted: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
 ) -> list[Site]:
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = describe(wanted)
@@ -134,12 +136,12 @@ def address(target: Target, settings: Settings) -> str:
     return url
 
 
-def describe(wanted: Wanted) -> Candidate:
+def describe(wanted: DeployRequest) -> AdapterCandidate:
     """What the adapter's own files say about it."""
     training = read_json(wanted.path / "training.json")
     config = read_json(wanted.path / "adapter_config.json")
     base = str(training.get("base_path") or config.get("base_model_name_or_path") or "")
-    return Candidate(
+    return AdapterCandidate(
         kind="adapter" if wanted.adapter.kind is Port.ADAPTER else "model",
         base_model=str(training.get("base_model") or base),
         base_path=base,
@@ -173,7 +175,7 @@ def refuse(reasons: Sequence[Reason]) -> None:
         raise Refused(reasons, what=f"The adapter cannot be deployed, for {len(reasons)} reason(s).")
 
 
-def refuse_control(wanted: Wanted) -> list[Reason]:
+def refuse_control(wanted: DeployRequest) -> list[Reason]:
     if not read_json(wanted.path / "training.json").get("control"):
         return []
     because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
@@ -182,7 +184,7 @@ def refuse_control(wanted: Wanted) -> list[Reason]:
     ]
 
 
-def check_template(wanted: Wanted) -> list[Reason]:
+def check_template(wanted: DeployRequest) -> list[Reason]:
     """The template that travels with the adapter has to be the one it was trained with."""
     trained = str(read_json(wanted.path / "training.json").get("chat_template_sha256") or "")
     carried = next((found for folder in carriers(wanted.path) if (found := chat_template_sha256(folder))), None)
@@ -192,7 +194,7 @@ def check_template(wanted: Wanted) -> list[Reason]:
     return [Reason("R-TEMPLATE-MISMATCH", None, "needs", because, "restore the tokenizer files, or train again.")]
 
 
-def check_base_files(candidate: Candidate, settings: Settings) -> list[Reason]:
+def check_base_files(candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """A base folder on this machine has to hold the bytes that were trained on."""
     folder = Path(candidate.base_path)
     if candidate.kind == "model" or not candidate.base_sha256 or not (folder / "config.json").is_file():
@@ -203,7 +205,7 @@ def check_base_files(candidate: Candidate, settings: Settings) -> list[Reason]:
     return [Reason("R-BASE-MISMATCH", None, "needs", because, "restore the base, or train on the new one.")]
 
 
-def register(wanted: Wanted, registry: AdapterRegistry, candidate: Candidate) -> AdapterVersion:
+def register(wanted: DeployRequest, registry: AdapterRegistry, candidate: AdapterCandidate) -> AdapterVersion:
     """Store the version with what a list shows of it."""
     facts = {
         "base_model": candidate.base_model,

@@ -13,7 +13,9 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.serve.deploy import address
-from trainyard.serve.targets import SERVERS, TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import AdapterCandidate, Site
+from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
@@ -27,7 +29,7 @@ NOT_YET = ("E-TARGET-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
 """What may be otherwise when the deployer asks: a server that is not up, a key that only the worker has."""
 
 
-def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0) -> Candidate:
+def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0) -> AdapterCandidate:
     """What the adapter of a trainer will be. `rank` is that of the adapters that are written as one with it.
 
     Raises what `resolve_model` raises for a base that is not here or may not be loaded.
@@ -40,7 +42,7 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
         "use_dora": config.method is Method.DORA,
         "modules_to_save": list(config.lora.modules_to_save),
     }
-    return Candidate(
+    return AdapterCandidate(
         kind="adapter" if config.method in ADAPTER_METHODS else "model",
         base_model=str(config.base_model),
         base_path=base.location,
@@ -59,7 +61,7 @@ def expected_template(config: TrainerConfig, base: ModelSource, settings: Settin
     return chosen.sha256, chosen.text
 
 
-def target_reasons(config: DeployerConfig, candidate: Candidate, settings: Settings) -> list[Reason]:
+def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     """Every reason why a target would not take the candidate, as far as it can be asked now."""
     found: list[Reason] = []
     for index, target in enumerate(config.targets):
@@ -76,7 +78,7 @@ def target_reasons(config: DeployerConfig, candidate: Candidate, settings: Setti
     return found
 
 
-def ask_target(target: Target, index: int, candidate: Candidate, settings: Settings) -> list[Reason]:
+def ask_target(target: Target, index: int, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     site = Site(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
     if target.type not in SERVERS:
         return TARGETS[target.type].check(site)

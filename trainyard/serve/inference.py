@@ -69,7 +69,7 @@ class Generation:
     finish_reason: str = "length"
 
 
-class Engine:
+class ModelRunner:
     """A base model, its tokenizer and the adapters on it. Only the worker thread calls the methods that compute."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:

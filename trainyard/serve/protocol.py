@@ -18,7 +18,7 @@ MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
 MAX_PROMPTS = 256
 MAX_NAME = 256
 """Choices are computed one after another."""
-Parsed = TypeVar("Parsed", bound="Request")
+Parsed = TypeVar("Parsed", bound="ApiRequest")
 
 
 class ApiError(Exception):
@@ -49,28 +49,28 @@ def check_name(name: str) -> str:
     return name
 
 
-class Request(BaseModel):
+class ApiRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class TextPart(Request):
+class TextPart(ApiRequest):
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(Request):
+class CalledFunction(ApiRequest):
     name: str
     arguments: str
     """JSON, as the model wrote it."""
 
 
-class ToolCall(Request):
+class ToolCall(ApiRequest):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ChatMessage(Request):
+class ChatMessage(ApiRequest):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None
     name: str | None = None
@@ -104,7 +104,7 @@ class ChatMessage(Request):
         return turn
 
 
-class Function(Request):
+class Function(ApiRequest):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -112,7 +112,7 @@ class Function(Request):
     """A call is not bound by the schema here."""
 
 
-class Tool(Request):
+class Tool(ApiRequest):
     type: Literal["function"]
     function: Function
 
@@ -120,14 +120,14 @@ class Tool(Request):
         return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
-class JsonSchemaSpec(Request):
+class JsonSchemaSpec(ApiRequest):
     name: str = "schema"
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Request):
+class ResponseFormat(ApiRequest):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaSpec | None = None
 
@@ -141,12 +141,12 @@ class ResponseFormat(Request):
         return self.json_schema.schema_
 
 
-class StreamOptions(Request):
+class StreamOptions(ApiRequest):
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class Sampling(Request):
+class SamplingRequest(ApiRequest):
     """What chat and text completions share. `frequency_penalty` and `presence_penalty` only in their neutral value."""
 
     model: str
@@ -178,7 +178,7 @@ class Sampling(Request):
         return stops
 
 
-class ChatRequest(Sampling):
+class ChatRequest(SamplingRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -196,7 +196,7 @@ class ChatRequest(Sampling):
         return [tool.for_template() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -211,7 +211,7 @@ class CompletionRequest(Sampling):
         return [given] if given and isinstance(given[0], int) else given
 
 
-class LoadAdapter(Request):
+class LoadAdapter(ApiRequest):
     lora_name: str = ""
     lora_path: str = ""
     load_inplace: bool = False
@@ -219,12 +219,12 @@ class LoadAdapter(Request):
     base_model_name: str | None = None
 
 
-class UnloadAdapter(Request):
+class UnloadAdapter(ApiRequest):
     lora_name: str = ""
     lora_int_id: int | None = None
 
 
-class Alias(Request):
+class Alias(ApiRequest):
     """`model` None removes the alias."""
 
     alias: str = Field(min_length=1, max_length=MAX_NAME)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.protocol import Alias, ApiError, LoadAdapter, UnloadAdapter, check_name, from_trainyard, not_found
 from trainyard.stores.models import ModelSource, chat_template_sha256
 
@@ -23,10 +23,10 @@ MAX_PATH = 4096
 """Linux takes no longer path."""
 
 
-class Served:
+class ServedModels:
     """What is served under which name. Changes run in the worker, between two requests."""
 
-    def __init__(self, engine: Engine, worker: Worker, base: ModelSource, roots: list[Path]) -> None:
+    def __init__(self, engine: ModelRunner, worker: Worker, base: ModelSource, roots: list[Path]) -> None:
         self.engine, self.worker, self.base = engine, worker, base
         self.roots = [root.resolve() for root in roots]
         self.paths: dict[str, Path] = {}

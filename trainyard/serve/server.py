@@ -34,7 +34,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
 from trainyard.serve.embedded import READY_FILE
-from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.listening import bind, server_config
 from trainyard.serve.protocol import (
     Alias,
@@ -46,7 +46,7 @@ from trainyard.serve.protocol import (
     from_trainyard,
     parse,
 )
-from trainyard.serve.served import Served
+from trainyard.serve.served import ServedModels
 from trainyard.settings import settings
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import ModelSource, resolve_model
@@ -57,7 +57,7 @@ MAX_TOKENS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def build_app(served: Served, answers: Answers, *, token: str | None, hosts: list[str]) -> FastAPI:
+def build_app(served: ServedModels, answers: Answers, *, token: str | None, hosts: list[str]) -> FastAPI:
     """The HTTP application over an engine that is already loaded."""
     app = FastAPI(title="Trainyard model server", docs_url=None, redoc_url=None, openapi_url=None)
     # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
@@ -89,7 +89,7 @@ def build_app(served: Served, answers: Answers, *, token: str | None, hosts: lis
     return app
 
 
-def add_routes(app: FastAPI, served: Served, answers: Answers, authorised: Any) -> None:
+def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised: Any) -> None:
     def counted(request: Request, response: Response) -> Response:
         answers.metrics.requests.labels(request.url.path, response.status_code).inc()
         return response
@@ -180,7 +180,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[Served, Answers]:
+def prepare(arguments: argparse.Namespace) -> tuple[ServedModels, Answers]:
     """Check and load everything that the arguments name. Raises `TrainyardError`."""
     model = resolve_model(arguments.model, settings())
     if model.path is None:
@@ -193,9 +193,9 @@ def prepare(arguments: argparse.Namespace) -> tuple[Served, Answers]:
     quiet: Any = transformers_logging.disable_progress_bar
     quiet()
     torch.set_num_threads(arguments.threads or psutil.cpu_count(logical=False) or 1)
-    engine, worker = Engine(model.path, dtype=DTYPES[arguments.dtype]), Worker()
+    engine, worker = ModelRunner(model.path, dtype=DTYPES[arguments.dtype]), Worker()
     roots = [settings().adapters, settings().artifacts, *arguments.adapter_root]
-    served = Served(engine, worker, model, roots)
+    served = ServedModels(engine, worker, model, roots)
     for given in arguments.adapter:
         name, separator, folder = given.partition("=")
         if not separator:

@@ -154,7 +154,7 @@ class DataFormat(StrEnum):
     DOCUMENTS = "documents"
 
 
-class Engine(StrEnum):
+class GeneratorKind(StrEnum):
     """Who writes the generated rows."""
 
     EXTRACTIVE = "extractive"

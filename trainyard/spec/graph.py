@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import Reason, Refused
-from trainyard.spec import compat
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, Engine, Method, Port
+from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GeneratorKind, Method, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
+from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.limits import MAX_REASONS
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.parse import ParsedNode, capped, closest, crowded, number, parse_nodes
@@ -98,7 +98,7 @@ def examine_nodes(
         name=name, tenant=tenant, nodes=listed, order=tuple(one.id for one in ordered), digest=""
     )
     unclear = frozenset(one.id for one in ordered if not one.clear)
-    reasons += compat.spec_reasons(resolved, wiring, unclear)
+    reasons += spec_reasons(resolved, wiring, unclear)
     if reasons:
         return capped(reasons, len(reasons)), None
     return [], resolved.model_copy(update={"digest": chain_digest(resolved)})
@@ -260,8 +260,8 @@ def complete_config(
 def complete_generator(config: AiGeneratorConfig, defaults: Defaults) -> AiGeneratorConfig:
     """Without a model, pairs are extracted by rule; the embedded server has the default base model."""
     if config.engine is None:
-        return config.model_copy(update={"engine": Engine.EXTRACTIVE})
-    return config.model_copy(update={"model": defaults.base_model}) if config.engine is Engine.LOCAL else config
+        return config.model_copy(update={"engine": GeneratorKind.EXTRACTIVE})
+    return config.model_copy(update={"model": defaults.base_model}) if config.engine is GeneratorKind.LOCAL else config
 
 
 def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaults: Defaults) -> TrainerConfig:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port, TargetType
+from trainyard.spec.axes import DataFormat, GenerationTemplate, GeneratorKind, Port, TargetType
 from trainyard.spec.training import Strict, TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -97,7 +97,7 @@ class AiGeneratorConfig(Strict):
     """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
 
     model: str | None = Field(None, min_length=1, max_length=256)
-    engine: Engine | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
+    engine: GeneratorKind | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
     endpoint: EndpointName | None = Field(
         None, description="Endpoint of trainyard.toml that answers, with its key; default: the one named as the model."
     )

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainyard.spec.axes import (
-    Engine,
     GenerationTemplate,
+    GeneratorKind,
     Method,
     Optimizer,
     Port,
@@ -284,7 +284,7 @@ def documents_node(path: str) -> DataSourceNode:
 
 
 def generator_node(template: GenerationTemplate, count: int, model: str | None, wordings: int = 3) -> AiGeneratorNode:
-    engine = Engine.EXTRACTIVE if model is None else None
+    engine = GeneratorKind.EXTRACTIVE if model is None else None
     config = AiGeneratorConfig(template=template, count=count, model=model, engine=engine, wordings=wordings)
     return AiGeneratorNode(type="ai_generator", id="ai-generator", config=config)
 

@@ -21,7 +21,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Progress(Frozen):
+class TrainingProgress(Frozen):
     """How far a training is. None: it has not said so yet."""
 
     step: int = 0
@@ -32,7 +32,7 @@ class Progress(Frozen):
     learning_rate: float | None = None
 
 
-class Metrics(Frozen):
+class TrainingMetrics(Frozen):
     """What a training came to so far."""
 
     train_loss: float | None = None
@@ -88,7 +88,7 @@ def kept(points: dict[int, Point], restarted_from: object) -> dict[int, Point]:
 
 
 @dataclass
-class Pace:
+class TrainingPace:
     """Puts a training's progress into words, with the time that is left at the mean pace since its last start."""
 
     first: tuple[int, float] | None = None
@@ -136,38 +136,38 @@ def later(events: Iterator[Event], since: float) -> Iterator[Event]:
     return (event for event in events if (said := number(event.get("time"))) is None or said >= since)
 
 
-def progress(path: Path, since: float = 0.0) -> Progress:
+def progress(path: Path, since: float = 0.0) -> TrainingProgress:
     """The newest progress of a file since a time; `begin` says the totals."""
     return last_progress(later(read_events(path), since))
 
 
-def last_progress(events: Iterator[Event]) -> Progress:
-    newest = Progress()
+def last_progress(events: Iterator[Event]) -> TrainingProgress:
+    newest = TrainingProgress()
     for event in events:
         newest = progressed(newest, event)
     return newest
 
 
-def progressed(before: Progress, event: Event) -> Progress:
+def progressed(before: TrainingProgress, event: Event) -> TrainingProgress:
     """The progress after one event; a pure function, so that a follower and a reader see the same."""
     if event["event"] not in ("begin", "progress"):
         return before
-    said = {name: event[name] for name in Progress.model_fields if isinstance(event.get(name), int | float)}
+    said = {name: event[name] for name in TrainingProgress.model_fields if isinstance(event.get(name), int | float)}
     if event["event"] == "begin":
         said = {name: value for name, value in said.items() if name.startswith("total")}
     return before.model_copy(update=said)
 
 
-def metrics(path: Path) -> Metrics:
+def metrics(path: Path) -> TrainingMetrics:
     """Train loss, evaluation loss and working time of a file."""
-    newest, clock = Metrics(), Clock()
+    newest, clock = TrainingMetrics(), ActiveTime()
     for event in read_events(path):
         newest = measured(newest, event)
         clock.see(event)
     return newest.model_copy(update={"duration_s": round(clock.worked, 3)})
 
 
-def measured(before: Metrics, event: Event) -> Metrics:
+def measured(before: TrainingMetrics, event: Event) -> TrainingMetrics:
     """The losses after one event."""
     names = {"progress": ("loss", "eval_loss"), "metrics": ("final_loss", "eval_loss")}.get(event["event"])
     if names is None:
@@ -176,7 +176,7 @@ def measured(before: Metrics, event: Event) -> Metrics:
     return before.model_copy(update={name: value for name, value in said.items() if isinstance(value, int | float)})
 
 
-class Clock:
+class ActiveTime:
     """Adds up the time between the events of each start; a clock that was set back counts for nothing."""
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
-from trainyard.night.world import Order, Stores, Trained, Verdict, World
-from trainyard.serve.extraction import Complete, Messages, document_of
+from trainyard.night.world import NightDeps, NightVerdict, Order, Stores, Trained
+from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import write_json_durably
@@ -31,7 +31,8 @@ from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
 from trainyard.stores.graph.local import LadybugGraph
-from trainyard.stores.markers import LocalMarkers, this_owner
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import this_owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.processes import boot_id
 
@@ -96,18 +97,18 @@ class QuickTrainer:
         order.on_time()
         return Trained(folder, {"final_loss": 1.0})
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
-        return Verdict(True, facts={"better": True})
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+        return NightVerdict(True, facts={"better": True})
 
     def deploy(self, version: AdapterVersion) -> None:
         self.versions.promote(version.name)
 
 
-def world(folder: Path) -> World:
+def world(folder: Path) -> NightDeps:
     """The night's surroundings below one folder."""
     files, clock = RealFiles(), RealClock()
     versions = AdapterRegistry(folder / "adapters")
-    return World(
+    return NightDeps(
         root=folder / "acme",
         documents=folder / "documents",
         files=files,

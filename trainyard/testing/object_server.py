@@ -63,7 +63,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Request:
+class SeenRequest:
     """One request as the server saw it."""
 
     method: str
@@ -90,7 +90,7 @@ class ObjectServer(Buckets):
         self.rates = dict(rates or {})
         self.delay_s, self.stall_s, self.buckets = delay_s, stall_s, buckets
         self.uploads: dict[str, Upload] = {}
-        self.requests: list[Request] = []
+        self.requests: list[SeenRequest] = []
         self.faults: Counter[str] = Counter()
         """How many requests met what."""
         self.closing = threading.Event()
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         download = self.command == "GET" and self.query.get("alt") == "media"
         fault = self.double.next_fault(download=download, changes=self.command != "GET")
         ranged = self.headers.get("Content-Range") or self.headers.get("Range") or ""
-        self.double.requests.append(Request(self.command, self.route, self.query, ranged, fault))
+        self.double.requests.append(SeenRequest(self.command, self.route, self.query, ranged, fault))
         if fault == "delay":
             time.sleep(self.double.delay_s)
         elif fault == "stall":

@@ -110,7 +110,7 @@ def ollama_server() -> Iterator[OllamaDouble]:
     """Serve a double on a free port of the loopback interface."""
     double = OllamaDouble()
 
-    class Handler(BaseHTTPRequestHandler):
+    class OllamaHandler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             """Say nothing: a test's output is its own."""
 
@@ -137,6 +137,6 @@ def ollama_server() -> Iterator[OllamaDouble]:
 
         do_GET = do_POST = do_DELETE = do_HEAD = reply
 
-    with serving(LoopbackServer(Handler)) as server:
+    with serving(LoopbackServer(OllamaHandler)) as server:
         double.url = server.url
         yield double

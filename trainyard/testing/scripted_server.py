@@ -39,7 +39,7 @@ class Exchange:
     """One request, and the ways to answer it."""
 
     server: ScriptedServer
-    connection: Connection
+    connection: ScriptedConnection
     method: str
     path: str
     headers: dict[str, str]
@@ -219,7 +219,7 @@ def die() -> Behaviour:
     return behave
 
 
-class Connection(asyncio.Protocol):
+class ScriptedConnection(asyncio.Protocol):
     """One client connection: collects requests by Content-Length and hands them to the server one by one."""
 
     def __init__(self, server: ScriptedServer) -> None:
@@ -275,7 +275,7 @@ class ScriptedServer:
     """Headers of every request of any kind, their names in lower case."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Name -> path of the adapters that were loaded."""
-    connections: set[Connection] = field(default_factory=set)
+    connections: set[ScriptedConnection] = field(default_factory=set)
     busy: int = field(default=0, init=False)
     most_busy: int = field(default=0, init=False)
     """The largest number of chat requests that were open at the same time."""
@@ -302,7 +302,9 @@ class ScriptedServer:
         self._end = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._free_at = [0.0] * (self.slots or 0)
-        self._listener = await self._loop.create_server(lambda: Connection(self), "127.0.0.1", self.port, backlog=1024)
+        self._listener = await self._loop.create_server(
+            lambda: ScriptedConnection(self), "127.0.0.1", self.port, backlog=1024
+        )
         self.port = self._listener.sockets[0].getsockname()[1]
         self._ready.set()
         await self._end.wait()

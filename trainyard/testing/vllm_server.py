@@ -141,7 +141,7 @@ def failure(status: int, kind: str, message: str, param: str | None = None) -> A
 
 
 def handler(double: VllmDouble) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class VllmHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -165,7 +165,7 @@ def handler(double: VllmDouble) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet: `requests` has them all."""
 
-    return Handler
+    return VllmHandler
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from trainyard.spec.axes import Device
-from trainyard.spec.estimate.cascade import Choice, choose
+from trainyard.spec.estimate.cascade import FitResult, choose
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 
@@ -19,7 +19,7 @@ CGROUP = Path("/sys/fs/cgroup")
 """Limits of the container that this process runs in (version 2), where there is one."""
 
 
-def autotune(shape: ModelShape, config: TrainerConfig, device: Device) -> Choice:
+def autotune(shape: ModelShape, config: TrainerConfig, device: Device) -> FitResult:
     """The first method and knobs that fit what is free on the device now. Raises `LimitExceeded` (`E-MEMORY-FIT`)."""
     return choose(shape, config, free_bytes(device), device)
 

@@ -131,7 +131,7 @@ def keeps_rows_apart(model: Any) -> bool:
     return torch.allclose(first_N, second_N, rtol=close, atol=close, equal_nan=True)
 
 
-class Plan:
+class BatchPlan:
     """The steps of every epoch over rows of known widths."""
 
     def __init__(self, widths: Sequence[int], cut: Cut, stage: StageSpec) -> None:
@@ -202,7 +202,7 @@ class Feed:
     """The batches of a run: examples, the plan of their steps, and scores of the reference where they are known."""
 
     examples: Sequence[Encoded]
-    plan: Plan
+    plan: BatchPlan
     stage: StageSpec
     pad_id: int
     reference: Sequence[Mapping[str, float]] | None = None

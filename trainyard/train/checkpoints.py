@@ -48,7 +48,7 @@ NO_SPACE_WORDS = re.compile(
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """The newest valid checkpoint, and what was put aside on the way to it."""
 
     path: Path | None
@@ -173,7 +173,7 @@ def checkpoints(root: Path, files: Files = DISK) -> list[tuple[Path, int]]:
     return sorted(found, key=lambda pair: pair[1], reverse=True)
 
 
-def newest_valid(root: Path, files: Files = DISK) -> Found:
+def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
     """The newest checkpoint whose bytes match its manifest. Damaged ones move to `quarantine/`; leftovers go.
 
     What is found survives a power cut: its name is flushed again, for its writer may have died before it did.
@@ -184,10 +184,10 @@ def newest_valid(root: Path, files: Files = DISK) -> Found:
         damage = damage_of(path, files)
         if damage is None:
             flush_name(files, path)
-            return Found(path, step, tuple(aside))
+            return FoundCheckpoint(path, step, tuple(aside))
         aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
         put_aside(root, path, files)
-    return Found(None, 0, tuple(aside))
+    return FoundCheckpoint(None, 0, tuple(aside))
 
 
 def tidy(root: Path, files: Files = DISK) -> None:

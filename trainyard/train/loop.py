@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainyard.train.batching import Feed
-from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session, require_finite
+from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.session.session import Session, require_finite
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Hook(Protocol):
 def train(
     session: Session,
     feed: Feed,
-    progress: Progress,
+    progress: SavedProgress,
     *,
     total_steps: int,
-    save: Callable[[Session, Progress], None],
+    save: Callable[[Session, SavedProgress], None],
     save_steps: int,
     stop: Callable[[], bool],
     hooks: Sequence[Hook] = (),
@@ -81,7 +81,9 @@ def done(session: Session) -> int:
     return session.global_step + session.skipped
 
 
-def finish_step(session: Session, progress: Progress, batches: list[Any], units: int, started: float) -> StepRecord:
+def finish_step(
+    session: Session, progress: SavedProgress, batches: list[Any], units: int, started: float
+) -> StepRecord:
     """Move the weights and write down what happened."""
     loss, metrics = progress.partial.pop("loss"), progress.partial
     require_finite(loss, done(session) + 1)

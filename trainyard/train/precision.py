@@ -100,7 +100,7 @@ FLASH_INSTALL = {
 
 
 @dataclass(frozen=True)
-class Architecture:
+class AttentionSupport:
     """A model's class, and the attention kernels that the library has for it."""
 
     name: str = "the model"
@@ -116,7 +116,7 @@ class Architecture:
         return "" if kernel in self.kernels else f"transformers has no {kernel} attention for {self.name}"
 
 
-ANY_ARCHITECTURE = Architecture()
+ANY_ARCHITECTURE = AttentionSupport()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def choose_attention(
     device: str,
     *,
     capability: tuple[int, int] | None = None,
-    architecture: Architecture = ANY_ARCHITECTURE,
+    architecture: AttentionSupport = ANY_ARCHITECTURE,
 ) -> KernelChoice:
     """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
@@ -158,7 +158,7 @@ def choose_attention(
     return KernelChoice(ATTENTION_NAMES[asked], "asked for")
 
 
-def best_attention(device: str, capability: tuple[int, int] | None, architecture: Architecture) -> KernelChoice:
+def best_attention(device: str, capability: tuple[int, int] | None, architecture: AttentionSupport) -> KernelChoice:
     hopper = capability is not None and capability[0] == 9
     flash = (("fa3", "fa2") if hopper else ("fa2",)) if device == "cuda" else ()
     for name in flash:

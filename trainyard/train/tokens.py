@@ -28,7 +28,7 @@ AnyRow = TypeVar("AnyRow", SftRow, PreferenceRow, LabelledRow, TextRow)
 
 
 @dataclass
-class Ledger:
+class TokenLedger:
     """Where every token and every row of a data set went."""
 
     read: int = 0
@@ -60,13 +60,13 @@ class Ledger:
 
 def encode_sft(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {input_ids, labels} of at most `max_length` tokens; a label is the id itself or -100 (no loss).
 
     A row whose assistant turns do not survive the cut is dropped and counted. The first token of a row has no
     predecessor that could predict it and is always masked.
     """
-    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
     for row in training_rows(rows, ledger):
         pieces = render_or_count(renderer, row.messages, row.tools, ledger)
         if pieces is None:
@@ -78,7 +78,7 @@ def encode_sft(
     return examples, ledger
 
 
-def training_rows(rows: Iterable[AnyRow], ledger: Ledger) -> Iterator[AnyRow]:
+def training_rows(rows: Iterable[AnyRow], ledger: TokenLedger) -> Iterator[AnyRow]:
     """The rows that are not held out, counted."""
     for row in rows:
         if row.split == TRAIN:
@@ -89,7 +89,7 @@ def training_rows(rows: Iterable[AnyRow], ledger: Ledger) -> Iterator[AnyRow]:
 
 
 def render_or_count(
-    renderer: Renderer, messages: list[Message], tools: str | None, ledger: Ledger
+    renderer: Renderer, messages: list[Message], tools: str | None, ledger: TokenLedger
 ) -> list[Piece] | None:
     """The pieces of a row; a row that the template refuses (wrong order of roles, say) is counted instead."""
     try:
@@ -101,7 +101,7 @@ def render_or_count(
     return pieces
 
 
-def count_hidden(messages: Sequence[Message], pieces: Sequence[Piece | str], ledger: Ledger) -> None:
+def count_hidden(messages: Sequence[Message], pieces: Sequence[Piece | str], ledger: TokenLedger) -> None:
     """Count a row whose reasoning or names the template leaves out: they are in the data and reach no token."""
     given = [message.extras for message in messages if message.more]
     if not given:
@@ -125,7 +125,7 @@ def encode_pieces(renderer: Renderer, pieces: list[Piece]) -> tuple[list[int], l
     return ids, labels
 
 
-def account_sft(ids: list[int], labels: list[int], max_length: int, ledger: Ledger) -> Encoded | None:
+def account_sft(ids: list[int], labels: list[int], max_length: int, ledger: TokenLedger) -> Encoded | None:
     """Cut a row, enter it in the ledger, and return it unless nothing is left to learn."""
     ledger.read += len(ids)
     kept_ids, kept_labels = ids[:max_length], labels[:max_length]
@@ -145,13 +145,13 @@ def account_sft(ids: list[int], labels: list[int], max_length: int, ledger: Ledg
 
 def encode_preference(
     rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {prompt_ids, chosen_ids, rejected_ids}; prompt and one answer together have at most `max_length` tokens.
 
     A pair is dropped when the cut leaves one answer empty or both the same: it could teach nothing. The prompt counts
     twice in the ledger, as it is read twice, before the chosen and before the rejected answer.
     """
-    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
     for row in training_rows(rows, ledger):
         encoded = encode_pair(renderer, row, ledger)
         if encoded is not None and (example := account_pair(*encoded, max_length, ledger)) is not None:
@@ -161,7 +161,7 @@ def encode_preference(
 
 
 def encode_pair(
-    renderer: Renderer, row: PreferenceRow, ledger: Ledger
+    renderer: Renderer, row: PreferenceRow, ledger: TokenLedger
 ) -> tuple[list[int], list[int], list[int]] | None:
     """Ids of prompt, chosen and rejected; None if the template refuses the row."""
     encoded = encode_answers(renderer, row.prompt, (row.chosen, row.rejected), row.tools, ledger)
@@ -172,7 +172,7 @@ def encode_pair(
 
 
 def encode_answers(
-    renderer: Renderer, prompt: list[Message], answers: Sequence[list[Message]], tools: str | None, ledger: Ledger
+    renderer: Renderer, prompt: list[Message], answers: Sequence[list[Message]], tools: str | None, ledger: TokenLedger
 ) -> tuple[list[int], list[list[int]]] | None:
     """Ids of a prompt and of each answer to it; a row that the template refuses is counted instead."""
     turns = [turn(message) for message in prompt]
@@ -186,7 +186,7 @@ def encode_answers(
 
 
 def account_pair(
-    prompt: list[int], chosen: list[int], rejected: list[int], max_length: int, ledger: Ledger
+    prompt: list[int], chosen: list[int], rejected: list[int], max_length: int, ledger: TokenLedger
 ) -> Encoded | None:
     """Cut a pair, enter it in the ledger, and return it unless the pair has lost its difference."""
     read = 2 * len(prompt) + len(chosen) + len(rejected)
@@ -206,7 +206,7 @@ def account_pair(
     return kept
 
 
-def require_targets(ledger: Ledger) -> None:
+def require_targets(ledger: TokenLedger) -> None:
     """Raise `InvalidInput` when nothing is left to learn: such a run would report a loss and teach nothing."""
     if ledger.trained:
         return

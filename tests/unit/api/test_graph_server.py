@@ -19,7 +19,10 @@ from trainyard.api.terminal.command import render
 from trainyard.api.verbs.graph import count_graph, export_graph, query_graph
 from trainyard.errors import InvalidInput, LimitExceeded, Unavailable
 from trainyard.settings import settings
-from trainyard.stores.graph import Entity, HttpGraph, MemoryGraph, Mutation, open_graph
+from trainyard.stores.graph.addresses import open_graph
+from trainyard.stores.graph.facts import Entity, Mutation
+from trainyard.stores.graph.memory import MemoryGraph
+from trainyard.stores.graph.remote import HttpGraph
 
 JANE = Mutation("default", "meetings", "a.md", hashlib.sha256(b"a").hexdigest(), "v1", (Entity("person", "Jane Doe"),))
 

@@ -11,7 +11,7 @@ from trainyard.api.context import Context
 from trainyard.api.requests.nights import WorkerInput
 from trainyard.api.verbs.night import run_worker, unfit_here, unfit_words
 from trainyard.errors import Refused
-from trainyard.night.training import HouseTrainer
+from trainyard.night.training import LocalTrainer
 from trainyard.settings import Settings
 from trainyard.spec.night import NightConfig, read_night
 
@@ -49,9 +49,9 @@ def test_a_machine_is_asked_the_rows_of_a_run(training: dict[str, Any], expected
 @NO_CUDA
 def test_the_markers_of_a_night_that_does_not_fit_wait_with_the_reason(here: Settings) -> None:
     config = night(hyperparameters={"precision": "fp16"})
-    trainer = HouseTrainer(config, here, unfit=unfit_words(config, here))
+    trainer = LocalTrainer(config, here, unfit=unfit_words(config, here))
     assert trainer.missing().startswith("R-FP16-CPU phase2.training.hyperparameters.precision: This machine computes")
-    assert HouseTrainer(night(), here, unfit=unfit_words(night(), here)).missing() == ""
+    assert LocalTrainer(night(), here, unfit=unfit_words(night(), here)).missing() == ""
 
 
 @NO_CUDA

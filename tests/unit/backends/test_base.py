@@ -13,7 +13,8 @@ import pytest
 from tests.small_jobs import Jobs, conversation, train_as_child
 from trainyard.backends.base import load, probe_all, rebuilt
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl import command, environment, reasons
+from trainyard.backends.surroundings import environment
+from trainyard.backends.trl.backend import command, reasons
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes import BackendName, Port

@@ -17,7 +17,7 @@ from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends import launching
 from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native import SHARED_PROGRAM
+from trainyard.backends.native.backend import SHARED_PROGRAM
 from trainyard.backends.surroundings import environment
 from trainyard.compute.rank import read_notes
 from trainyard.compute.supervise import Wanted

@@ -17,7 +17,7 @@ from tests.small_jobs import Jobs, train_here
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.errors import InvalidInput, Refused, Unavailable
 from trainyard.spec.axes import Port
-from trainyard.spec.estimate.bases import ENCODERS, BaseFacts, Layout
+from trainyard.spec.estimate.bases import ENCODERS, BaseFacts, ModelLayout
 from trainyard.stores.models import base_facts
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.methods.loading import architecture_of
@@ -129,10 +129,15 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_by_the_child(
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("bloom", Layout.DECODER), ("mamba", Layout.DECODER), ("bert", Layout.ENCODER), ("t5", Layout.ENCODER_DECODER)],
+    [
+        ("bloom", ModelLayout.DECODER),
+        ("mamba", ModelLayout.DECODER),
+        ("bert", ModelLayout.ENCODER),
+        ("t5", ModelLayout.ENCODER_DECODER),
+    ],
 )
 def test_the_files_say_the_same_as_the_loaded_config(
-    name: str, layout: Layout, family: Family, tokenizer: PreTrainedTokenizerFast
+    name: str, layout: ModelLayout, family: Family, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     assert base_facts(family(name)) == BaseFacts(name, layout, len(tokenizer), len(tokenizer))
 

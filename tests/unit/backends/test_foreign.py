@@ -20,23 +20,25 @@ from peft import LoraConfig
 
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
-from trainyard.backends import axolotl, deepspeed, unsloth
+from trainyard.backends.axolotl import backend as axolotl
 from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
-from trainyard.backends.axolotl.program import STEP_LINE, Watch, finished
-from trainyard.backends.deepspeed import ZERO_STAGES
+from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
+from trainyard.backends.deepspeed import backend as deepspeed
 from trainyard.backends.deepspeed import program as deepspeed_program
+from trainyard.backends.deepspeed.backend import ZERO_STAGES
 from trainyard.backends.deepspeed.build import clear_stale_locks
 from trainyard.backends.foreign import names
-from trainyard.backends.foreign.conductor import Run, Tool, conduct, device_for, lead
+from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.foreign.worker import Desk, checkpoint_places, commit, require_finite
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.unsloth import backend as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Device, Port, Stage
-from trainyard.spec.compat import BACKENDS
-from trainyard.train.checkpoints import Found, newest_valid
+from trainyard.spec.compat.training import BACKENDS
+from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
 PARENTS = {"deepspeed": deepspeed, "unsloth": unsloth, "axolotl": axolotl}
@@ -261,7 +263,7 @@ def test_steps_are_read_from_lines_that_a_progress_bar_has_overwritten() -> None
 
 def test_line_that_is_not_whole_yet_is_read_at_the_next_look(tmp_path: Path) -> None:
     log = tmp_path / LOG_FILE
-    watch = Watch(read=0)
+    watch = AxolotlWatch(read=0)
     log.write_bytes(b"{'loss': '5.9', 'learning_")
     assert watch.new_steps(log) == []
     with log.open("ab") as stream:
@@ -295,19 +297,19 @@ def python(home: Path) -> Path:
     return made
 
 
-def run_of(job: TrainingJob, folder: Path, found: Found) -> Run:
-    return Run(job, folder, Events(folder / "events.jsonl"), "cpu", found, {}, None)
+def run_of(job: TrainingJob, folder: Path, found: FoundCheckpoint) -> ExternalRun:
+    return ExternalRun(job, folder, Events(folder / "events.jsonl"), "cpu", found, {}, None)
 
 
 def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_path: Path, python: Path) -> None:
     launch = {"strategy": "zero2", "processes": 2}
     job = jobs(backend="deepspeed", launch=launch)
-    argv = deepspeed_program.argv(run_of(job, tmp_path, Found(None, 0)))
+    argv = deepspeed_program.argv(run_of(job, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
     assert argv[-3:] == ["-m", deepspeed_program.WORKER, str(tmp_path)]
     own = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
-    argv = deepspeed_program.argv(run_of(own, tmp_path, Found(None, 0)))
+    argv = deepspeed_program.argv(run_of(own, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
 
 
@@ -315,7 +317,7 @@ def test_operators_are_looked_for_where_they_were_compiled(
     jobs: Jobs, tmp_path: Path, python: Path, home: Path
 ) -> None:
     """By the real path of the environment: under the link's name ninja would compile them anew."""
-    run = run_of(jobs(backend="deepspeed"), tmp_path, Found(None, 0))
+    run = run_of(jobs(backend="deepspeed"), tmp_path, FoundCheckpoint(None, 0))
     beside = home / "envs" / "extensions-deepspeed"
     assert deepspeed_program.variables(run)["TORCH_EXTENSIONS_DIR"] == str(beside)
     (home / "envs" / "deepspeed" / "torch_extensions").mkdir()
@@ -334,7 +336,7 @@ def test_locks_of_dead_compilers_are_removed_and_those_of_living_ones_kept(tmp_p
     assert (tmp_path / "young" / "lock").exists()
 
 
-def checkpoint(folder: Path, step: int, **facts: Any) -> Found:
+def checkpoint(folder: Path, step: int, **facts: Any) -> FoundCheckpoint:
     temporary, _ = checkpoint_places(folder, step)
     (temporary / f"global_step{step}").mkdir(parents=True)
     (temporary / "latest").write_text(f"global_step{step}")
@@ -416,8 +418,8 @@ sys.exit(1)
 """
 
 
-def toy(program: str) -> Tool:
-    return Tool(
+def toy(program: str) -> ExternalTool:
+    return ExternalTool(
         argv=lambda run: [sys.executable, "-c", program, str(run.folder)],
         environment=lambda run: {},
         stop=lambda run, process: process.terminate() is None,
@@ -453,7 +455,7 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
     told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
     try:
-        lead(Run(job, folder, events, "cpu", Found(None, 0), told, None), toy(program), finish)
+        lead(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told, None), toy(program), finish)
     finally:
         events.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -21,8 +21,8 @@ from tests.unit.backends.test_foreign_trainers import Stopper, adapter_loss, los
 from trainyard.backends.base import Probe, TrainingStopped, load, probe
 from trainyard.backends.environments import pins
 from trainyard.backends.llamacpp.build import PROGRAMS, own_version, said_version
-from trainyard.backends.llamacpp.plan import Account
-from trainyard.backends.llamacpp.program import LINE, Curve
+from trainyard.backends.llamacpp.plan import ContextWindows
+from trainyard.backends.llamacpp.program import LINE, LogCurve
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.gguf import load as gguf_package
 from trainyard.serve.conversion.gguf import peft_to_gguf
@@ -137,7 +137,7 @@ def test_mlx_has_other_optimizers_and_plain_text(optimizer: str, jobs: Jobs, tmp
     ],
 )
 def test_what_mlx_does_not_carry_out_is_told_without_it(config: dict[str, Any], fields: list[str], jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.mlx")
+    backend: Any = importlib.import_module("trainyard.backends.mlx.backend")
     found = backend.reasons(jobs(backend="mlx", **config))
     assert [reason.field for reason in found] == fields
     assert {reason.code for reason in found} == {"R-MLX"}
@@ -258,22 +258,22 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
     ],
 )
 def test_what_llama_finetune_has_no_option_for_is_refused(config: dict[str, Any], field: str, jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.llamacpp")
+    backend: Any = importlib.import_module("trainyard.backends.llamacpp.backend")
     (reason,) = backend.reasons(jobs(backend="llamacpp", **config))
     assert (reason.code, reason.field) == ("R-LLAMACPP", field)
 
 
 def test_windows_are_counted_as_llama_cpp_counts_them() -> None:
-    account = Account.of(1132, 40)
+    account = ContextWindows.of(1132, 40)
     assert (account.context, account.windows) == (256, 6)
     tokens = account.ledger(30, 0)["tokens"]
     assert tokens == {"read": 1132, "trained": 896, "masked": 1, "truncated": 0, "dropped": 235}
-    assert Account.of(257, 40).windows == 0
-    assert Account.of(10_000, 257).context == 512
+    assert ContextWindows.of(257, 40).windows == 0
+    assert ContextWindows.of(10_000, 257).context == 512
 
 
 def test_the_loss_of_a_step_is_read_from_means() -> None:
-    curve = Curve()
+    curve = LogCurve()
     assert [curve.see(step, mean) for step, mean in ((1, 6.0), (2, 5.0), (3, 5.0))] == pytest.approx([6.0, 4.0, 5.0])
     line = b"\rtrain: [\xe2\x96\x8f] data=0000012/0000040 loss=5.51109\xc2\xb10.02 acc=1.00% t=00:00:00 ETA=00:00:01 \n"
     assert LINE.findall(line) == [(b"12", b"40", b"5.51109")]

@@ -6,17 +6,16 @@ import pytest
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import BackendName, Device, Method, Optimizer, PreferenceLoss, Quantization, Schedule, Stage
-from trainyard.spec.compat import BACKENDS
 from trainyard.spec.compat.engine import COMPARING_STAGES, FORMAT_DEVICES, OPTIMIZER_DEVICES, PACKABLE_STAGES
-from trainyard.spec.compat.training import EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
+from trainyard.spec.compat.training import BACKENDS, EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import choose_cut
-from trainyard.train.methods import METHODS
+from trainyard.train.methods.table import METHODS
 from trainyard.train.optimizers import OPTIMIZERS
-from trainyard.train.quantization import FORMATS
+from trainyard.train.quantization.formats import FORMATS
 from trainyard.train.schedules import SCHEDULES
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.dpo import LOSSES
+from trainyard.train.stages.table import STAGES
 
 REACH = BACKENDS[BackendName.NATIVE]
 

@@ -14,7 +14,7 @@ from trainyard.backends.rows import CHAT_FILE, READ_BY, rows_of, write_chat_rows
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port, Stage
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 
 ASK, BETTER, WORSE = Message("user", "q"), Message("assistant", "better"), Message("assistant", "worse")
 PAIR = PreferenceRow([ASK], [BETTER], [WORSE])

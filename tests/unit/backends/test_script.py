@@ -19,7 +19,8 @@ from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard import settings as settings_module
 from trainyard.backends.base import TrainingStopped, probe
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.script import files, reasons, templates
+from trainyard.backends.script import files, templates
+from trainyard.backends.script.backend import reasons
 from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
 from trainyard.compute.supervise import Wanted

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
-from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
+from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
 from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
 from trainyard.compute.child import Stopped
 from trainyard.data.rows import SftRow

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native import reasons as native_reasons
+from trainyard.backends.native.backend import reasons as native_reasons
 from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
 from trainyard.compute.child import EVENTS_FILE, Stopped
 from trainyard.data.rows import Message, Row, SftRow, write_rows

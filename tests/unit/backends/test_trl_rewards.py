@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter
 
-from trainyard.backends.trl.rewards import REWARDS, Completion, named
+from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
 from trainyard.spec.training import Reward
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
@@ -16,7 +16,7 @@ READ: TypeAdapter[Any] = TypeAdapter(Reward)
 
 def worth(said: str, answer: str = "Yes", tokens: int = 4, **settings: Any) -> float:
     read = READ.validate_python(settings)
-    return REWARDS[read.type](Completion(said, tokens), answer, read)
+    return REWARDS[read.type](SampledCompletion(said, tokens), answer, read)
 
 
 def test_every_type_has_its_function() -> None:

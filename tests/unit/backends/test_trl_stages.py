@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.selection import by_default
 from tests.small_jobs import MAX_LENGTH, Jobs, Ran, labelled_rows, preference_rows, train_as_child, train_here
-from trainyard.backends.trl import reasons
+from trainyard.backends.trl.backend import reasons
 from trainyard.backends.trl.data import ENCODERS
 from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import BackendName, Port
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.train.tokens import encode_preference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it

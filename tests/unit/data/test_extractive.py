@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.data.extractive import Pair, extract, pairs
 from trainyard.data.extractive.code import commit_parts, parse_python
 from trainyard.data.extractive.facts import Fact
 from trainyard.data.extractive.outline import outline
+from trainyard.data.extractive.pairs import Pair, extract, pairs
 from trainyard.data.extractive.questions import questions
 from trainyard.data.extractive.sentences import sentences, short_answer
 from trainyard.data.extractive.wordings import INSTRUCTIONS, WORDINGS

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainyard.data.extractive import pairs
 from trainyard.data.extractive.cleaning import (
     join_line_ends,
     only_refers,
@@ -18,6 +17,7 @@ from trainyard.data.extractive.cleaning import (
     tidy_heading,
     without_label,
 )
+from trainyard.data.extractive.pairs import pairs
 from trainyard.data.rows import DocumentRow
 from trainyard.spec.axes import GenerationTemplate
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.extractive import Pair, pairs
+from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.language import detect_language
 from trainyard.data.readers.documents import read_document
 from trainyard.data.rows import DocumentRow

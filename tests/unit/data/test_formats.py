@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.data.formats import ALLOWED, SHAPES, Normaliser, detect
+from trainyard.data.formats.shapes import ALLOWED, SHAPES, Normaliser, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput

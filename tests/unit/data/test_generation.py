@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.data.generation import generate
-from trainyard.data.generation.accounting import Account, Books, spread_by_weight, spread_evenly
+from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight, spread_evenly
 from trainyard.data.generation.asking import pairs_per_request, pieces, reason_of
+from trainyard.data.generation.generate import generate
 from trainyard.data.generation.shapes import rows_per_pair
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, write_rows
 from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve.client import completer
+from trainyard.serve.client.client import completer
 from trainyard.spec.axes import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
@@ -582,4 +582,7 @@ def test_books_that_do_not_balance_are_not_written(tmp_path: Path) -> None:
         books.ask("d", "s", 2)
         with pytest.raises(AssertionError):
             books.write_accounting({})
-    assert msgspec.json.encode(Account("d", "s", 2)) == b'{"doc_id":"d","source":"s","asked":2,"kept":0,"rejected":{}}'
+    assert (
+        msgspec.json.encode(DocumentCounts("d", "s", 2))
+        == b'{"doc_id":"d","source":"s","asked":2,"kept":0,"rejected":{}}'
+    )

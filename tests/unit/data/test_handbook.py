@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.data.validating import by_words
-from trainyard.data.extractive import Pair, pairs
-from trainyard.data.generation import generate
+from trainyard.data.extractive.pairs import Pair, pairs
+from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.data.validation import validate
 from trainyard.spec.axes import GenerationTemplate, Port

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.unit.data.reading import Result, json_lines, read_all, read_text, settings_for
-from trainyard.data.formats import Normaliser, detect
 from trainyard.data.formats.fast import fast_decoder, key_bounds
+from trainyard.data.formats.shapes import Normaliser, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import jsonl
 from trainyard.data.readers.chunks import Chunk

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from validating import LOOSE, PORTS, Validated, by_words, labelled, preference, qa, run, sieve
 
-from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.sets import Fate, Survivors
 from trainyard.data.quarantine import ROWS_WITH_TEXT
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, TextRow, to_batch, write_rows
@@ -353,9 +353,9 @@ def test_the_working_file_goes_when_a_step_fails(tmp_path: Path) -> None:
 )
 def test_a_wrong_balance_fails_the_run(tmp_path: Path, change: dict[str, Any]) -> None:
     right = {"read": 11, "kept": 6, "heldout": {"a": 2, "b": 1}, "dropped": Counter({"x": 1, "y": 1})}
-    Ledger(tmp_path / "q", **right).check_balance()
+    RowLedger(tmp_path / "q", **right).check_balance()
     with pytest.raises(TrainyardError, match=r"E-BALANCE: The validator's balance is wrong: read \d+, kept \d"):
-        Ledger(tmp_path / "q", **{**right, **change}).check_balance()
+        RowLedger(tmp_path / "q", **{**right, **change}).check_balance()
 
 
 def test_a_run_with_a_wrong_balance_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,8 +391,8 @@ def test_every_dropped_fate_has_a_reason_and_every_other_a_place() -> None:
 
 
 def test_nothing_kept_of_nothing(tmp_path: Path) -> None:
-    assert nothing_kept(Ledger(tmp_path / "q")).code == "E-DATA-EMPTY"
-    assert nothing_kept(Ledger(tmp_path / "q", read=1)).code == "E-DATA-ALL-DROPPED"
+    assert nothing_kept(RowLedger(tmp_path / "q")).code == "E-DATA-EMPTY"
+    assert nothing_kept(RowLedger(tmp_path / "q", read=1)).code == "E-DATA-ALL-DROPPED"
 
 
 SENTENCE = st.lists(st.sampled_from(WORDS[:8]), max_size=16).map(" ".join)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainyard.data.quality.blocks import Block, Ledger
+from trainyard.data.quality.blocks import Block, RowLedger
 from trainyard.data.quality.lengths import Item
 from trainyard.data.rows import (
     ROWS_FILE,
@@ -61,7 +61,7 @@ def labelled(prompt: str = "Which?", completion: str = "The first.", label: bool
 
 def sieve(tmp_path: Path, port: Port = Port.SFT, **config: Any) -> Sieve:
     rules = ValidatorConfig(**{**LOOSE, **config})
-    return Sieve(rules, port, Ledger(tmp_path / "quarantine.jsonl"), by_words)
+    return Sieve(rules, port, RowLedger(tmp_path / "quarantine.jsonl"), by_words)
 
 
 def block(rows: Sequence[Row]) -> Block:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from trainyard.errors import InvalidInput
 from trainyard.evals.gate import Measured, choose_primary, judge
-from trainyard.evals.statistics import Interval
+from trainyard.evals.statistics import ConfidenceInterval
 
 PRIMARY = "heldout_loss/unseen_wording"
 
 
 def measured(label: str, low: float, high: float, *, margin: float = 0.0, cases: int = 50) -> Measured:
-    return Measured(label, "nats", Interval((low + high) / 2, low, high, cases), margin)
+    return Measured(label, "nats", ConfidenceInterval((low + high) / 2, low, high, cases), margin)
 
 
 def test_a_clear_improvement_with_nothing_worse_is_better() -> None:
@@ -56,7 +56,7 @@ def test_all_reasons_are_listed() -> None:
 
 
 def test_a_loss_of_exactly_the_margin_passes() -> None:
-    exact = Measured("f1/x", "F1", Interval(-0.25, -0.3, -0.2, 40), 0.25)
+    exact = Measured("f1/x", "F1", ConfidenceInterval(-0.25, -0.3, -0.2, 40), 0.25)
     assert judge([measured(PRIMARY, 0.1, 0.2), exact], PRIMARY, 0.95).better
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.api.operations import OPERATIONS
-from trainyard.serve.inference_server import read_profile
+from trainyard.serve.inference_server.commands import read_profile
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
 

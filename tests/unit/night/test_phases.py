@@ -23,13 +23,13 @@ from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
-from trainyard.night.world import Order, Trained, Verdict, World
-from trainyard.serve.extraction import Messages
+from trainyard.night.world import NightDeps, NightVerdict, Order, Trained
+from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import MarkerState, Owner
-from trainyard.stores.objects import ObjectInfo, ObjectSettings, open_store
+from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
 from trainyard.testing import night_program
 from trainyard.testing.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.testing.object_server import ObjectServer
@@ -47,21 +47,21 @@ class Kept:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> NightDeps:
     night_program.prepare(tmp_path)
     made = night_program.world(tmp_path)
     return replace(made, stores=replace(made.stores, graph=Kept().opened))
 
 
-def night(world: World, run: str = RUN, **more: Any) -> NightReport:
+def night(world: NightDeps, run: str = RUN, **more: Any) -> NightReport:
     return run_night(read_night({**CONFIG, **more}), world, run)
 
 
-def without_store(world: World) -> World:
+def without_store(world: NightDeps) -> NightDeps:
     return replace(world, stores=replace(world.stores, objects=None))
 
 
-def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: World) -> None:
+def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: NightDeps) -> None:
     report = night(world)
     assert report.state == "completed"
     assert (report.phase1.done, report.phase1.left, report.phase1.new_entities) == (2, 0, 4)
@@ -76,7 +76,7 @@ def test_a_night_reads_trains_and_publishes_both_buckets_sft_first(world: World)
         assert "three.md" in text
 
 
-def test_a_long_night_says_how_far_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_night_says_how_far_it_is(world: NightDeps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extracting, "PROGRESS_S", 0.0)
     told: list[str] = []
     night(replace(world, say=told.append))
@@ -88,7 +88,7 @@ def test_a_long_night_says_how_far_it_is(world: World, monkeypatch: pytest.Monke
 
 def test_the_pace_of_a_night_is_told_from_time_to_time() -> None:
     times = iter([0.0, *(10.0 * n for n in range(1, 721))])
-    pace = extracting.Pace(lambda: next(times))
+    pace = extracting.ReadingPace(lambda: next(times))
     lines = [line for left in range(719, -1, -1) if (line := pace.line(left))]
     assert lines[0] == "documents: 2 of 720 read, 6.0 a minute, about 2 h 0 min left"
     assert lines[-1] == "documents: 720 of 720 read, 6.0 a minute, all asked"
@@ -101,7 +101,7 @@ def test_the_pace_of_a_night_is_told_from_time_to_time() -> None:
     ]
 
 
-def test_a_date_is_done_once_and_the_next_one_finds_nothing_new(world: World) -> None:
+def test_a_date_is_done_once_and_the_next_one_finds_nothing_new(world: NightDeps) -> None:
     assert night(world).state == "completed"
     again = night(world)
     assert (again.state, again.skipped) == ("skipped", "this night is done already")
@@ -128,7 +128,7 @@ def names_in(kept: Kept) -> dict[str, list[str]]:
     }
 
 
-def test_a_second_name_of_a_known_content_is_told_to_the_graph_without_the_model(world: World) -> None:
+def test_a_second_name_of_a_known_content_is_told_to_the_graph_without_the_model(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     night(world)
@@ -145,7 +145,7 @@ def test_a_second_name_of_a_known_content_is_told_to_the_graph_without_the_model
     assert list(kept.graph.dump()) == before
 
 
-def test_an_edit_to_a_known_content_takes_away_what_the_name_stated(world: World) -> None:
+def test_an_edit_to_a_known_content_takes_away_what_the_name_stated(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     night(world)
@@ -154,7 +154,7 @@ def test_an_edit_to_a_known_content_takes_away_what_the_name_stated(world: World
     assert names_in(kept) == {"Ada": ["one.md", "two.md"], "Acme": ["one.md", "two.md"]}
 
 
-def test_contents_that_change_names_in_one_night_are_lost_by_nobody(world: World) -> None:
+def test_contents_that_change_names_in_one_night_are_lost_by_nobody(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     night(world)
@@ -166,7 +166,7 @@ def test_contents_that_change_names_in_one_night_are_lost_by_nobody(world: World
     assert names_in(kept) == {"Ada": ["two.md"], "Bo": ["one.md"], "Acme": ["one.md", "two.md"], "Oslo": ["one.md"]}
 
 
-def test_two_new_documents_of_one_content_are_read_once_and_both_named(world: World) -> None:
+def test_two_new_documents_of_one_content_are_read_once_and_both_named(world: NightDeps) -> None:
     kept, asked = Kept(), []
 
     class Counting(QuickServer):
@@ -181,7 +181,7 @@ def test_two_new_documents_of_one_content_are_read_once_and_both_named(world: Wo
     assert len(asked) == 3
 
 
-def test_a_graph_that_lost_a_content_is_told_it_anew(world: World) -> None:
+def test_a_graph_that_lost_a_content_is_told_it_anew(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     night(world)
@@ -191,7 +191,7 @@ def test_a_graph_that_lost_a_content_is_told_it_anew(world: World) -> None:
     assert names_in(kept)["Ada"] == ["copy.md"]
 
 
-def test_a_graph_that_is_away_lets_nothing_be_asked(world: World) -> None:
+def test_a_graph_that_is_away_lets_nothing_be_asked(world: NightDeps) -> None:
     night(world)
 
     @contextmanager
@@ -208,7 +208,7 @@ def test_a_graph_that_is_away_lets_nothing_be_asked(world: World) -> None:
     assert report.phase1.failure.code == "E-GRAPH-SERVER"
 
 
-def test_forty_nine_are_not_fifty(world: World) -> None:
+def test_forty_nine_are_not_fifty(world: NightDeps) -> None:
     buckets = [{"name": "fresh", "method": "sft", "threshold": 50}]
     corpora = world.stores.corpora
     corpora.add("fresh", "sft", [{"diff": f"+{n}", "message": "m"} for n in range(49)])
@@ -221,17 +221,17 @@ def test_forty_nine_are_not_fifty(world: World) -> None:
     assert [one.rows for one in second.phase2.trainings] == [50]
 
 
-def test_without_a_weights_store_nothing_is_sent(world: World) -> None:
+def test_without_a_weights_store_nothing_is_sent(world: NightDeps) -> None:
     report = night(without_store(world))
     assert [one.outcome for one in report.phase2.trainings] == ["published", "published"]
     assert not (world.documents.parent / "cloud").exists()
 
 
-def test_the_report_says_what_a_published_adapter_is_better_than(world: World) -> None:
+def test_the_report_says_what_a_published_adapter_is_better_than(world: NightDeps) -> None:
     class Telling(QuickTrainer):
-        def judge(self, order: Order, trained: Trained) -> Verdict:
+        def judge(self, order: Order, trained: Trained) -> NightVerdict:
             gate = {"better": True, "passed": ["heldout_loss: improvement +0.5 [+0.3, +0.7]"], "reasons": []}
-            return Verdict(True, facts={**gate, "baseline": "live adapter default/fresh/v3"})
+            return NightVerdict(True, facts={**gate, "baseline": "live adapter default/fresh/v3"})
 
     report = night(replace(world, trainer=Telling(world.stores.versions)))
     expected = ("better than live adapter default/fresh/v3", "heldout_loss: improvement +0.5 [+0.3, +0.7]")
@@ -239,12 +239,12 @@ def test_the_report_says_what_a_published_adapter_is_better_than(world: World) -
     assert "; ".join(expected) in markdown(report)
 
 
-def test_without_a_gate_the_report_says_that_nothing_was_evaluated(world: World) -> None:
+def test_without_a_gate_the_report_says_that_nothing_was_evaluated(world: NightDeps) -> None:
     report = night(world, phase2={"gate": "none"})
     assert {one.gate for one in report.phase2.trainings} == {("not evaluated: phase2.gate is none",)}
 
 
-def test_without_a_trainer_the_markers_wait(world: World) -> None:
+def test_without_a_trainer_the_markers_wait(world: NightDeps) -> None:
     class NoTrainer(QuickTrainer):
         def missing(self) -> str:
             return "torch is not installed."
@@ -256,7 +256,7 @@ def test_without_a_trainer_the_markers_wait(world: World) -> None:
     assert set(world.stores.markers.states().values()) == {MarkerState.PENDING}
 
 
-def test_phase_2_never_starts_on_a_device_that_is_held(world: World) -> None:
+def test_phase_2_never_starts_on_a_device_that_is_held(world: NightDeps) -> None:
     class Zombie(QuickServer):
         def prove_free(self, timeout_s: float) -> None:
             raise Conflict("Process 17 holds the device.", do="End it.", code="E-DEVICE-OCCUPIED")
@@ -268,7 +268,7 @@ def test_phase_2_never_starts_on_a_device_that_is_held(world: World) -> None:
     assert "E-DEVICE-OCCUPIED" in markdown(report)
 
 
-def test_a_failed_phase_1_does_not_forbid_phase_2(world: World) -> None:
+def test_a_failed_phase_1_does_not_forbid_phase_2(world: NightDeps) -> None:
     class Away(QuickServer):
         def wait_ready(self, timeout_s: float) -> None:
             raise Unavailable("It did not come up.", do="Read its log.", code="E-INFERENCE-START")
@@ -283,7 +283,7 @@ def test_a_failed_phase_1_does_not_forbid_phase_2(world: World) -> None:
 
 @pytest.mark.parametrize(("profile_s", "window_s", "expected"), [(300.0, 60, 60.0), (7.0, 60, 7.0)])
 def test_requests_in_flight_have_the_shorter_of_two_times(
-    profile_s: float, window_s: int, expected: float, world: World
+    profile_s: float, window_s: int, expected: float, world: NightDeps
 ) -> None:
     class Drained(QuickServer):
         drain_s = profile_s
@@ -306,7 +306,7 @@ class Slow(QuickServer):
         return await super().complete(messages, schema, max_tokens)
 
 
-def test_documents_in_flight_are_left_when_the_profile_s_time_is_over(world: World) -> None:
+def test_documents_in_flight_are_left_when_the_profile_s_time_is_over(world: NightDeps) -> None:
     """Phase 1 has a second: what was admitted in it has 0.2 s more, not the two minutes of the window."""
     said: list[str] = []
     slow = replace(world, server=Slow(), say=said.append)
@@ -327,7 +327,7 @@ class Refusing(FolderStore):
         raise Unavailable("The bucket refuses.", why="403", do="Correct the credentials.", code="E-OBJECT-FORBIDDEN")
 
 
-def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: World, tmp_path: Path) -> None:
+def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: NightDeps, tmp_path: Path) -> None:
     refused = replace(world, stores=replace(world.stores, objects=Refusing(tmp_path / "cloud")))
     report = night(refused)
     assert report.state == "failed"
@@ -345,7 +345,7 @@ def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: World
     ],
 )  # fmt: skip
 def test_a_night_ends_in_time_whatever_its_bucket_answers(
-    world: World, monkeypatch: pytest.MonkeyPatch, fault: str, code: str
+    world: NightDeps, monkeypatch: pytest.MonkeyPatch, fault: str, code: str
 ) -> None:
     """The real client against the double over HTTP: a failed night that says why, and nothing twice afterwards."""
     pytest.importorskip("google.cloud.storage", reason="needs the gcs extra")
@@ -368,7 +368,7 @@ def test_a_night_ends_in_time_whatever_its_bucket_answers(
     gc.collect()  # google-auth drops some answers unread; their sockets warn wherever they are collected
 
 
-def test_a_night_without_documents_starts_no_model(world: World) -> None:
+def test_a_night_without_documents_starts_no_model(world: NightDeps) -> None:
     for path in world.documents.iterdir():
         path.unlink()
     report = night(replace(world, server=NeverAsked()))
@@ -388,7 +388,7 @@ OBEDIENT = (
 
 @pytest.mark.parametrize("answer", OBEDIENT)
 def test_a_model_that_obeys_a_document_adds_no_kind_and_reaches_no_other_tenant(
-    world: World, answer: dict[str, Any]
+    world: NightDeps, answer: dict[str, Any]
 ) -> None:
     class Obedient(QuickServer):
         async def complete(self, messages: Any, schema: Any, max_tokens: int) -> str:
@@ -404,7 +404,7 @@ def test_a_model_that_obeys_a_document_adds_no_kind_and_reaches_no_other_tenant(
     assert list(kept.graph.dump()) == []
 
 
-def test_a_corpus_that_grows_while_it_is_trained_counts_for_the_next_time(world: World) -> None:
+def test_a_corpus_that_grows_while_it_is_trained_counts_for_the_next_time(world: NightDeps) -> None:
     class Growing(QuickTrainer):
         def train(self, order: Any) -> Any:
             world.stores.corpora.add("engineering", "sft", [{"diff": f"+late {n}", "message": "m"} for n in range(3)])
@@ -416,7 +416,7 @@ def test_a_corpus_that_grows_while_it_is_trained_counts_for_the_next_time(world:
     assert [one.version for one in following.phase2.trainings] == ["acme/engineering/v2"]
 
 
-def test_a_training_that_fails_is_tried_again_and_given_up(world: World) -> None:
+def test_a_training_that_fails_is_tried_again_and_given_up(world: NightDeps) -> None:
     class Broken(QuickTrainer):
         def train(self, order: Any) -> Any:
             raise Unavailable("It died.", do="Read its log.", code="E-KILLED")
@@ -428,7 +428,7 @@ def test_a_training_that_fails_is_tried_again_and_given_up(world: World) -> None
     assert world.stores.markers.show(name).state is MarkerState.FAILED
 
 
-def test_an_owner_that_was_replaced_publishes_nothing(world: World) -> None:
+def test_an_owner_that_was_replaced_publishes_nothing(world: NightDeps) -> None:
     """The gate takes so long that the lease runs out; another worker takes the marker and ends it."""
     config = read_night(CONFIG)
     other = Owner("another-machine", 7, 1.0, "boot")
@@ -453,14 +453,14 @@ def test_an_owner_that_was_replaced_publishes_nothing(world: World) -> None:
     assert (record.owner.host, record.owner.pid) == (other.host, other.pid)
 
 
-def test_a_worker_does_what_a_night_left(world: World) -> None:
+def test_a_worker_does_what_a_night_left(world: NightDeps) -> None:
     night(world, phase2={"train": False})
     reports = poll(read_night(CONFIG), world)
     assert [one.outcome for one in reports] == ["published", "published"]
     assert poll(read_night(CONFIG), world) == []
 
 
-def test_a_second_night_at_the_same_time_is_skipped(world: World) -> None:
+def test_a_second_night_at_the_same_time_is_skipped(world: NightDeps) -> None:
     @contextmanager
     def busy(_run: str) -> Iterator[None]:
         raise Conflict("slot-0 is in use.", do="Wait.", code="E-DEVICE-BUSY")
@@ -477,7 +477,7 @@ def long_text(*names: str) -> str:
     return "".join(f"{name}\n{padding}\n" for name in names)
 
 
-def test_a_long_document_is_read_in_parts_with_facts_of_their_own(world: World) -> None:
+def test_a_long_document_is_read_in_parts_with_facts_of_their_own(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     path = world.documents / "long.md"
@@ -491,7 +491,7 @@ def test_a_long_document_is_read_in_parts_with_facts_of_their_own(world: World) 
     assert "Flo" not in names_in(kept)
 
 
-def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: World) -> None:
+def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: NightDeps) -> None:
     kept = Kept()
     world = replace(world, stores=replace(world.stores, graph=kept.opened))
     path = world.documents / "long.md"
@@ -510,7 +510,7 @@ def test_a_part_that_is_gone_takes_its_facts_with_it_without_the_model(world: Wo
     assert names_in(kept)["Gus"] == ["long.md/#3"]
 
 
-def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: World) -> None:
+def test_parts_that_only_the_graph_has_are_taken_away_after_a_crash(world: NightDeps) -> None:
     """A file grows, the process dies between the graph and the ledger, and the file is short again: twice, the second
     time when the ledger knows the part as gone."""
     kept = Kept()

@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from trainyard.serve.answers import Answers
-from trainyard.serve.inference import Engine, Worker
+from trainyard.serve.inference import ModelRunner, Worker
 from trainyard.serve.protocol import MAX_CHOICES
-from trainyard.serve.served import Served
+from trainyard.serve.served import ServedModels
 from trainyard.serve.server import build_app
 from trainyard.stores.models import ModelSource
 
@@ -39,9 +39,9 @@ def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The server over a model whose chat template has a place for tools."""
     folder = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(tiny_model, folder)
-    engine, worker = Engine(folder), Worker()
+    engine, worker = ModelRunner(folder), Worker()
     engine.tokenizer.chat_template = WITH_TOOLS
-    served = Served(engine, worker, ModelSource(NAME, folder, "0" * 64), [])
+    served = ServedModels(engine, worker, ModelSource(NAME, folder, "0" * 64), [])
     app = build_app(served, Answers(engine, worker, served, max_tokens=100), token=None, hosts=["testserver"])
     with TestClient(app) as made:
         yield made

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.serve.client import (
+from trainyard.serve.client.client import (
     ChatClient,
     Completion,
     ServerError,

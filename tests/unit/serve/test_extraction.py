@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import InvalidInput
-from trainyard.serve.extraction import (
+from trainyard.serve.extraction import rules
+from trainyard.serve.extraction.extraction import (
     ANSWER_TOKENS,
     MAX_ANSWER_CHARS,
     MAX_DOCUMENT_CHARS,
@@ -24,10 +25,9 @@ from trainyard.serve.extraction import (
     extract,
     parse,
     prompt,
-    rules,
     version,
 )
-from trainyard.stores.graph import ENTITY_KINDS
+from trainyard.stores.graph.facts import ENTITY_KINDS
 
 SAMPLES = Path(__file__).parents[3] / "examples" / "night"
 EMPTY = '{"entities":[],"relations":[]}'

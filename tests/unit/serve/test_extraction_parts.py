@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.serve.extraction import MAX_DOCUMENT_CHARS, prompt
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, prompt
 from trainyard.serve.extraction.parts import split_document
 
 BODY = "A line of text.\n" * 10

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainyard.serve.extraction import RULES, RULES_VERSION, rules, version
+from trainyard.serve.extraction import rules
+from trainyard.serve.extraction.extraction import RULES, RULES_VERSION, version
 from trainyard.serve.extraction.names import company_name, is_abbreviation_of, is_person
 
 Pairs = dict[str, str]

@@ -18,10 +18,9 @@ from pydantic import ValidationError
 from trainyard.compute.child import alive
 from trainyard.compute.gpus import Gpu, GpuReadings
 from trainyard.errors import Conflict, InvalidInput, NotFound, Unavailable
-from trainyard.serve.extraction import SCHEMA, extract
-from trainyard.serve.inference_server import InferenceServer, read_profile, release_of
-from trainyard.serve.inference_server.commands import command, variables
-from trainyard.serve.inference_server.life import RECORD_FILE, Record
+from trainyard.serve.extraction.extraction import SCHEMA, extract
+from trainyard.serve.inference_server.commands import command, read_profile, release_of, variables
+from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, ServerRecord
 from trainyard.serve.inference_server.profiles import (
     EmbeddedEngine,
     LlamaServerEngine,
@@ -65,7 +64,7 @@ async def test_the_rules_serve_a_phase_from_start_to_free(tmp_path: Path, settin
 
 def test_a_server_of_a_dead_process_is_ended_first(tmp_path: Path, settings: Settings) -> None:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    record = Record(left.pid, psutil.Process(left.pid).create_time(), 1)
+    record = ServerRecord(left.pid, psutil.Process(left.pid).create_time(), 1)
     write_json_durably(tmp_path / RECORD_FILE, asdict(record))
     server = InferenceServer(ServerProfile(), tmp_path, settings)
     with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):
@@ -77,7 +76,7 @@ def test_a_server_of_a_dead_process_is_ended_first(tmp_path: Path, settings: Set
 
 def test_a_record_of_somebody_elses_pid_ends_nobody(tmp_path: Path, settings: Settings) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    write_json_durably(tmp_path / RECORD_FILE, asdict(Record(stranger.pid, 1.0, 1)))
+    write_json_durably(tmp_path / RECORD_FILE, asdict(ServerRecord(stranger.pid, 1.0, 1)))
     InferenceServer(ServerProfile(), tmp_path, settings).end_leftover()
     assert stranger.poll() is None
     stranger.kill()

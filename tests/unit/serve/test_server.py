@@ -22,9 +22,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from trainyard.data.generation import generate
+from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, SftRow, read_rows, write_rows
-from trainyard.serve.client import completer
+from trainyard.serve.client.client import completer
 from trainyard.serve.server import main
 from trainyard.spec.axes import Port
 from trainyard.spec.nodes import AiGeneratorConfig

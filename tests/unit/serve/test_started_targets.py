@@ -75,12 +75,12 @@ def test_a_server_is_found_again_by_its_ready_file_and_ended(tmp_path: Path, mon
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local.Recipe:
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local.ServerRecipe:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "health").touch()
     port = local.free_port()
     argv = [sys.executable, "-c", SERVER, str(port), f"http://127.0.0.1:{port}"]
-    return local.Recipe(argv, port, str(tmp_path / "server.log"), "acme/bot/v1", {"SERVES": "bot"})
+    return local.ServerRecipe(argv, port, str(tmp_path / "server.log"), "acme/bot/v1", {"SERVES": "bot"})
 
 
 def lookup(settings: Settings) -> list[doctor.Check]:
@@ -88,7 +88,7 @@ def lookup(settings: Settings) -> list[doctor.Check]:
 
 
 @pytest.mark.usefixtures("ended")
-def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, recipe: local.Recipe) -> None:
+def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, recipe: local.ServerRecipe) -> None:
     settings = load_settings(home=home)
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
@@ -110,7 +110,7 @@ def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, rec
 
 
 @pytest.mark.usefixtures("ended")
-def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Path, recipe: local.Recipe) -> None:
+def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Path, recipe: local.ServerRecipe) -> None:
     settings = load_settings(home=home)
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
@@ -133,7 +133,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
     assert recipe.at(again.port).argv[-2:] == [str(again.port), f"http://127.0.0.1:{again.port}"]
 
 
-def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Path, recipe: local.Recipe) -> None:
+def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Path, recipe: local.ServerRecipe) -> None:
     settings = load_settings(home=home)
     path = local.ready_file(settings, "mlx", "acme", "bot")
     broken = replace(recipe, argv=[sys.executable, "-c", "raise SystemExit('the files are gone')"])

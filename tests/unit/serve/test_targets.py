@@ -12,15 +12,17 @@ import httpx
 import pytest
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.serve import targets
-from trainyard.serve.targets import TARGETS, Candidate, Site, http_client
+from trainyard.serve.targets import openai as targets
+from trainyard.serve.targets.calling import http_client
+from trainyard.serve.targets.contract import AdapterCandidate, Site
+from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import load_settings
 from trainyard.spec.axes import TargetType
 from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
 
-CANDIDATE = Candidate("adapter", "org/base", "/models/base", "b" * 64, "t" * 64, {"r": 8})
+CANDIDATE = AdapterCandidate("adapter", "org/base", "/models/base", "b" * 64, "t" * 64, {"r": 8})
 
 
 def make_adapter(folder: Path, **config: Any) -> Path:
@@ -31,7 +33,7 @@ def make_adapter(folder: Path, **config: Any) -> Path:
 
 
 @contextmanager
-def site(tmp_path: Path, double: VllmDouble, candidate: Candidate = CANDIDATE, **target: Any) -> Iterator[Site]:
+def site(tmp_path: Path, double: VllmDouble, candidate: AdapterCandidate = CANDIDATE, **target: Any) -> Iterator[Site]:
     registry = AdapterRegistry(tmp_path / "adapters")
     version = registry.register("acme", "bot", make_adapter(tmp_path / "trained"))
     given = Target.model_validate({"type": "vllm", "url": f"{double.url}/v1", **target})
@@ -78,7 +80,7 @@ def test_the_server_has_to_hold_the_same_base_and_template(
 def test_what_vllm_cannot_serve_is_known_before_it_is_asked(
     tmp_path: Path, config: dict[str, Any], limit: int | None, codes: list[str]
 ) -> None:
-    candidate = Candidate("adapter", "org/base", "", "", "", config)
+    candidate = AdapterCandidate("adapter", "org/base", "", "", "", config)
     with vllm_server("org/base") as double, site(tmp_path, double, candidate, max_lora_rank=limit) as one:
         assert [reason.code for reason in TARGETS[TargetType.VLLM].check(one)] == codes
 
@@ -101,7 +103,7 @@ def test_a_prefix_that_does_not_hold_the_registry_is_refused(tmp_path: Path) -> 
 
 
 def test_a_base_that_the_server_names_by_its_own_path_is_recognised(tmp_path: Path) -> None:
-    candidate = Candidate("adapter", "base", str(tmp_path / "models" / "base"), "", "", {"r": 8})
+    candidate = AdapterCandidate("adapter", "base", str(tmp_path / "models" / "base"), "", "", {"r": 8})
     prefix = (str(tmp_path), "/srv")
     with (
         vllm_server("served", root="/srv/models/base") as double,

@@ -14,10 +14,10 @@ import pytest
 
 from trainyard.compute.child import LOG_FILE, alive
 from trainyard.compute.gpus import Gpu, GpuReadings
-from trainyard.data.generation import generate
+from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.serve.client import ChatClient, completer
+from trainyard.serve.client.client import ChatClient, completer
 from trainyard.serve.vllm import confirm_closed, executable, free_port, install_line, required, serving
 from trainyard.settings import Settings
 from trainyard.spec.axes import Port

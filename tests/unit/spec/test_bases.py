@@ -7,24 +7,25 @@ from typing import Any
 import pytest
 
 from tests.unit.spec.chains import chain, node, source
-from trainyard.spec.compat import RunFacts, run_reasons
-from trainyard.spec.estimate.bases import BaseFacts, Layout
+from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.table import run_reasons
+from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.graph import resolve
 
 
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
-        ({"model_type": "llama"}, Layout.DECODER),
-        ({"model_type": "mamba"}, Layout.DECODER),
-        ({"model_type": "bert"}, Layout.ENCODER),
-        ({"model_type": "bert", "is_decoder": True}, Layout.DECODER),
-        ({"model_type": "modernbert", "is_decoder": False}, Layout.ENCODER),
-        ({"model_type": "t5", "is_encoder_decoder": True, "is_decoder": False}, Layout.ENCODER_DECODER),
-        ({"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True}, Layout.DECODER),
+        ({"model_type": "llama"}, ModelLayout.DECODER),
+        ({"model_type": "mamba"}, ModelLayout.DECODER),
+        ({"model_type": "bert"}, ModelLayout.ENCODER),
+        ({"model_type": "bert", "is_decoder": True}, ModelLayout.DECODER),
+        ({"model_type": "modernbert", "is_decoder": False}, ModelLayout.ENCODER),
+        ({"model_type": "t5", "is_encoder_decoder": True, "is_decoder": False}, ModelLayout.ENCODER_DECODER),
+        ({"model_type": "bart", "is_encoder_decoder": False, "is_decoder": True}, ModelLayout.DECODER),
     ],
 )
-def test_layouts(config: dict[str, Any], layout: Layout) -> None:
+def test_layouts(config: dict[str, Any], layout: ModelLayout) -> None:
     assert BaseFacts.from_config(config).layout is layout
 
 
@@ -34,11 +35,11 @@ def refused(base: BaseFacts | None, **config: Any) -> list[str]:
 
 
 def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
-    bert = BaseFacts("bert", Layout.ENCODER)
+    bert = BaseFacts("bert", ModelLayout.ENCODER)
     for config in ({}, {"backend": "trl"}, {"backend": "axolotl"}, {"stage": "dpo"}, {"backend": "script"}):
         assert refused(bert, **config) == ["R-BASE-LAYOUT"]
     assert refused(bert, backend="script", launch={"script": "mine"}) == []
-    assert refused(BaseFacts("llama", Layout.DECODER, 32_000, 32_000)) == []
+    assert refused(BaseFacts("llama", ModelLayout.DECODER, 32_000, 32_000)) == []
     assert refused(None) == []
 
 

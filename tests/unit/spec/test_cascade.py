@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.spec.test_estimate import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, TINY
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes import Device, Method, Quantization
-from trainyard.spec.estimate.cascade import Choice, choose, turned, usual_rungs
+from trainyard.spec.estimate.cascade import FitResult, choose, turned, usual_rungs
 from trainyard.spec.estimate.memory import GIB
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -28,7 +28,7 @@ def long_rows(**config: Any) -> TrainerConfig:
     return wanted(hyperparameters=hyper, lora={"rank": 16}, **config)
 
 
-def on_gpu(shape: ModelShape, config: TrainerConfig, free_gb: float) -> Choice:
+def on_gpu(shape: ModelShape, config: TrainerConfig, free_gb: float) -> FitResult:
     return choose(shape, config, int(free_gb * GB), Device.CUDA)
 
 

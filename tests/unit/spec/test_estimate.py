@@ -10,20 +10,10 @@ from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, node, resolved, source
 from trainyard.spec.axes import Device, Method, Optimizer, Port
-from trainyard.spec.estimate import (
-    FLOPS_PER_S,
-    GIB,
-    Estimate,
-    Known,
-    ModelShape,
-    estimate,
-    memory_of,
-    positions,
-    steps_of,
-    time_of,
-    trainable,
-)
+from trainyard.spec.estimate.estimate import FLOPS_PER_S, Estimate, Known, estimate, steps_of, time_of
 from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
+from trainyard.spec.estimate.memory import GIB, memory_of, positions, trainable
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
 from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_trainer

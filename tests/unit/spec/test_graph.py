@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, codes, cpu_seconds, node, reasons, resolved, source, unhurried
 from trainyard.errors import Refused
-from trainyard.spec.axes import Engine, Port
+from trainyard.spec.axes import GeneratorKind, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
 from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 from trainyard.spec.training import Hyperparameters, LoraSettings, TrainerConfig, resolve_lora, resolve_trainer
 
 
@@ -176,12 +176,12 @@ def test_a_circle_of_ten_thousand_nodes() -> None:
 
 def test_a_generator_without_a_model_extracts_by_rule() -> None:
     found = resolved(source("docs"), node("ai_generator"))
-    assert config_of(found, "ai-generator").engine is Engine.EXTRACTIVE
+    assert config_of(found, "ai-generator").engine is GeneratorKind.EXTRACTIVE
     found = resolved(source("docs"), node("ai_generator", model="m"))
     assert config_of(found, "ai-generator").engine is None
     found = resolve(chain(source("docs"), node("ai_generator", engine="local")), Defaults(base_model="org/base"))
     assert config_of(found, "ai-generator").model == "org/base"
-    assert config_of(found, "ai-generator").engine is Engine.LOCAL
+    assert config_of(found, "ai-generator").engine is GeneratorKind.LOCAL
     assert (
         resolved(source("docs"), node("ai_generator", engine="extractive")).digest
         == resolved(source("docs"), node("ai_generator")).digest

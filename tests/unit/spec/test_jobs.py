@@ -14,10 +14,11 @@ from trainyard.data.paths import data_roots
 from trainyard.errors import Reason
 from trainyard.settings import load_settings
 from trainyard.spec.axes import BackendName, DataFormat, Method, Port, PreferenceLoss, Schedule, Stage
-from trainyard.spec.compat import RunFacts, run_reasons
+from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import JobSpec, chain_of_job
-from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.load.files import load_chain, load_value
 from trainyard.spec.migrate import trainer_words
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.spec.chains import RESOURCES
-from trainyard.spec.compat import BACKENDS, ROWS
+from trainyard.spec.compat.table import ROWS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.spec.graph import check
-from trainyard.spec.load import load_value
+from trainyard.spec.load.files import load_value
 from trainyard.spec.templates import TEMPLATES
 
 DOCS = Path(__file__).parents[3] / "docs"

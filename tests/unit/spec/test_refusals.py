@@ -11,10 +11,11 @@ import pytest
 from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reasons, source
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat import ROWS, RunFacts, run_reasons
+from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.table import ROWS, run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import check, resolve
-from trainyard.spec.load import load_chain, load_value
+from trainyard.spec.load.files import load_chain, load_value
 
 BAD = sorted((RESOURCES / "chains_bad").glob("*.yaml"))
 AT_RUN = sorted((RESOURCES / "chains_at_run").glob("*.yaml"))

@@ -13,8 +13,8 @@ from tests.unit.spec.chains import links
 from trainyard.spec.axes import (
     BackendName,
     DataFormat,
-    Engine,
     GenerationTemplate,
+    GeneratorKind,
     Method,
     Optimizer,
     Port,
@@ -24,7 +24,7 @@ from trainyard.spec.axes import (
     TargetType,
 )
 from trainyard.spec.graph import check, resolve
-from trainyard.spec.load import load_chain
+from trainyard.spec.load.files import load_chain
 from trainyard.spec.templates import TEMPLATES, AlignmentPipeline, CodeTuning, QaPipeline, TrainingForm, build_template
 from trainyard.spec.training import Hyperparameters
 
@@ -166,7 +166,7 @@ def test_a_template_leaves_the_backend_to_the_default() -> None:
 
 
 def test_without_a_model_pairs_are_extracted() -> None:
-    assert built("qa-pipeline").nodes[1].config.engine is Engine.EXTRACTIVE
+    assert built("qa-pipeline").nodes[1].config.engine is GeneratorKind.EXTRACTIVE
 
 
 def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:

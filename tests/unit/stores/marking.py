@@ -11,8 +11,10 @@ from pathlib import Path
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict
 from trainyard.stores.files import nothing
-from trainyard.stores.markers import LocalMarkers, Marker, MarkerState, MarkerStore, ObjectMarkers, Owner, this_owner
-from trainyard.stores.objects import ObjectSettings, open_store
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, Owner, this_owner
+from trainyard.stores.markers.remote import ObjectMarkers
+from trainyard.stores.objects.store import ObjectSettings, open_store
 
 QUICK = ObjectSettings(deadline_s=60, request_timeout_s=5, first_wait_s=0.01, most_wait_s=0.2)
 

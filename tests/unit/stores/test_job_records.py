@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes import BackendName, JobState, Method, Stage
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import Pace, curve, in_time, metrics, progress, read_events
+from trainyard.stores.metrics import TrainingPace, curve, in_time, metrics, progress, read_events
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -86,7 +86,7 @@ def test_a_time_is_put_into_words(seconds: float, words: str) -> None:
 
 
 def test_the_time_that_is_left_is_that_of_the_mean_pace() -> None:
-    pace = Pace()
+    pace = TrainingPace()
     event = {"event": "progress", "step": 10, "total_steps": 40, "loss": 4.31234, "time": 100.0}
     assert pace.line(event) == "step 10/40, loss 4.3123"
     assert pace.line({**event, "step": 20, "time": 120.0}).endswith("about 40 s left")
@@ -124,5 +124,5 @@ def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPath
     steps = [point.step for point in curve(path)]
     assert steps == sorted(set(steps))
     progress(path)
-    pace = Pace()
+    pace = TrainingPace()
     assert all(pace.line(event).startswith("step ") for event in read_events(path))

@@ -20,7 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.unit.stores.marking import HandClock, marker, notes, open_markers, owner
 from trainyard.errors import Conflict
-from trainyard.stores.markers import LEASE_S, Claim, LocalMarkers, MarkerState, MarkerStore, ObjectMarkers, this_owner
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import LEASE_S, Claim, MarkerState, MarkerStore, this_owner
+from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.local import FolderStore
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles

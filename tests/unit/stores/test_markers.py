@@ -15,19 +15,19 @@ import pytest
 
 from tests.unit.stores.marking import HandClock, marker, open_markers, owner
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
-from trainyard.stores.markers import (
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import (
     LEASE_S,
     POINTS,
-    LocalMarkers,
     MarkerState,
     MarkerStore,
-    ObjectMarkers,
     Owner,
     owner_alive,
     this_owner,
-)  # fmt: skip
-from trainyard.stores.objects import open_store
+)
+from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.objects.store import open_store
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
-from trainyard.stores.objects import ObjectStore, open_store
 from trainyard.stores.objects.crc import Crc32c, crc32c, file_crc32c
 from trainyard.stores.objects.local import POINTS, FolderStore
+from trainyard.stores.objects.store import ObjectStore, open_store
 from trainyard.testing.object_server import ObjectServer
 from trainyard.testing.simulated_files import SimulatedFiles
 

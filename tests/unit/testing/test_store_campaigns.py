@@ -1,4 +1,4 @@
-"""Artifacts, checkpoints, job records and the adapter registry on a disk that forgets; planted mistakes are found."""
+"""Artifacts, checkpoints, job records and the adapter registry on a disk that forgets; injected bugs are found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.selection import by_default
 from trainyard.testing.store_faults.campaign import campaign_of
-from trainyard.testing.store_faults.plants import PLANTS
+from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS
 from trainyard.testing.store_faults.simulate import simulate
 
 SOON = ("no-fsync", "no-folder-fsync", "moved-not-flushed")
@@ -28,6 +28,6 @@ def test_nothing_is_lost_in_two_thousand_campaigns() -> None:
     assert simulate(2_000, seed=2).violations == ()
 
 
-@pytest.mark.parametrize("plant", by_default(SOON, PLANTS))
-def test_a_planted_mistake_is_found(plant: str) -> None:
+@pytest.mark.parametrize("plant", by_default(SOON, INJECTED_BUGS))
+def test_an_injected_bug_is_found(plant: str) -> None:
     assert simulate(2_000, seed=7, plant=plant, until_found=True).failed

@@ -16,9 +16,9 @@ from tests.unit.train.session.engines import accumulate, config_of, examples_of,
 from tests.unit.train.stages.stage_rows import PAD, model_of
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Stage
-from trainyard.train.batching import Cursor, Cut, Feed, Plan, choose_cut, pack, sound_cut
+from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, choose_cut, pack, sound_cut
 from trainyard.train.head import IGNORED, label_logprobs
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 WIDTHS = st.lists(st.integers(1, 64), min_size=1, max_size=60)
@@ -48,7 +48,7 @@ def conversation_of(width: int, seed: int = 0) -> Encoded:
 @given(WIDTHS, CUTS, st.integers(0, 3))
 @settings(max_examples=150, deadline=None)
 def test_every_row_occurs_once_an_epoch(widths: list[int], cut: Cut, epoch: int) -> None:
-    plan = Plan(widths, cut, SFT)
+    plan = BatchPlan(widths, cut, SFT)
     steps = plan.steps(epoch)
     assert sorted(row for step in steps for micro in step for row in micro) == list(range(len(widths)))
     assert all(micro for step in steps for micro in step)
@@ -61,7 +61,7 @@ def test_every_row_occurs_once_an_epoch(widths: list[int], cut: Cut, epoch: int)
 @given(WIDTHS, CUTS, st.sampled_from([SFT, DPO]))
 @settings(max_examples=150, deadline=None)
 def test_no_micro_batch_is_larger_than_its_budget(widths: list[int], cut: Cut, stage: Any) -> None:
-    for step in Plan(widths, cut, stage).steps(0):
+    for step in BatchPlan(widths, cut, stage).steps(0):
         for micro in step:
             longest, tokens = max(widths[row] for row in micro), sum(widths[row] for row in micro)
             if cut.mode == "padded":
@@ -73,7 +73,7 @@ def test_no_micro_batch_is_larger_than_its_budget(widths: list[int], cut: Cut, s
 @given(WIDTHS, CUTS)
 @settings(max_examples=60, deadline=None)
 def test_the_plan_depends_on_seed_and_epoch_alone(widths: list[int], cut: Cut) -> None:
-    one, other = Plan(widths, cut, SFT), Plan(list(widths), replace(cut), SFT)
+    one, other = BatchPlan(widths, cut, SFT), BatchPlan(list(widths), replace(cut), SFT)
     first = one.steps(0)
     assert one.steps(1) == other.steps(1)
     assert one.steps(0) == first == other.steps(0)
@@ -81,15 +81,15 @@ def test_the_plan_depends_on_seed_and_epoch_alone(widths: list[int], cut: Cut) -
 
 def test_epochs_and_seeds_differ() -> None:
     cut = Cut("padded", "", 4, 4, 64, 1)
-    plan = Plan([8] * 40, cut, SFT)
+    plan = BatchPlan([8] * 40, cut, SFT)
     assert plan.steps(0) != plan.steps(1)
-    assert plan.steps(0) != Plan([8] * 40, replace(cut, seed=2), SFT).steps(0)
+    assert plan.steps(0) != BatchPlan([8] * 40, replace(cut, seed=2), SFT).steps(0)
 
 
 @given(WIDTHS, CUTS)
 @settings(max_examples=60, deadline=None)
 def test_the_cursor_visits_every_micro_batch_of_every_epoch(widths: list[int], cut: Cut) -> None:
-    plan = Plan(widths, cut, SFT)
+    plan = BatchPlan(widths, cut, SFT)
     cursor, found = Cursor(), []
     while cursor.epoch < 2:
         found.append(plan.at(cursor)[cursor.micro])
@@ -101,7 +101,7 @@ def test_the_cursor_visits_every_micro_batch_of_every_epoch(widths: list[int], c
 @given(st.lists(st.integers(1, 64), min_size=2, max_size=40), st.integers(2, 5), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
 def test_a_stage_that_compares_rows_never_gets_one_alone(widths: list[int], per_batch: int, accumulation: int) -> None:
-    plan = Plan(widths, Cut("padded", "", per_batch * accumulation, per_batch, 64, 3), KTO)
+    plan = BatchPlan(widths, Cut("padded", "", per_batch * accumulation, per_batch, 64, 3), KTO)
     steps = plan.steps(0)
     assert min(len(micro) for step in steps for micro in step) >= 2
     assert sorted(row for step in steps for micro in step for row in micro) == list(range(len(widths)))
@@ -111,7 +111,7 @@ def test_a_stage_that_compares_rows_never_gets_one_alone(widths: list[int], per_
 @given(WIDTHS, CUTS)
 @settings(max_examples=60, deadline=None)
 def test_the_padding_ratio_is_that_of_the_batches(widths: list[int], cut: Cut) -> None:
-    feed = Feed([conversation_of(width) for width in widths], Plan(widths, cut, SFT), SFT, PAD)
+    feed = Feed([conversation_of(width) for width in widths], BatchPlan(widths, cut, SFT), SFT, PAD)
     batches = [feed.batch(micro) for step in feed.plan.steps(0) for micro in step]
     tokens = sum(widths)
     assert feed.plan.padding_ratio() == pytest.approx(1 - tokens / sum(batch["input_ids"].numel() for batch in batches))
@@ -120,7 +120,7 @@ def test_the_padding_ratio_is_that_of_the_batches(widths: list[int], cut: Cut) -
 def test_buckets_waste_far_less_than_rows_in_their_order() -> None:
     widths = [8 + (n * 37) % 120 for n in range(400)]
     padded, buckets, packed = (
-        Plan(widths, Cut(mode, "", 16, 4, 512, 0), SFT).padding_ratio() for mode in ("padded", "buckets", "packed")
+        BatchPlan(widths, Cut(mode, "", 16, 4, 512, 0), SFT).padding_ratio() for mode in ("padded", "buckets", "packed")
     )
     assert packed == 0
     assert buckets < 0.05
@@ -173,7 +173,9 @@ def test_one_row_at_a_time_gives_the_gradient_of_all_at_once(stage: Stage, mode:
     for cut, budget in zip(cuts, budgets, strict=True):
         config = config_of(stage, engine={"batching": mode, "token_budget": budget}, **cut)
         spec, examples = STAGES[stage], examples_of(config, 8)
-        feed = Feed(examples, Plan(list(map(spec.width, examples)), choose_cut(config, spec, "cpu"), spec), spec, PAD)
+        feed = Feed(
+            examples, BatchPlan(list(map(spec.width, examples)), choose_cut(config, spec, "cpu"), spec), spec, PAD
+        )
         batches = feed.step(Cursor())
         session = session_of(tmp_path, config, dropout=0.0)
         units = sum(map(spec.units, batches))
@@ -272,7 +274,7 @@ def test_pack_begins_anew_at_each_row() -> None:
 def test_known_scores_of_the_reference_travel_with_their_rows() -> None:
     config = config_of(Stage.DPO, batch_size=2)
     examples = examples_of(config, 5)
-    plan = Plan(list(map(DPO.width, examples)), choose_cut(config, DPO, "cpu"), DPO)
+    plan = BatchPlan(list(map(DPO.width, examples)), choose_cut(config, DPO, "cpu"), DPO)
     scores = [{"chosen_P": float(row), "rejected_P": -float(row)} for row in range(5)]
     batch = Feed(examples, plan, DPO, PAD, scores).batch([3, 1])
     assert batch["reference/chosen_P"].tolist() == [3.0, 1.0]
@@ -284,7 +286,7 @@ def test_in_order_gives_every_example_once_whatever_the_seed() -> None:
     examples = examples_of(config, 7)
     widths = list(map(SFT.width, examples))
     feeds = [
-        Feed(examples, Plan(widths, replace(choose_cut(config, SFT, "cpu"), seed=seed), SFT), SFT, PAD)
+        Feed(examples, BatchPlan(widths, replace(choose_cut(config, SFT, "cpu"), seed=seed), SFT), SFT, PAD)
         for seed in (1, 2)
     ]
     one, other = ([rows for rows, _ in feed.in_order(3)] for feed in feeds)

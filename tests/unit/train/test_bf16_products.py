@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.small_jobs import Jobs, train_here, write_data
 from trainyard.evals.model import load_network
-from trainyard.serve.inference import Engine, Generation
+from trainyard.serve.inference import Generation, ModelRunner
 from trainyard.spec.axes import Port
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "scaled_dot_product", "einsum", "mv")
@@ -96,7 +96,7 @@ def test_evaluation_and_serving(halved: Path, products: Products) -> None:
         warnings.simplefilter("ignore")
         network = load_network(str(halved), "cpu")
         network(input_ids=torch.tensor([[1, 2, 3]]))
-        engine = Engine(halved)
+        engine = ModelRunner(halved)
         steps = list(engine.generate(Generation(prompt=[5, 6, 7], max_tokens=3)))
     assert steps
     assert products.dtypes == {torch.float32}

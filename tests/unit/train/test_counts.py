@@ -17,10 +17,10 @@ from tests.unit.train.session.engines import config_of, feed_of, session_of
 from trainyard.spec.axes import Precision, Stage
 from trainyard.train.loop import train
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
-from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session
+from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.session.session import Session
 from trainyard.train.stages.contract import Batch
-from trainyard.train.tokens import IGNORED, Ledger
+from trainyard.train.tokens import IGNORED, TokenLedger
 
 
 def recorded(session: Session, given_batches: list[Batch]) -> Session:
@@ -66,14 +66,14 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
         stage, batch_size=size, gradient_accumulation=accumulation, max_steps=steps, engine={"batching": mode}
     )
     launch = config.launch.model_copy(update={"processes": processes})
-    feed, progress, batches = feed_of(config.model_copy(update={"launch": launch}), 9), Progress(), []
+    feed, progress, batches = feed_of(config.model_copy(update={"launch": launch}), 9), SavedProgress(), []
     with tempfile.TemporaryDirectory() as folder:
         session = recorded(session_of(Path(folder), config), batches)
         for number, stop in enumerate([*stops, None]):
             calls = itertools.count()
             kept: list[str] = []
 
-            def save(running: Session, at: Progress, number: int = number, kept: list[str] = kept) -> None:
+            def save(running: Session, at: SavedProgress, number: int = number, kept: list[str] = kept) -> None:
                 running.save(f"save-{number}")
                 kept.append(json.dumps(at.as_values()))
 
@@ -85,14 +85,14 @@ def test_account_is_a_recount_of_the_labels_in_the_batches(
                 break
             session = recorded(session_of(Path(folder), config, seed=number), batches)
             session.load(f"save-{number}")
-            progress = Progress.from_values(json.loads(kept[-1]))
+            progress = SavedProgress.from_values(json.loads(kept[-1]))
     assert ended
     assert progress.counted == recount(batches, stage)
 
 
 def test_below_an_epoch_less_is_trained_than_the_data_has(tmp_path: Path) -> None:
     config = config_of(batch_size=2, max_steps=2, engine={"batching": "padded"})
-    feed, progress = feed_of(config, 20), Progress()
+    feed, progress = feed_of(config, 20), SavedProgress()
     session = session_of(tmp_path, config)
     train(session, feed, progress, total_steps=2, save=lambda *_: None, save_steps=9, stop=lambda: False)
     labels = [label for row in feed.examples for label in row["labels"] if label != IGNORED]
@@ -104,17 +104,17 @@ def test_steps_that_move_nothing_are_counted_apart(tmp_path: Path) -> None:
     config = config_of(batch_size=2, precision="fp16", max_steps=1, engine={"batching": "padded"})
     session = session_of(tmp_path, config, precision=Precision.FP16)
     session.scaler._init_scale = 2.0**30  # overflows in the first step
-    feed, progress = feed_of(config, 4), Progress()
+    feed, progress = feed_of(config, 4), SavedProgress()
     train(session, feed, progress, total_steps=1, save=lambda *_: None, save_steps=9, stop=lambda: False)
     assert session.skipped == 1
     assert (progress.counted.trained, progress.counted.rows) == (0, 0)
     assert progress.counted.skipped > 0
-    assert progress.counted.record(Ledger())["tokens"]["skipped"] == progress.counted.skipped
+    assert progress.counted.record(TokenLedger())["tokens"]["skipped"] == progress.counted.skipped
 
 
 @pytest.mark.parametrize("origin", Origin)
 def test_record_says_how_it_is_known(origin: Origin) -> None:
-    ledger = Ledger(read=9, trained=4, masked=5)
+    ledger = TokenLedger(read=9, trained=4, masked=5)
     ledger.rows["trained"] = 2
     assert Counted(8, 10, 4).record(ledger, origin) == {
         "tokens": {"trained": 8, "masked": 10},

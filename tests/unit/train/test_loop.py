@@ -18,8 +18,8 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train import loop
 from trainyard.train.batching import Cursor, Feed
 from trainyard.train.loop import StepRecord, done, train
-from trainyard.train.resume.progress import Progress
-from trainyard.train.session import Session
+from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.session.session import Session
 
 STEPS = 5
 MICRO_BATCHES = 13
@@ -41,7 +41,7 @@ class Kept:
     def on_step(self, record: StepRecord) -> None:
         self.records.append(record)
 
-    def save(self, session: Session, progress: Progress) -> None:
+    def save(self, session: Session, progress: SavedProgress) -> None:
         name = f"save-{len(self.saved)}"
         session.save(name)
         self.saved.append((name, json.dumps(progress.as_values())))
@@ -54,7 +54,7 @@ def after(calls: int | None) -> Callable[[], bool]:
 
 
 def run(
-    session: Session, feed: Feed, kept: Kept, progress: Progress, stop: int | None = None, *, save_steps: int = 100
+    session: Session, feed: Feed, kept: Kept, progress: SavedProgress, stop: int | None = None, *, save_steps: int = 100
 ) -> bool:
     return train(
         session,
@@ -70,7 +70,7 @@ def run(
 
 def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> None:
     config = settings()
-    session, feed, kept, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), Progress()
+    session, feed, kept, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress()
     assert run(session, feed, kept, progress)
     assert session.global_step == done(session) == STEPS
     assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
@@ -97,7 +97,7 @@ def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> N
 def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
     config = settings(engine={"batching": "packed"})
     kept, feed = Kept(), feed_of(config, 10)
-    assert run(session_of(tmp_path, config), feed, kept, Progress())
+    assert run(session_of(tmp_path, config), feed, kept, SavedProgress())
     assert all(record.tokens == record.positions for record in kept.records)
     assert sum(record.tokens for record in kept.records[:2]) == sum(feed.plan.widths)
 
@@ -105,7 +105,7 @@ def test_packed_rows_have_no_padding_in_the_record(tmp_path: Path) -> None:
 def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
     config = settings(Stage.DPO)
     kept = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, Progress())
+    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, SavedProgress())
     assert [record.units for record in kept.records] == [6, 4, 6, 4, 6]  # pairs
     assert all(0 <= record.metrics["reward_accuracy"] <= 1 for record in kept.records)
 
@@ -113,15 +113,15 @@ def test_metrics_are_means_over_the_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", range(MICRO_BATCHES))
 def test_stopped_between_any_two_micro_batches_it_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     config = settings()
-    feed, whole, progress = feed_of(config, 10), session_of(tmp_path / "whole", config), Progress()
+    feed, whole, progress = feed_of(config, 10), session_of(tmp_path / "whole", config), SavedProgress()
     assert run(whole, feed, Kept(), progress)
 
     first, kept = session_of(tmp_path / "parts", config), Kept()
-    assert not run(first, feed, kept, Progress(), stop)
+    assert not run(first, feed, kept, SavedProgress(), stop)
     ((name, where),) = kept.saved
     second = session_of(tmp_path / "parts", config, seed=9)
     second.load(name)
-    continued = Progress.from_values(json.loads(where))
+    continued = SavedProgress.from_values(json.loads(where))
     assert run(second, feed_of(config, 10), kept, continued)
     assert continued == progress
     assert same(weights_of(second), weights_of(whole))
@@ -130,13 +130,13 @@ def test_stopped_between_any_two_micro_batches_it_goes_on_to_the_same_bits(stop:
 
 def test_the_last_step_is_not_asked_whether_it_should_stop(tmp_path: Path) -> None:
     config = settings()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), Kept(), Progress(), MICRO_BATCHES)
+    assert run(session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress(), MICRO_BATCHES)
 
 
 def test_it_saves_every_so_many_steps_but_not_at_the_end(tmp_path: Path) -> None:
     config = settings()
     kept = Kept()
-    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, Progress(), save_steps=1)
+    assert run(session_of(tmp_path, config), feed_of(config, 10), kept, SavedProgress(), save_steps=1)
     steps = [len(json.loads(where)["losses"]) for _, where in kept.saved]
     assert steps == [1, 2, 3, 4]
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path
         session.engine.model.lm_head.weight[7] = torch.inf
     before = weights_of(session)
     with pytest.raises(TrainyardError, match=r"E-LOSS-NONFINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
-        run(session, feed_of(config, 10), kept, Progress(), save_steps=1)
+        run(session, feed_of(config, 10), kept, SavedProgress(), save_steps=1)
     assert same(before, weights_of(session))
     assert not kept.saved
     assert not kept.records
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path
 
 def test_a_skipped_step_is_told_counted_and_moves_no_schedule(tmp_path: Path) -> None:
     config = settings(warmup_ratio=0.0)
-    session, kept, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), Progress()
+    session, kept, progress = session_of(tmp_path, config, precision=Precision.FP16), Kept(), SavedProgress()
     session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": 2.0**40})  # overflows for some steps
     assert run(session, feed_of(config, 10), kept, progress)
     skipped = [record.skipped for record in kept.records]

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Optimizer, Schedule
-from trainyard.spec.estimate import STATE_BYTES
+from trainyard.spec.estimate.memory import STATE_BYTES
 from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.muon import Muon

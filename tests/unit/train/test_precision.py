@@ -12,7 +12,7 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Precision
 from trainyard.train.head import Head, require_head
 from trainyard.train.precision import (
-    Architecture,
+    AttentionSupport,
     choose_attention,
     choose_fp8,
     choose_precision,
@@ -71,9 +71,9 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
         choose_attention(asked, "cpu")
 
 
-BLOOM = Architecture("BloomForCausalLM", frozenset({"eager"}))
-GEMMA = Architecture("Gemma2ForCausalLM", frozenset({"fa3", "fa2", "eager"}))
-MAMBA = Architecture("MambaForCausalLM", frozenset({"eager"}), attends=False)
+BLOOM = AttentionSupport("BloomForCausalLM", frozenset({"eager"}))
+GEMMA = AttentionSupport("Gemma2ForCausalLM", frozenset({"fa3", "fa2", "eager"}))
+MAMBA = AttentionSupport("MambaForCausalLM", frozenset({"eager"}), attends=False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
@@ -85,7 +85,7 @@ MAMBA = Architecture("MambaForCausalLM", frozenset({"eager"}), attends=False)
         (MAMBA, "MambaForCausalLM has no attention"),
     ],
 )
-def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: Architecture, why: str) -> None:
+def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: AttentionSupport, why: str) -> None:
     choice = choose_attention("auto", device, capability=(8, 0), architecture=architecture)
     assert (choice.name, choice.why) == ("eager", why)
     with pytest.raises(Unavailable, match=f"E-ATTENTION-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):

@@ -14,16 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.unit.train.stages.stage_rows import TOKENIZER
 from trainyard.spec.axes import Stage
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import Feed, Plan, choose_cut
+from trainyard.train.batching import BatchPlan, Feed, choose_cut
 from trainyard.train.head import IGNORED, label_logprobs
 from trainyard.train.loop import train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.resume.progress import Progress
+from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
 from trainyard.train.session.sampling import Sampling
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Session, TrainState
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,11 +51,13 @@ def trained(
     )
     spec = STAGES[stage]
     optimizer = make_optimizer(plain_groups(model, config), config)
-    engine = Engine(model, None, spec, config, optimizer, LearningRate(optimizer, config, steps), TOKENIZER)
+    engine = TrainState(model, None, spec, config, optimizer, LearningRate(optimizer, config, steps), TOKENIZER)
     session = Session(engine, folder)
-    feed = Feed(examples, Plan([spec.width(one) for one in examples], choose_cut(config, spec, "cpu"), spec), spec, PAD)
+    feed = Feed(
+        examples, BatchPlan([spec.width(one) for one in examples], choose_cut(config, spec, "cpu"), spec), spec, PAD
+    )
     finished = train(
-        session, feed, Progress(), total_steps=steps, save=lambda *_: None, save_steps=10**9, stop=lambda: False
+        session, feed, SavedProgress(), total_steps=steps, save=lambda *_: None, save_steps=10**9, stop=lambda: False
     )
     assert finished
     return session

@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes import Quantization
 from trainyard.spec.estimate.memory import FORMAT_BITS
-from trainyard.train.quantization import (
+from trainyard.train.quantization.formats import (
     CPU,
     FORMATS,
     FormatRow,

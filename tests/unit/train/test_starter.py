@@ -19,9 +19,9 @@ from trainyard.stores.models import SHIPPED_STARTER, ModelSource, chat_template,
 from trainyard.train.starter.build import build_starter, compare, starter_key
 from trainyard.train.starter.card import model_card
 from trainyard.train.starter.corpus import PACKAGES, corpus_sources
-from trainyard.train.starter.recipe import CARD_FILE, CHAT_TEMPLATE, MANIFEST, Recipe
+from trainyard.train.starter.recipe import CARD_FILE, CHAT_TEMPLATE, MANIFEST, StarterRecipe
 
-LITTLE = Recipe(steps=8, vocabulary=1024, layers=2, hidden=64, intermediate=128, batch_rows=4, row_tokens=64)
+LITTLE = StarterRecipe(steps=8, vocabulary=1024, layers=2, hidden=64, intermediate=128, batch_rows=4, row_tokens=64)
 PACKAGE = ("trl",)
 
 TRY_MODEL = """
@@ -62,8 +62,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def test_shipped_weights_are_those_of_the_recipe() -> None:
     manifest = manifest_of(SHIPPED_STARTER)
-    assert manifest["recipe_sha256"] == Recipe().sha256
-    assert manifest["tokens"] == Recipe().steps * Recipe().batch_rows * Recipe().row_tokens
+    assert manifest["recipe_sha256"] == StarterRecipe().sha256
+    assert manifest["tokens"] == StarterRecipe().steps * StarterRecipe().batch_rows * StarterRecipe().row_tokens
     assert set(manifest["packages"]) == set(PACKAGES)
     assert manifest["heldout_loss"] < manifest["losses"][0][1]
     assert sum(path.stat().st_size for path in SHIPPED_STARTER.iterdir()) < 12_000_000
@@ -156,7 +156,7 @@ def test_key_follows_recipe_and_packages() -> None:
     sources = corpus_sources(("trl", "peft"))
     key = starter_key(LITTLE, sources)
     assert key == starter_key(LITTLE, list(sources))
-    assert key != starter_key(Recipe(), sources)
+    assert key != starter_key(StarterRecipe(), sources)
     assert key != starter_key(LITTLE, sources[:-1])
 
 
@@ -170,7 +170,7 @@ def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path) -> None:
 
     def build_it() -> None:
         try:
-            build(tmp_path, recipe=Recipe(steps=5000))
+            build(tmp_path, recipe=StarterRecipe(steps=5000))
         except TrainyardError as error:
             failed.append(error)
 

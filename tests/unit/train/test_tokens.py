@@ -11,7 +11,7 @@ from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
-from trainyard.train.tokens import IGNORED, Ledger, encode_preference, encode_sft, require_targets
+from trainyard.train.tokens import IGNORED, TokenLedger, encode_preference, encode_sft, require_targets
 
 TOKENIZER = build_tokenizer([TEXT * 20])
 WORDS = st.text(alphabet="abcdefgh .?\n<|é", max_size=40)
@@ -183,7 +183,7 @@ def test_data_set_without_any_target_is_refused_with_its_reasons() -> None:
 
 def test_empty_data_set_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"E-NO-ROWS: The training data set has no rows\. Why: It is empty"):
-        require_targets(Ledger())
+        require_targets(TokenLedger())
     _, ledger = encode_sft([SftRow([user("a"), assistant("b")], split="unseen_wording")], TOKENIZER, 64)
     with pytest.raises(InvalidInput, match="All 1 rows are held out"):
         require_targets(ledger)

@@ -11,7 +11,7 @@ from trainyard.backends.base import probe
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 
 
 class Model(BaseModel):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.api import graph_server
 from trainyard.api.context import Context
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput, ServeInput
-from trainyard.stores.graph import open_graph
+from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 

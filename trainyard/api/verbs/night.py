@@ -27,7 +27,6 @@ from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, TrainingReport, read_report
-from trainyard.night.simulate import simulate
 from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
 from trainyard.night.worker import work
@@ -36,7 +35,8 @@ from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
 from trainyard.stores.files import RealFiles
-from trainyard.stores.markers import LocalMarkers
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.testing.nights.simulate import simulate
 
 CONFIG_FILE = "nightly.yaml"
 PRESETS = project_folder() / "deployments" / "presets"

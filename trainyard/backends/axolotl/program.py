@@ -32,7 +32,7 @@ from trainyard.backends.axolotl.config import (
     row_of,
 )
 from trainyard.backends.foreign import names
-from trainyard.backends.foreign.conductor import Run, Tool, conduct, size_of, terminate
+from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, size_of, terminate
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.rows import TOKENS_FILE
@@ -56,11 +56,13 @@ TOOLS = ("axolotl", "torch", "transformers", "trl", "peft", "accelerate")
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    watch = Watch()
-    conduct(folder, events, Tool(argv, variables, watch.stop, PLAN_OPTIONS, check, watch.look), handed_over(watch))
+    watch = AxolotlWatch()
+    conduct(
+        folder, events, ExternalTool(argv, variables, watch.stop, PLAN_OPTIONS, check, watch.look), handed_over(watch)
+    )
 
 
-def check(run: Run) -> None:
+def check(run: ExternalRun) -> None:
     """Write rows and configuration, and have both questions of `validate.py` answered."""
     shutil.rmtree(run.folder / OUTPUT_FOLDER, ignore_errors=True)
     (run.folder / OUTPUT_FOLDER).mkdir()
@@ -70,7 +72,7 @@ def check(run: Run) -> None:
     require_valid(run.folder, variables(run))
 
 
-def facts_of(run: Run) -> Facts:
+def facts_of(run: ExternalRun) -> Facts:
     modules = run.place / names.MODULES_FILE
     first = run.place / names.ADAPTER_FOLDER
     resume = next(run.found.path.glob("checkpoint-*")) if run.found.path else None
@@ -86,7 +88,7 @@ def facts_of(run: Run) -> Facts:
     )
 
 
-def write_rows(run: Run) -> None:
+def write_rows(run: ExternalRun) -> None:
     """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-AXOLOTL-ROWS`) for what it has no form for."""
     stage = run.job.config.stage
     source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.place / names.TEXTS_FILE
@@ -138,12 +140,12 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
         )
 
 
-def argv(run: Run) -> list[str]:
+def argv(run: ExternalRun) -> list[str]:
     python = str(environments.python_of(BackendName.AXOLOTL))
     return [python, "-m", "axolotl.cli.main", "train", str(run.folder / CONFIG_FILE), "--launcher", "python"]
 
 
-def variables(run: Run) -> Mapping[str, str]:
+def variables(run: ExternalRun) -> Mapping[str, str]:
     """What the tool sees beside our own environment."""
     given = {
         **environments.variables(),
@@ -155,7 +157,7 @@ def variables(run: Run) -> Mapping[str, str]:
 
 
 @dataclass
-class Watch:
+class AxolotlWatch:
     """What has been seen of a running axolotl."""
 
     begun: bool = False
@@ -166,7 +168,7 @@ class Watch:
     committed: set[int] = field(default_factory=set)
     asked: bool = False
 
-    def look(self, run: Run) -> None:
+    def look(self, run: ExternalRun) -> None:
         """Tell new steps, and commit new checkpoints."""
         if self.read < 0:
             self.step = run.found.step
@@ -194,7 +196,7 @@ class Watch:
         self.pending = text[matches[-1].end() if matches else 0 :][-4096:]
         return [ast.literal_eval(match.group().decode("utf-8", "replace")) for match in matches]
 
-    def stop(self, run: Run, process: psutil.Process) -> bool:
+    def stop(self, run: ExternalRun, process: psutil.Process) -> bool:
         """Have it save at the end of its step, then end it. Before its first step there is nothing to save."""
         if not self.begun:
             return terminate([process])
@@ -226,7 +228,7 @@ def readable(path: Path) -> bool:
     return True
 
 
-def keep(run: Run, step: int, path: Path) -> None:
+def keep(run: ExternalRun, step: int, path: Path) -> None:
     """Commit a checkpoint of axolotl's as one of ours. Its files are linked, not copied: it never writes them again."""
 
     def write(folder: Path) -> None:
@@ -237,7 +239,7 @@ def keep(run: Run, step: int, path: Path) -> None:
     run.events.emit("checkpoint", step=step, path=str(made), bytes=size)
 
 
-def begin_facts(run: Run) -> dict[str, Any]:
+def begin_facts(run: ExternalRun) -> dict[str, Any]:
     total = run.plan["total_steps"]
     return {
         "total_steps": total,
@@ -248,7 +250,7 @@ def begin_facts(run: Run) -> dict[str, Any]:
     }
 
 
-def precision(run: Run) -> dict[str, str]:
+def precision(run: ExternalRun) -> dict[str, str]:
     asked = run.job.config.hyperparameters.precision.value
     if asked != "auto":
         return {"precision": asked, "precision_why": "asked for"}
@@ -257,7 +259,7 @@ def precision(run: Run) -> dict[str, str]:
     return {"precision": "bf16", "precision_why": "axolotl's `bf16: auto`"}
 
 
-def progress(run: Run, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+def progress(run: ExternalRun, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of axolotl's log as our event. Its numbers have four digits; the record takes them from its state."""
     total, per_epoch = run.plan["total_steps"], run.plan["steps_per_epoch"]
     return {
@@ -271,10 +273,10 @@ def progress(run: Run, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def handed_over(watch: Watch) -> Callable[[Run, int], None]:
+def handed_over(watch: AxolotlWatch) -> Callable[[ExternalRun, int], None]:
     """What makes a result of axolotl's output folder."""
 
-    def make(run: Run, log_at: int) -> None:
+    def make(run: ExternalRun, log_at: int) -> None:
         watch.look(run)
         output = run.folder / OUTPUT_FOLDER
         made = run.folder / names.MADE_FOLDER

@@ -33,7 +33,7 @@ NEVER = 1 << 30
 
 
 @dataclass
-class Training:
+class DeepspeedTraining:
     """One process of a run, put together."""
 
     desk: Desk
@@ -77,7 +77,7 @@ def train(folder: Path, stop: StopFlag) -> None:
     torch.distributed.destroy_process_group()
 
 
-def assemble(desk: Desk) -> Training:
+def assemble(desk: Desk) -> DeepspeedTraining:
     """Model, engine and rows, with what is known of how the weights are shared."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     device = torch.device("cpu")
@@ -99,7 +99,7 @@ def assemble(desk: Desk) -> Training:
         "zero_stage": stage,
         "sharding": shards.measure(engine, sizes, stage, world),
     }
-    return Training(desk, engine, rank, world, device, desk.examples(), facts)
+    return DeepspeedTraining(desk, engine, rank, world, device, desk.examples(), facts)
 
 
 def precision(desk: Desk) -> str:
@@ -166,7 +166,7 @@ def engine_config(desk: Desk, stage: int, world: int, *, bf16: bool) -> dict[str
     }
 
 
-def loop(run: Training, stop: StopFlag) -> bool:
+def loop(run: DeepspeedTraining, stop: StopFlag) -> bool:
     """The remaining steps; False when all processes agreed to stop before the last one."""
     total, save_steps = run.desk.plan["total_steps"], run.desk.plan["save_steps"]
     if agreed(stop, run.device):
@@ -188,7 +188,7 @@ def agreed(stop: StopFlag, device: torch.device) -> bool:
     return bool(flag.item())
 
 
-def take_step(run: Training, line: dict[str, Any]) -> None:
+def take_step(run: DeepspeedTraining, line: dict[str, Any]) -> None:
     """Forward and backward over this process's micro-batches of one step, then move the weights."""
     micros: list[list[int]] = line["rows"]
     torch.manual_seed(int(run.desk.hyper["seed"]) * 1_000_003 + run.step * run.world + run.rank)
@@ -221,7 +221,7 @@ def labels_of(example: dict[str, list[int]]) -> int:
     return sum(label != IGNORED for label in example["labels"][1:])
 
 
-def token_loss(run: Training, rows: list[int]) -> torch.Tensor:
+def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
     """Cross-entropy of a micro-batch, summed over its labelled tokens. Without rows, zero with a gradient of zeros:
     every process has to take part in every collective operation."""
     chosen = [run.examples[row] for row in rows] or [
@@ -244,7 +244,7 @@ def token_loss(run: Training, rows: list[int]) -> torch.Tensor:
     )
 
 
-def save(run: Training) -> None:
+def save(run: DeepspeedTraining) -> None:
     facts = {"processes": run.world, "strategy": run.desk.config["launch"]["strategy"]}
     state = {"step": run.step, "losses": run.losses, "tokens": run.tokens}
     told = shards.save(run.engine, run.desk.folder, state, facts, adapter=run.desk.plan["lora"] is not None)
@@ -252,7 +252,7 @@ def save(run: Training) -> None:
         run.desk.emit("checkpoint", **told)
 
 
-def hand_over(run: Training) -> None:
+def hand_over(run: DeepspeedTraining) -> None:
     """Gather the weights in process 0 and write them as PEFT or transformers would."""
     target = run.desk.made() if run.first else None
     shards.gather(run.engine, target)

@@ -13,7 +13,7 @@ import psutil
 
 from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
-from trainyard.backends.foreign.conductor import Run, Tool, conduct, terminate
+from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, terminate
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
 from trainyard.compute.child import Events
@@ -29,10 +29,10 @@ WORKER = "trainyard.backends.deepspeed.worker"
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    conduct(folder, events, Tool(argv, variables, stop, check=check), finish)
+    conduct(folder, events, ExternalTool(argv, variables, stop, check=check), finish)
 
 
-def check(run: Run) -> None:
+def check(run: ExternalRun) -> None:
     """Free what a killed compiler left locked, and refuse a checkpoint of another number of processes."""
     for lock in clear_stale_locks(extensions()):
         run.events.emit("warning", text=f"A compiler that was killed left {lock}; it was removed.")
@@ -66,7 +66,7 @@ def require_latest(checkpoint: Path) -> None:
         )
 
 
-def argv(run: Run) -> list[str]:
+def argv(run: ExternalRun) -> list[str]:
     """The launcher's command line, in the tool's interpreter."""
     launch = run.job.config.launch
     python = place() / "bin" / "python"
@@ -83,7 +83,7 @@ def argv(run: Run) -> list[str]:
     return torchrun(Launched(str(python), launch, [WORKER, str(run.folder)], meeting))
 
 
-def chosen_devices(run: Run) -> list[str]:
+def chosen_devices(run: ExternalRun) -> list[str]:
     """The launcher takes the first devices of the machine unless it is told which; it does not read our variables."""
     count, devices = run.job.config.launch.processes, run.job.devices
     if run.device == "cuda" and len(devices) == count:
@@ -109,7 +109,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def variables(run: Run) -> Mapping[str, str]:
+def variables(run: ExternalRun) -> Mapping[str, str]:
     """What the tool's processes see beside our own environment."""
     given = {
         **environments.variables(),
@@ -125,7 +125,7 @@ def variables(run: Run) -> Mapping[str, str]:
     return given
 
 
-def stop(run: Run, launcher: psutil.Process) -> bool:
+def stop(run: ExternalRun, launcher: psutil.Process) -> bool:
     """Ask every training process; the launcher above them is told nothing, as it would end them before they saved."""
     ranks = [process for process in launcher.children(recursive=True) if is_rank(process)]
     return len(ranks) >= run.job.config.launch.processes and terminate(ranks)

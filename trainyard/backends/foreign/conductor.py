@@ -38,9 +38,9 @@ from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat import BACKENDS
+from trainyard.spec.compat.training import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.train.checkpoints import Found, newest_valid
+from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 
 LOCK_WAIT_S = 600
 POLL_S = 0.1
@@ -53,14 +53,14 @@ BEGUN_FILE = "begun"
 
 
 @dataclass(frozen=True)
-class Run:
+class ExternalRun:
     """One execution of a foreign trainer."""
 
     job: TrainingJob
     folder: Path
     events: Events
     device: str
-    found: Found
+    found: FoundCheckpoint
     """The checkpoint that it goes on from, if there is one."""
     plan: dict[str, Any]
     restarted_from: dict[str, int] | str | None
@@ -73,21 +73,21 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Tool:
+class ExternalTool:
     """How a tool is driven."""
 
-    argv: Callable[[Run], list[str]]
-    environment: Callable[[Run], Mapping[str, str]]
-    stop: Callable[[Run, psutil.Process], bool]
+    argv: Callable[[ExternalRun], list[str]]
+    environment: Callable[[ExternalRun], Mapping[str, str]]
+    stop: Callable[[ExternalRun, psutil.Process], bool]
     """Asks the tool (the process that was started) to save and end. Called again until it says True."""
     plan_options: tuple[str, ...] = ()
-    check: Callable[[Run], None] | None = None
+    check: Callable[[ExternalRun], None] | None = None
     """Called before the tool is started; raises what speaks against it."""
-    watch: Callable[[Run], None] | None = None
+    watch: Callable[[ExternalRun], None] | None = None
     """Called at every poll; reads the progress of a tool that emits no events of ours."""
 
 
-def conduct(folder: Path, events: Events, tool: Tool, finish: Callable[[Run, int], None]) -> None:
+def conduct(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
     """Lead a tool through the job of `folder`; `finish(run, log offset)` makes the result of what it left.
 
     Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
@@ -102,10 +102,10 @@ def conduct(folder: Path, events: Events, tool: Tool, finish: Callable[[Run, int
         at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": restarted_from}
         write_json_durably(folder / names.PLAN_FOLDER / names.RESUME_FILE, at)
         events.emit("ledger", **plan["ledger"]["tokens"], rows=plan["ledger"]["rows"], text=plan["ledger"]["line"])
-        lead(Run(job, folder, events, device, found, plan, restarted_from), tool, finish)
+        lead(ExternalRun(job, folder, events, device, found, plan, restarted_from), tool, finish)
 
 
-def lead(run: Run, tool: Tool, finish: Callable[[Run, int], None]) -> None:
+def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
     """Lead a tool through a job that is planned. Raises as `conduct` does."""
     if tool.check is not None:
         tool.check(run)
@@ -166,7 +166,7 @@ def left_error(path: Path, what: str, folder: Path) -> TrainyardError:
     return rebuilt(orjson.loads(path.read_bytes()), HERE)
 
 
-def carry_out(run: Run, tool: Tool) -> int:
+def carry_out(run: ExternalRun, tool: ExternalTool) -> int:
     """Run the tool to its end and return its exit code; a stop request is handed on once, to every process of it."""
     argv = tool.argv(run)
     environment = {**os.environ, **tool.environment(run)}
@@ -192,7 +192,7 @@ def carry_out(run: Run, tool: Tool) -> int:
     return process.returncode
 
 
-def ask_to_stop(run: Run, tool: Tool, process: subprocess.Popen[bytes]) -> bool:
+def ask_to_stop(run: ExternalRun, tool: ExternalTool, process: subprocess.Popen[bytes]) -> bool:
     """Hand the request on; False when the tool is not ready to take it."""
     try:
         return tool.stop(run, psutil.Process(process.pid))
@@ -208,7 +208,7 @@ def terminate(processes: list[psutil.Process]) -> bool:
     return bool(processes)
 
 
-def judge(run: Run, code: int) -> None:
+def judge(run: ExternalRun, code: int) -> None:
     """Raise what the end of the tool means; return when its work is done."""
     failure, halt = run.folder / names.FAILURE_FILE, run.folder / names.HALT_FILE
     if halt.is_file():
@@ -232,7 +232,7 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def log_head(run: Run, offset: int) -> str:
+def log_head(run: ExternalRun, offset: int) -> str:
     """The first lines that the tool wrote into the log of this start."""
     path = run.folder / LOG_FILE
     if not path.exists():

@@ -31,13 +31,14 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes import ADAPTER_METHODS, Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
-from trainyard.train.batching import Cut, Plan
+from trainyard.train.batching import BatchPlan, Cut
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.schedules import SCHEDULES
-from trainyard.train.stages import STAGES, kto, pairs, sft
-from trainyard.train.stages.lengths import Share
+from trainyard.train.stages import kto, pairs, sft
+from trainyard.train.stages.lengths import TokenShare
+from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
 
@@ -82,7 +83,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     write_json_durably(place / names.PLAN_FILE, value)
 
 
-def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[Share]]:
+def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
     """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
     Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
@@ -120,11 +121,11 @@ def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
     return {"prompt": asked, "completion": said[0], "label": row.label, **plain}
 
 
-def plan_of(job: TrainingJob, widths: list[int]) -> Plan:
+def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
     """The rows of each step, drawn as the native engine draws them: one step is what all processes do together."""
     hyper = job.config.hyperparameters
     rows = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
-    return Plan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
+    return BatchPlan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
 
 
 def total_steps(job: TrainingJob, per_epoch: int) -> int:
@@ -137,7 +138,7 @@ def save_steps(job: TrainingJob, total: int) -> int:
     return job.config.hyperparameters.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
 
 
-def steps(job: TrainingJob, plan: Plan, total: int) -> Iterator[dict[str, Any]]:
+def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, Any]]:
     """One line a step: its learning rate, and its rows by micro-batch."""
     hyper = job.config.hyperparameters
     warmup = math.ceil(hyper.warmup_ratio * total)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends.foreign import names
-from trainyard.backends.foreign.conductor import BEGUN_FILE, Run, log_head
+from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun, log_head
 from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.compute.child import faultpoint
@@ -23,7 +23,7 @@ NEEDED = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("c
 """Is it an adapter -> files without which it is no result."""
 
 
-def finish(run: Run, log_at: int) -> None:
+def finish(run: ExternalRun, log_at: int) -> None:
     """Move what the tool made to `result/`, with its record."""
     made = run.folder / names.MADE_FOLDER
     report: dict[str, Any] = orjson.loads((made / names.REPORT_FILE).read_bytes())
@@ -55,7 +55,7 @@ def finish(run: Run, log_at: int) -> None:
     run.events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
 
 
-def require_whole(run: Run, weights: Path) -> None:
+def require_whole(run: ExternalRun, weights: Path) -> None:
     """Raise `TrainyardError` (`E-PROGRAM`) when the tool ended well and left no weights."""
     missing = [name for name in NEEDED[run.job.config.method in ADAPTER_METHODS] if not (weights / name).is_file()]
     if missing:
@@ -72,7 +72,7 @@ def name_base(path: Path, base: str) -> None:
     write_json_durably(path, {**config, "base_model_name_or_path": base})
 
 
-def training_record(run: Run, report: dict[str, Any], head: str) -> dict[str, Any]:
+def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict[str, Any]:
     """`training.json`: what was done, to the token, and which tool did it."""
     job, config = run.job, run.job.config
     losses = report["losses"]

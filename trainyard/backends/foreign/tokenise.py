@@ -15,7 +15,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
 from trainyard.compute.child import SPEC_FILE
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import PLAIN_TEMPLATE
 from trainyard.train.tokens import require_targets
 

@@ -42,7 +42,7 @@ COMPARED = 200_000
 
 
 @dataclass(frozen=True)
-class Account:
+class ContextWindows:
     """What llama-finetune will see of a text."""
 
     tokens: int
@@ -50,7 +50,7 @@ class Account:
     windows: int
 
     @classmethod
-    def of(cls, tokens: int, max_length: int) -> Account:
+    def of(cls, tokens: int, max_length: int) -> ContextWindows:
         """As `common_opt_dataset_init` of llama.cpp counts: a window begins every half context."""
         context = WINDOW * -(-max_length // WINDOW)
         return cls(tokens, context, max(0, (tokens - context - 1) // (context // 2)))
@@ -88,7 +88,7 @@ def write_plan(tools: Path, folder: Path) -> None:
     source = with_tokenizer(base, place / names.TOKENIZER_FOLDER, place / SOURCE_FOLDER)
     convert(tools, source, place / BASE_FILE)
     require_same_ids(tools, place, tokenizer, text[:COMPARED])
-    account = Account.of(len(ids_of(tokenizer, text)), job.config.hyperparameters.max_length)
+    account = ContextWindows.of(len(ids_of(tokenizer, text)), job.config.hyperparameters.max_length)
     require_windows(account)
     epochs = int(job.config.hyperparameters.epochs or 3)
     value = {
@@ -171,7 +171,7 @@ def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def require_windows(account: Account) -> None:
+def require_windows(account: ContextWindows) -> None:
     if account.windows:
         return
     least = account.context + 1 + account.context // 2

@@ -27,8 +27,8 @@ from trainyard.backends.foreign.conductor import (
     BEGUN_FILE,
     LOCK_WAIT_S,
     POLL_S,
-    Run,
-    Tool,
+    ExternalRun,
+    ExternalTool,
     carry_out,
     die_with_us,
     judge,
@@ -64,7 +64,7 @@ FREE_COPIES = 6
 
 
 @dataclass
-class Curve:
+class LogCurve:
     """The loss step by step, read from the log of the program while it grows."""
 
     losses: list[list[float]] = field(default_factory=list)
@@ -95,7 +95,7 @@ def train(folder: Path, events: Events) -> None:
         plan = orjson.loads((place / names.PLAN_FILE).read_bytes())
         events.emit("ledger", **plan["ledger"]["tokens"], rows=plan["ledger"]["rows"], text=plan["ledger"]["line"])
         require_space(folder, FREE_COPIES * size_of(place / "base.gguf"))
-        run = Run(job, folder, events, DEVICE, found, plan, restarted_from)
+        run = ExternalRun(job, folder, events, DEVICE, found, plan, restarted_from)
         (folder / BEGUN_FILE).touch()
         report_scope(run)
         log_at = size_of(folder / LOG_FILE)
@@ -123,15 +123,15 @@ def assist(name: str, folder: Path, events: Events, *more: str) -> None:
         raise left_error(place / ERROR_FILE, f"llama.cpp's files could not be made ({name}).", folder)
 
 
-def report_scope(run: Run) -> None:
+def report_scope(run: ExternalRun) -> None:
     """Emit what llama-finetune trains, which differs from the other backends."""
     what = f"moves all weights but the token embeddings, once for each window of {run.plan['context']} tokens"
     run.events.emit("warning", text=f"llama-finetune {what}; nothing is masked.")
 
 
-def carry_on(run: Run) -> Curve:
+def carry_on(run: ExternalRun) -> LogCurve:
     """Every epoch that is not done yet."""
-    hyper, curve, done = run.job.config.hyperparameters, Curve(), 0
+    hyper, curve, done = run.job.config.hyperparameters, LogCurve(), 0
     model = run.place / "base.gguf"
     if run.found.path is not None:
         state = json.loads((run.found.path / STATE_FILE).read_text(encoding="utf-8"))
@@ -150,13 +150,13 @@ def rate_of(hyper: Hyperparameters, epoch: int, epochs: int) -> float:
     return (hyper.learning_rate or 0.0) * SCHEDULES[schedule](epoch, epochs, 0)
 
 
-def one_epoch(run: Run, curve: Curve, epoch: int, model: Path, rate: float) -> Path:
+def one_epoch(run: ExternalRun, curve: LogCurve, epoch: int, model: Path, rate: float) -> Path:
     """One run of the program, and its file as a checkpoint. Raises `Stopped`, or what the program failed at."""
     out = run.folder / f"epoch-{epoch + 1}.gguf"
     out.unlink(missing_ok=True)
     curve.means = []
-    watch = Watch(run, curve, epoch, rate, size_of(run.folder / LOG_FILE))
-    tool = Tool(lambda _: argv(run, model, out, rate), lambda _: {}, end, watch=watch)
+    watch = LogWatch(run, curve, epoch, rate, size_of(run.folder / LOG_FILE))
+    tool = ExternalTool(lambda _: argv(run, model, out, rate), lambda _: {}, end, watch=watch)
     code = carry_out(run, tool)
     judge(run, code)
     if not out.is_file() or not curve.means:
@@ -175,7 +175,7 @@ def one_epoch(run: Run, curve: Curve, epoch: int, model: Path, rate: float) -> P
     return kept / MODEL_FILE
 
 
-def argv(run: Run, model: Path, out: Path, rate: float) -> list[str]:
+def argv(run: ExternalRun, model: Path, out: Path, rate: float) -> list[str]:
     """llama-finetune's command line. One thread: with more of them it spins for minutes on a busy machine."""
     hyper, context = run.job.config.hyperparameters, str(run.plan["context"])
     options = {
@@ -198,24 +198,24 @@ def argv(run: Run, model: Path, out: Path, rate: float) -> list[str]:
     return [str(tools() / "bin" / "llama-finetune"), *(word for option in options.items() for word in option)]
 
 
-def end(_run: Run, process: psutil.Process) -> bool:
+def end(_run: ExternalRun, process: psutil.Process) -> bool:
     """A stop ends the program at once: it has nothing to save, and the last whole epoch is a checkpoint."""
     process.terminate()
     return True
 
 
 @dataclass
-class Watch:
+class LogWatch:
     """Reads the program's log while it grows and tells its steps."""
 
-    run: Run
-    curve: Curve
+    run: ExternalRun
+    curve: LogCurve
     epoch: int
     rate: float
     at: int
     rest: bytes = b""
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: ExternalRun) -> None:
         steps = run.plan["steps_per_epoch"]
         every = max(1, steps // POINTS_PER_EPOCH)
         for number, mean in self.lines():
@@ -245,7 +245,7 @@ class Watch:
                 yield int(found[1]), float(found[3])
 
 
-def hand_over(run: Run, curve: Curve, log_at: int) -> None:
+def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     """Make the result of the last epoch's file."""
     last = newest_valid(run.folder / CHECKPOINT_FOLDER).path
     assert last is not None, "every epoch is a checkpoint"
@@ -275,9 +275,9 @@ def hand_over(run: Run, curve: Curve, log_at: int) -> None:
         left.unlink()
 
 
-def quantise(run: Run, weights: Path) -> None:
+def quantise(run: ExternalRun, weights: Path) -> None:
     """A Q8_0 copy of the result beside it, by llama-quantize."""
     program, folder = tools() / "bin" / "llama-quantize", weights / "gguf"
     given = [str(program), str(folder / "model-f32.gguf"), str(folder / "model-q8_0.gguf"), "Q8_0", "1"]
-    code = carry_out(run, Tool(lambda _: given, lambda _: {}, end))
+    code = carry_out(run, ExternalTool(lambda _: given, lambda _: {}, end))
     judge(run, code)

@@ -57,7 +57,7 @@ def train(folder: Path, stop: StopFlag) -> None:
     precision = cast(model, desk.hyper["precision"])
     shape = inject(model, desk)
     optimizer = make_optimizer(desk)
-    run = Training(desk, stop, model, optimizer, shape)
+    run = MlxTraining(desk, stop, model, optimizer, shape)
     first = run.restore()
     facts = {"device": device_name(), "precision": precision, "precision_why": why(precision, desk)}
     desk.begin(threads=desk.spec["threads"], **facts)
@@ -192,7 +192,7 @@ def make_optimizer(desk: Desk) -> optim.Optimizer:
     return made
 
 
-class Training(TrainingCallback):
+class MlxTraining(TrainingCallback):
     """One run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
 
     def __init__(

@@ -13,7 +13,7 @@ import psutil
 
 from trainyard.backends import environments
 from trainyard.backends.foreign import names, result
-from trainyard.backends.foreign.conductor import Run, Tool, conduct
+from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct
 from trainyard.compute.child import Events
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
@@ -29,31 +29,31 @@ OWN_FOLDER = "mlx"
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    conduct(folder, events, Tool(argv, variables, ask, check=prepare), finish)
+    conduct(folder, events, ExternalTool(argv, variables, ask, check=prepare), finish)
 
 
-def prepare(run: Run) -> None:
+def prepare(run: ExternalRun) -> None:
     """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-CONVERT`)."""
     if run.job.adapter is not None:
         peft_to_mlx(Path(run.job.adapter), run.place / START_FOLDER)
 
 
-def argv(run: Run) -> list[str]:
+def argv(run: ExternalRun) -> list[str]:
     return [str(environments.python_of(BackendName.MLX)), "-m", WORKER, str(run.folder)]
 
 
-def variables(_run: Run) -> Mapping[str, str]:
+def variables(_run: ExternalRun) -> Mapping[str, str]:
     """What mlx-lm's process sees beside our own environment: no torch is looked for, nothing is downloaded."""
     return {**environments.variables(), "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error", "TERM": "dumb"}
 
 
-def ask(_run: Run, process: psutil.Process) -> bool:
+def ask(_run: ExternalRun, process: psutil.Process) -> bool:
     """A stop request goes to the one process that trains: it saves after its step and ends."""
     process.terminate()
     return True
 
 
-def finish(run: Run, log_at: int) -> None:
+def finish(run: ExternalRun, log_at: int) -> None:
     """Make a PEFT adapter of what mlx-lm left, then hand it over like any result."""
     weights = run.folder / names.MADE_FOLDER / "weights"
     if run.job.config.method in ADAPTER_METHODS:

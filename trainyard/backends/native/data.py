@@ -16,24 +16,24 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.stages.contract import StageSpec
-from trainyard.train.tokens import Encoded, Ledger, require_targets
+from trainyard.train.tokens import Encoded, TokenLedger, require_targets
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Everything that the data gives to a run."""
 
     tokenizer: PreTrainedTokenizerBase
     stage: StageSpec
     examples: Sequence[Encoded]
-    ledger: Ledger
+    ledger: TokenLedger
 
     @property
     def widths(self) -> list[int]:
         return [self.stage.width(example) for example in self.examples]
 
 
-def prepare(job: TrainingJob, stage: StageSpec, tokenizer: PreTrainedTokenizerBase, events: Events) -> Prepared:
+def prepare(job: TrainingJob, stage: StageSpec, tokenizer: PreTrainedTokenizerBase, events: Events) -> PreparedData:
     """Tokenise the data, print and check its account."""
     rows: Any = job_rows(job, stage)
     if job.config.control == "shuffled_answers":
@@ -43,7 +43,7 @@ def prepare(job: TrainingJob, stage: StageSpec, tokenizer: PreTrainedTokenizerBa
     print(ledger.line(), flush=True)
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
     require_targets(ledger)
-    return Prepared(tokenizer, stage, examples, ledger)
+    return PreparedData(tokenizer, stage, examples, ledger)
 
 
 def job_rows(job: TrainingJob, stage: StageSpec) -> Iterator[Row] | list[Row]:

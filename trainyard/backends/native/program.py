@@ -23,7 +23,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 
 from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.data import Prepared, prepare
+from trainyard.backends.native.data import PreparedData, prepare
 from trainyard.backends.results import tell_restart
 from trainyard.backends.trl.loading import load_tokenizer, pick_device, template_sha256
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
@@ -34,21 +34,24 @@ from trainyard.errors import TrainyardError
 from trainyard.settings import settings
 from trainyard.spec.axes import Device, Precision
 from trainyard.spec.compat.advice import advice
-from trainyard.spec.estimate import ModelShape
 from trainyard.spec.estimate.cascade import choose as choose_knobs
+from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.autotune import free_bytes
-from trainyard.train.batching import Cut, Feed, Plan, choose_cut, sound_cut
+from trainyard.train.batching import BatchPlan, Cut, Feed, choose_cut, sound_cut
 from trainyard.train.checkpoints import require_space, seal, whole_or_nothing
 from trainyard.train.head import Head, require_head
 from trainyard.train.loop import StepRecord, done
 from trainyard.train.loop import train as run_loop
-from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups
-from trainyard.train.methods import save as save_policy
+from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.loading import architecture_of
+from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.methods.table import save as save_policy
 from trainyard.train.optimizers import make_optimizer, optimizer_facts
-from trainyard.train.parallel import STRATEGIES, SharedSession, Team
+from trainyard.train.parallel.session import SharedSession
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
 from trainyard.train.precision import (
     KernelChoice,
     PrecisionChoice,
@@ -58,16 +61,17 @@ from trainyard.train.precision import (
     convert_to_fp8,
     native_bf16,
 )
-from trainyard.train.reporting import Place, Reporting, memory_bytes, reporting
-from trainyard.train.resume.progress import Progress
+from trainyard.train.reporting.reporting import Reporting, memory_bytes, reporting
+from trainyard.train.reporting.trackers import TrackedRun
+from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
+from trainyard.train.session.session import Session, TrainState
 from trainyard.train.session.sharing import Alone
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.contract import Scores
+from trainyard.train.stages.table import STAGES
 
 LOCK_WAIT_S = 600
 ADAM_COPIES = 4
@@ -89,19 +93,19 @@ class Settled:
 
 
 @dataclass
-class Run:
+class NativeRun:
     """One execution, put together."""
 
     job: TrainingJob
     device: str
-    prepared: Prepared
+    prepared: PreparedData
     policy: Policy
     feed: Feed
     cut: Cut
     total_steps: int
     precision: PrecisionChoice
     session: Session
-    progress: Progress
+    progress: SavedProgress
 
     @property
     def save_steps(self) -> int:
@@ -174,7 +178,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
         resume(run, found.path, events)
     events.emit("begin", restarted_from=restarted_from, **begin_facts(run))
     started = time.monotonic()
-    place = Place(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
+    place = TrackedRun(folder, "trainyard", job.digest[:12], job.config.model_dump(mode="json"))
     with (
         CheckpointWriter(
             folder / CHECKPOINT_FOLDER,
@@ -194,7 +198,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
             save=lambda session, progress: save_checkpoint(writer, session, progress),
             save_steps=run.save_steps,
             stop=events.stop_requested,
-            hooks=[Watch(run, report)],
+            hooks=[StepReporter(run, report)],
         )
     if not finished:
         raise Stopped("asked to stop; a checkpoint is saved", step=done(run.session))
@@ -211,7 +215,7 @@ def mirror_of(job: TrainingJob) -> str | None:
     return f"{address.rstrip('/')}/{job.digest}" if address else None
 
 
-def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> Run:
+def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
     config, stage = job.config, STAGES[job.config.stage]
     cut = choose_cut(config, stage, device)
@@ -220,7 +224,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
         raise Stopped("asked to stop before the first step", step=0)
     policy = make_policy(job, device, events)
     cut = sound_cut(cut, policy.model, config)
-    plan = Plan(prepared.widths, cut, stage)
+    plan = BatchPlan(prepared.widths, cut, stage)
     feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
     precision = decide_precision(job, policy, feed, device, folder)
     settled = Settled(total_steps(job, plan), precision.precision, choose_head(job, policy, cut))
@@ -231,7 +235,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
         feed.reference = reference_scores(session, feed)
         session.drop_reference()
         policy.reference = None  # a second model in memory has done its work
-    return Run(job, device, prepared, policy, feed, cut, settled.total_steps, precision, session, Progress())
+    return NativeRun(job, device, prepared, policy, feed, cut, settled.total_steps, precision, session, SavedProgress())
 
 
 def make_policy(job: TrainingJob, device: str, events: Events) -> Policy:
@@ -267,7 +271,7 @@ def open_session(
     else:
         sharing = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
         optimizer = sharing.optimizer(groups, config)
-    engine = Engine(
+    engine = TrainState(
         model=policy.model,
         reference=policy.reference,
         stage=STAGES[config.stage],
@@ -316,7 +320,7 @@ def capability(device: str) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability() if device == "cuda" else None
 
 
-def total_steps(job: TrainingJob, plan: Plan) -> int:
+def total_steps(job: TrainingJob, plan: BatchPlan) -> int:
     hyper = job.config.hyperparameters
     return hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * plan.steps_per_epoch))
 
@@ -375,12 +379,12 @@ def seconds_per_step(policy: Policy, feed: Feed, device: str, *, bf16: bool) -> 
 # Checkpoints
 
 
-def save_checkpoint(writer: CheckpointWriter, session: Session, progress: Progress) -> None:
+def save_checkpoint(writer: CheckpointWriter, session: Session, progress: SavedProgress) -> None:
     tensors, values = session.snapshot().flat()
     writer.save(done(session), tensors, {**values, "progress": progress.as_values()})
 
 
-def resume(run: Run, path: Path, events: Events, *, dropped: frozenset[str] = frozenset()) -> None:
+def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str] = frozenset()) -> None:
     """Take over a checkpoint, without the parts of the state that are `dropped` (by a proof that must fail).
 
     Raises `Corrupt` when it belongs to another config or other library versions.
@@ -391,16 +395,16 @@ def resume(run: Run, path: Path, events: Events, *, dropped: frozenset[str] = fr
         events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:
-        run.progress = Progress.from_values(values["progress"])
+        run.progress = SavedProgress.from_values(values["progress"])
         if "counted" not in values["progress"]:
             text = "An earlier release made the checkpoint: what was trained before it is not in the account."
             events.emit("warning", text=text)
 
 
-class Watch:
+class StepReporter:
     """Reports each step, and dies where a fault is injected."""
 
-    def __init__(self, run: Run, report: Reporting) -> None:
+    def __init__(self, run: NativeRun, report: Reporting) -> None:
         self.run, self.report, self.started, self.tokens = run, report, time.monotonic(), 0
 
     def on_step(self, record: StepRecord) -> None:
@@ -428,7 +432,7 @@ class Watch:
 # The result
 
 
-def begin_facts(run: Run) -> dict[str, Any]:
+def begin_facts(run: NativeRun) -> dict[str, Any]:
     return {
         "total_steps": run.total_steps,
         "total_epochs": round(run.total_steps / run.feed.plan.steps_per_epoch, 4),
@@ -446,7 +450,7 @@ def begin_facts(run: Run) -> dict[str, Any]:
     }
 
 
-def served_policy(run: Run) -> Policy:
+def served_policy(run: NativeRun) -> Policy:
     """The policy with its trained weights whole. Where several processes hold them in parts, it is made anew."""
     if not run.session.sharing.in_parts:
         return run.policy
@@ -456,7 +460,7 @@ def served_policy(run: Run) -> Policy:
     return whole
 
 
-def training_record(run: Run, seconds: float) -> dict[str, Any]:
+def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, config, losses = run.job, run.job.config, run.progress.losses
     return {
@@ -488,7 +492,7 @@ def training_record(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
-def save_result(run: Run, folder: Path, record: dict[str, Any]) -> None:
+def save_result(run: NativeRun, folder: Path, record: dict[str, Any]) -> None:
     """Write adapter or model whole, or not at all."""
     final = folder / RESULT_FOLDER
     temporary = folder / f".{RESULT_FOLDER}.tmp"

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.program import Run, assemble, fix_numbers, resume, save_checkpoint
+from trainyard.backends.native.program import NativeRun, assemble, fix_numbers, resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.spec.axes import Device, Method, Port, Precision, PreferenceLoss, Schedule, Stage
 from trainyard.spec.training import (
@@ -75,7 +75,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CellVerdict:
     """What became of one cell in one mode."""
 
     stage: str
@@ -219,7 +219,7 @@ def settled(writer: CheckpointWriter, session: Any, progress: Any) -> None:
     writer.wait()
 
 
-def digests(run: Run) -> dict[str, str]:
+def digests(run: NativeRun) -> dict[str, str]:
     """SHA-256 of what a run ends with."""
     parts = run.session.snapshot().parts
     values = {**parts, "losses": run.progress.losses}
@@ -258,7 +258,7 @@ def logged(work: Callable[[], None], log: Path) -> None:
     work()
 
 
-def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> Iterator[Verdict]:
+def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> Iterator[CellVerdict]:
     """The verdicts of one cell."""
     folder = root / cell.name
     expected = run_mode(cell, world, folder / "straight", [None])
@@ -271,7 +271,7 @@ def prove(cell: Cell, world: Path, root: Path, dropped: str | None = None) -> It
         found = run_mode(cell, world, folder / mode, modes[mode], dropped)
         differs = [name for name in DIGESTS if expected.get(name) != found.get(name) or name not in expected]
         error = expected.get("error", "") or found.get("error", "")
-        yield Verdict(
+        yield CellVerdict(
             str(cell.stage), str(cell.loss) if cell.loss else None, str(cell.method), mode, not differs and not error,
             differs, {name: found.get(name, "") for name in DIGESTS}, round(time.monotonic() - started, 2), error,
         )  # fmt: skip

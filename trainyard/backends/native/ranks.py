@@ -18,8 +18,8 @@ from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Precision
 from trainyard.train.head import Head
-from trainyard.train.parallel import END, SharedSession, Team, joined, serve
-from trainyard.train.parallel.team import take_device
+from trainyard.train.parallel.session import END, SharedSession, serve
+from trainyard.train.parallel.team import Team, joined, take_device
 
 
 def train(folder: Path, events: Events) -> None:

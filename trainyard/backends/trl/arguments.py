@@ -17,7 +17,7 @@ from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl import OPTIMIZERS, SCHEDULES
+from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
 from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY

@@ -19,26 +19,26 @@ from trainyard.spec.axes import Port, Stage
 from trainyard.train.batching import require_rows
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.stages import kto
-from trainyard.train.tokens import Encoded, Ledger, encode_preference, encode_sft, require_targets
+from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 
-Found = tuple[list[Encoded], Ledger]
+Found = tuple[list[Encoded], TokenLedger]
 
 
 @dataclass
-class Prepared:
+class PreparedRun:
     """Everything that a run needs before its first step."""
 
     job: TrainingJob
     device: str
     tokenizer: PreTrainedTokenizerBase
     examples: list[Encoded]
-    ledger: Ledger
+    ledger: TokenLedger
     length: Length
     left_out: int
     """Rows that each pass leaves out."""
 
 
-def prepare(job: TrainingJob, device: str, events: Events) -> Prepared:
+def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
     if job.config.stage is Stage.KTO:
         require_rows(job.config, kto.SMALLEST_BATCH)
@@ -55,7 +55,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> Prepared:
     alone = left_out(job, len(examples))
     if alone:
         events.emit("warning", text=told_of(job, len(examples), alone))
-    return Prepared(job, device, tokenizer, examples, ledger, run_length(job, len(examples) - alone), alone)
+    return PreparedRun(job, device, tokenizer, examples, ledger, run_length(job, len(examples) - alone), alone)
 
 
 def told_of(job: TrainingJob, rows: int, alone: int) -> str:

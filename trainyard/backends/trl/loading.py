@@ -19,7 +19,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes import Device, Method, Stage
 from trainyard.spec.compat.run import base_reasons
-from trainyard.spec.estimate.bases import BaseFacts, Layout
+from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base
@@ -60,8 +60,8 @@ def require_decoder(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Non
     """The same rows as of a plan, which does not see a base that is not on its disk."""
     config = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
     base = BaseFacts.from_config(config.to_dict(), max(tokenizer.get_vocab().values(), default=-1) + 1)
-    if base.layout is Layout.DECODER and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        base = replace(base, layout=Layout.OTHER)
+    if base.layout is ModelLayout.DECODER and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        base = replace(base, layout=ModelLayout.OTHER)
     if reasons := base_reasons(job.config, base, job.node or None):
         raise Refused(reasons)
 

@@ -26,7 +26,7 @@ from trainyard.backends.base import CHECKPOINT_FOLDER, DECISIONS_FILE, RESULT_FO
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import tell_restart
 from trainyard.backends.trl.arguments import common_arguments
-from trainyard.backends.trl.data import Prepared, prepare, sequence
+from trainyard.backends.trl.data import PreparedRun, prepare, sequence
 from trainyard.backends.trl.loading import (
     head_of,
     load_base,
@@ -40,9 +40,9 @@ from trainyard.backends.trl.several import company, in_parts, layout_of, shared,
 from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import (
     CommittedCheckpoints,
-    Curve,
     InOrder,
-    Watch,
+    LossCurve,
+    TrlCallback,
     newest_trainer_state,
     require_finite_weights,
 )
@@ -52,7 +52,7 @@ from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import ADAPTER_METHODS, Precision, Stage, Strategy
 from trainyard.stores.artifacts import write_json_durably
-from trainyard.train.checkpoints import Found, newest_valid, require_space, seal, whole_or_nothing
+from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space, seal, whole_or_nothing
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage
 from trainyard.train.parallel.team import Team
@@ -110,10 +110,10 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     trainer = build_trainer(prepared, model, folder, choice.precision)
     trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trainable(trainer.model).values())
     require_space(folder, ADAM_COPIES * trained_bytes)
-    curve = Curve.load(found.path) if found.path else Curve()
+    curve = LossCurve.load(found.path) if found.path else LossCurve()
     trainer.events, trainer.checkpoint_root, trainer.curve = events, folder / CHECKPOINT_FOLDER, curve
     trainer.team = team
-    trainer.add_callback(Watch(events, prepared.length, curve, team))
+    trainer.add_callback(TrlCallback(events, prepared.length, curve, team))
     trainer.add_callback(InOrder(trainer, prepared.length))
     events.emit("begin", restarted_from=restarted_from, **begin_facts(prepared, choice))
     started = time.monotonic()
@@ -126,7 +126,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
 
 
-def start_of(folder: Path, events: Events, team: Team | None) -> tuple[Found, dict[str, int] | str | None]:
+def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundCheckpoint, dict[str, int] | str | None]:
     """The checkpoint that the process that leads has found, for all; and what it says of a restart."""
     restarted_from: dict[str, int] | str | None = None
     place, step = "", 0
@@ -135,7 +135,7 @@ def start_of(folder: Path, events: Events, team: Team | None) -> tuple[Found, di
         restarted_from = tell_restart(folder / DECISIONS_FILE, found, events)
         place, step = str(found.path or ""), found.step
     place, step = shared(team, (place, step))
-    return Found(Path(place) if place else None, step), restarted_from
+    return FoundCheckpoint(Path(place) if place else None, step), restarted_from
 
 
 def stop_if_asked(events: Events, team: Team | None = None) -> None:
@@ -144,7 +144,7 @@ def stop_if_asked(events: Events, team: Team | None = None) -> None:
 
 
 def decide_precision(
-    prepared: Prepared, model: torch.nn.Module, folder: Path, team: Team | None = None
+    prepared: PreparedRun, model: torch.nn.Module, folder: Path, team: Team | None = None
 ) -> PrecisionChoice:
     """The precision of this job: measured at its first start, remembered for every later one."""
     path = folder / DECISIONS_FILE
@@ -164,7 +164,7 @@ def decide_precision(
     return PrecisionChoice(Precision(decided["precision"]), decided["why"])
 
 
-def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) -> float:
+def seconds_per_step(prepared: PreparedRun, model: torch.nn.Module, *, bf16: bool) -> float:
     """Fastest of three forward and backward passes over a batch of middling length, after one to warm up."""
     sequences = sorted((sequence(example) for example in prepared.examples), key=len)
     middle = sequences[len(sequences) // 2]
@@ -182,7 +182,7 @@ def seconds_per_step(prepared: Prepared, model: torch.nn.Module, *, bf16: bool) 
 
 
 def build_trainer(
-    prepared: Prepared, model: torch.nn.Module, folder: Path, precision: Precision
+    prepared: PreparedRun, model: torch.nn.Module, folder: Path, precision: Precision
 ) -> CommittedCheckpoints:
     """TRL's trainer for the stage, with our order of rows."""
     job = prepared.job
@@ -194,7 +194,7 @@ def build_trainer(
     return trainer
 
 
-def begin_facts(prepared: Prepared, choice: PrecisionChoice) -> dict[str, Any]:
+def begin_facts(prepared: PreparedRun, choice: PrecisionChoice) -> dict[str, Any]:
     return {
         "total_steps": prepared.length.total_steps,
         "total_epochs": round(prepared.length.epochs, 4),
@@ -206,7 +206,7 @@ def begin_facts(prepared: Prepared, choice: PrecisionChoice) -> dict[str, Any]:
 
 
 def training_record(
-    prepared: Prepared, trainer: CommittedCheckpoints, choice: PrecisionChoice, seconds: float
+    prepared: PreparedRun, trainer: CommittedCheckpoints, choice: PrecisionChoice, seconds: float
 ) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, points = prepared.job, trainer.curve.points
@@ -243,14 +243,14 @@ def training_record(
     }
 
 
-def origin(prepared: Prepared) -> PolicyRequest:
+def origin(prepared: PreparedRun) -> PolicyRequest:
     """What the model was made from, in the words of the native engine."""
     job = prepared.job
     adapter = Path(job.adapter) if job.adapter else None
     return PolicyRequest(job.config, job.base, head_of(job), prepared.device, job.base_sha256, adapter)
 
 
-def save_result(trainer: CommittedCheckpoints, prepared: Prepared, folder: Path, record: dict[str, Any]) -> None:
+def save_result(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: dict[str, Any]) -> None:
     """Write adapter or model whole, or not at all. Of several processes the one that leads writes."""
     job, final = prepared.job, folder / RESULT_FOLDER
     temporary = folder / f".{RESULT_FOLDER}.tmp"

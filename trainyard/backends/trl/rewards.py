@@ -17,7 +17,7 @@ from trainyard.spec.training import ContainsReward, ExactMatchReward, LengthRewa
 
 
 @dataclass(frozen=True)
-class Completion:
+class SampledCompletion:
     """What a model has written to a prompt."""
 
     text: str
@@ -26,25 +26,25 @@ class Completion:
     """The end of the turn included, where it was reached."""
 
 
-def exact_match(completion: Completion, answer: str, settings: ExactMatchReward) -> float:
+def exact_match(completion: SampledCompletion, answer: str, settings: ExactMatchReward) -> float:
     """1.0 or 0.0."""
     said, wanted = (folded(text.strip(), settings.ignore_case) for text in (completion.text, answer))
     return float(said == wanted)
 
 
-def contains(completion: Completion, answer: str, settings: ContainsReward) -> float:
+def contains(completion: SampledCompletion, answer: str, settings: ContainsReward) -> float:
     """1.0 or 0.0. An answer of spaces only is contained nowhere."""
     wanted = answer.strip() if settings.text is None else settings.text
     return float(bool(wanted) and folded(wanted, settings.ignore_case) in folded(completion.text, settings.ignore_case))
 
 
-def regex(completion: Completion, _answer: str, settings: RegexReward) -> float:
+def regex(completion: SampledCompletion, _answer: str, settings: RegexReward) -> float:
     """1.0 or 0.0. The whole completion is what is left without the spaces around it."""
     text = completion.text.strip() if settings.full else completion.text
     return float(automaton(settings.pattern, settings.full).isinstance_python(text))
 
 
-def length(completion: Completion, _answer: str, settings: LengthReward) -> float:
+def length(completion: SampledCompletion, _answer: str, settings: LengthReward) -> float:
     """1.0 at the target or up to the most, and down to 0.0 at twice as many tokens or, of a target, at none."""
     bound = settings.target_tokens or settings.max_tokens
     assert bound is not None
@@ -53,7 +53,7 @@ def length(completion: Completion, _answer: str, settings: LengthReward) -> floa
     return max(0.0, 1.0 - off / bound)
 
 
-REWARDS: dict[str, Callable[[Completion, str, Any], float]] = {
+REWARDS: dict[str, Callable[[SampledCompletion, str, Any], float]] = {
     "exact_match": exact_match,
     "contains": contains,
     "regex": regex,

@@ -19,27 +19,27 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.arguments import prompts_of_a_step
-from trainyard.backends.trl.rewards import REWARDS, Completion, named
+from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.reporting.counts import Counted
 from trainyard.train.templates import Renderer
-from trainyard.train.tokens import Ledger, encode_answers, training_rows
+from trainyard.train.tokens import TokenLedger, encode_answers, training_rows
 
 RewardFunction = Callable[..., list[float | None]]
 
 
 def encode_prompts(
     rows: Sequence[SftRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[dict[str, Any]], Ledger]:
+) -> tuple[list[dict[str, Any]], TokenLedger]:
     """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant}.
 
     The prompt is what stands before that turn. One of more than `max_length` tokens is left out and counted: cut, it
     would ask something else.
     """
-    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
     for row in training_rows(rows, ledger):
         last = max((at for at, message in enumerate(row.messages) if message.role == "assistant"), default=0)
         if last == 0:
@@ -61,7 +61,7 @@ def encode_prompts(
     return examples, ledger
 
 
-def require_prompts(job: TrainingJob, ledger: Ledger) -> None:
+def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
     """Raise `InvalidInput` where no step could be made: no prompt is short enough, or there are too few."""
     found, wanted = ledger.rows["trained"], prompts_of_a_step(job)
     if not found:
@@ -110,7 +110,7 @@ def scorer(name: str, settings: Any) -> RewardFunction:
         completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
     ) -> list[float | None]:
         return [
-            REWARDS[settings.type](Completion(text, len(ids)), wanted, settings)
+            REWARDS[settings.type](SampledCompletion(text, len(ids)), wanted, settings)
             for text, ids, wanted in zip(completions, completion_ids, answer, strict=True)
         ]
 

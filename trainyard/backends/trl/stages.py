@@ -17,7 +17,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference, KTOTraine
 from trl.trainer.reward_trainer import RewardTrainer
 
 from trainyard.backends.trl.arguments import dpo_config, grpo_config, kto_config, reward_config, sft_config
-from trainyard.backends.trl.data import Prepared
+from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, reward_functions, rollouts_of
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
@@ -75,19 +75,19 @@ class Neighbours(DataCollatorForUnpairedPreference):
         return super().torch_call([{**one, "KL_completion_ids": other["completion_ids"]} for one, other in paired])
 
 
-def sft(prepared: Prepared, model: Any, common: Common) -> OurSFTTrainer:
+def sft(prepared: PreparedRun, model: Any, common: Common) -> OurSFTTrainer:
     takes_positions = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
     trainer = OurSFTTrainer(args=sft_config(common), **given(prepared, model, prepared.examples))
     trainer.takes_positions = takes_positions
     return trainer
 
 
-def dpo(prepared: Prepared, model: Any, common: Common) -> OurDPOTrainer:
+def dpo(prepared: PreparedRun, model: Any, common: Common) -> OurDPOTrainer:
     rows = given(prepared, model, prepared.examples)
     return OurDPOTrainer(args=dpo_config(common, prepared.job), ref_model=second_model(prepared), **rows)
 
 
-def kto(prepared: Prepared, model: Any, common: Common) -> OurKTOTrainer:
+def kto(prepared: PreparedRun, model: Any, common: Common) -> OurKTOTrainer:
     rows = [
         {"prompt_ids": row["prompt_ids"], "completion_ids": row["completion_ids"], "label": bool(row["desirable"][0])}
         for row in prepared.examples
@@ -102,7 +102,7 @@ def kto(prepared: Prepared, model: Any, common: Common) -> OurKTOTrainer:
     return trainer
 
 
-def reward(prepared: Prepared, model: Any, common: Common) -> OurRewardTrainer:
+def reward(prepared: PreparedRun, model: Any, common: Common) -> OurRewardTrainer:
     rows = [
         {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
         | {PROMPT_TOKENS: len(row["prompt_ids"])}
@@ -111,7 +111,7 @@ def reward(prepared: Prepared, model: Any, common: Common) -> OurRewardTrainer:
     return OurRewardTrainer(args=reward_config(common), **given(prepared, model, rows))
 
 
-def grpo(prepared: Prepared, model: Any, common: Common) -> OurGRPOTrainer:
+def grpo(prepared: PreparedRun, model: Any, common: Common) -> OurGRPOTrainer:
     """The reference of whole weights TRL loads itself, where the loss needs one."""
     settings = rollouts_of(prepared.job)
     rows: list[Any] = [{"prompt": row["input_ids"], "answer": row["answer"]} for row in prepared.examples]
@@ -119,7 +119,7 @@ def grpo(prepared: Prepared, model: Any, common: Common) -> OurGRPOTrainer:
     return OurGRPOTrainer(args=grpo_config(common, settings), reward_funcs=rewards, **given(prepared, model, rows))
 
 
-STAGES: dict[Stage, Callable[[Prepared, Any, Common], CommittedCheckpoints]] = {
+STAGES: dict[Stage, Callable[[PreparedRun, Any, Common], CommittedCheckpoints]] = {
     Stage.SFT: sft,
     Stage.DPO: dpo,
     Stage.KTO: kto,
@@ -128,12 +128,12 @@ STAGES: dict[Stage, Callable[[Prepared, Any, Common], CommittedCheckpoints]] = {
 }
 
 
-def given(prepared: Prepared, model: Any, rows: list[Encoded] | list[dict[str, Any]]) -> dict[str, Any]:
+def given(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[dict[str, Any]]) -> dict[str, Any]:
     """What every trainer is given beside its arguments."""
     return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": prepared.tokenizer}
 
 
-def second_model(prepared: Prepared) -> Any:
+def second_model(prepared: PreparedRun) -> Any:
     """The reference of whole weights. That of an adapter is its own frozen start, which TRL keeps as a second adapter
     (or the bare base for a new one)."""
     if prepared.job.config.method is not Method.FULL:

@@ -93,7 +93,7 @@ class LengthGroupedOrder(ShuffledOrder):
 
 
 @dataclass
-class Curve:
+class LossCurve:
     """The loss curve of a run, across restarts."""
 
     points: list[tuple[int, float, float]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Curve:
         (folder / CURVE_FILE).write_text(json.dumps({"points": self.points, "counted": asdict(self.counted)}))
 
     @classmethod
-    def load(cls, folder: Path) -> Curve:
+    def load(cls, folder: Path) -> LossCurve:
         known = json.loads((folder / CURVE_FILE).read_text())
         return cls([tuple(point) for point in known["points"]], Counted(**known["counted"]))
 
@@ -134,10 +134,10 @@ def token_counts(example: dict[str, Any]) -> tuple[int, int]:
     return sum(map(len, answers)), len(answers) * len(example["prompt_ids"])
 
 
-class Watch(TrainerCallback):
+class TrlCallback(TrainerCallback):
     """Between two steps: report, look for a stop request, say when to save, and refuse to go on with a broken loss."""
 
-    def __init__(self, events: Events, length: Length, curve: Curve, team: Team | None = None) -> None:
+    def __init__(self, events: Events, length: Length, curve: LossCurve, team: Team | None = None) -> None:
         self.events, self.length, self.curve, self.team = events, length, curve, team
         self.started = time.monotonic()
 
@@ -206,7 +206,7 @@ class CommittedCheckpoints(Trainer):
 
     events: Events
     checkpoint_root: Path
-    curve: Curve
+    curve: LossCurve
     lengths: Sequence[int]
     order: ShuffledOrder
     model: Any

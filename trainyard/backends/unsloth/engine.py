@@ -73,7 +73,7 @@ class PlannedTrainer(SFTTrainer):
         return self.lr_scheduler
 
 
-class Watch(TrainerCallback):
+class UnslothCallback(TrainerCallback):
     """Between two steps: report, look for a stop request, say when to save, and commit what was saved."""
 
     def __init__(self, desk: Desk, stop: StopFlag) -> None:
@@ -170,7 +170,7 @@ def build(desk: Desk, model: Any, tokenizer: Any, stop: StopFlag, *, bf16: bool)
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(examples),
         args=arguments(desk, bf16=bf16),
-        callbacks=[Watch(desk, stop)],
+        callbacks=[UnslothCallback(desk, stop)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.order = PlannedOrder([row for line in lines for micro in line["rows"] for row in micro], len(examples))

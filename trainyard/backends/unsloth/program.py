@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.foreign.conductor import Run, Tool, conduct, terminate
+from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, terminate
 from trainyard.backends.foreign.result import finish
 from trainyard.compute.child import Events
 from trainyard.errors import InvalidInput
@@ -20,10 +20,10 @@ CACHE_FOLDER = "unsloth_compiled_cache"
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    conduct(folder, events, Tool(argv, variables, stop, check=check), finish)
+    conduct(folder, events, ExternalTool(argv, variables, stop, check=check), finish)
 
 
-def check(run: Run) -> None:
+def check(run: ExternalRun) -> None:
     """A 4-bit base needs CUDA, which `device: auto` may not have found. Raises `InvalidInput` (`E-DEVICE`)."""
     if run.job.config.method is Method.QLORA and run.device != "cuda":
         raise InvalidInput(
@@ -33,11 +33,11 @@ def check(run: Run) -> None:
         )
 
 
-def argv(run: Run) -> list[str]:
+def argv(run: ExternalRun) -> list[str]:
     return [str(environments.python_of(BackendName.UNSLOTH)), "-m", WORKER, str(run.folder)]
 
 
-def variables(run: Run) -> Mapping[str, str]:
+def variables(run: ExternalRun) -> Mapping[str, str]:
     """What the tool sees beside our own environment. It writes compiled modules, which belong to the job's folder."""
     given = {
         **environments.variables(),
@@ -48,5 +48,5 @@ def variables(run: Run) -> Mapping[str, str]:
     return given | ({"CUDA_VISIBLE_DEVICES": ""} if run.device == "cpu" else {})
 
 
-def stop(_run: Run, process: psutil.Process) -> bool:
+def stop(_run: ExternalRun, process: psutil.Process) -> bool:
     return terminate([process])

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 import numpy as np
 
-from trainyard.data.formats import Kind, Normaliser
 from trainyard.data.formats.messages import ROLES, check_answered
+from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.rows import Message, Row, SftRow
 
 QUOTE, BACKSLASH, COLON, SPACE, OPEN, CLOSE = b'"\\: {}'

@@ -24,7 +24,7 @@ from trainyard.spec.axes import Port
 ACCOUNTING_FILE = "accounting.json"
 
 
-class Account(msgspec.Struct):
+class DocumentCounts(msgspec.Struct):
     """The rows of one document."""
 
     doc_id: str
@@ -40,7 +40,7 @@ class Books:
     def __init__(self, folder: Path, port: Port) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port = folder, port
-        self.accounts: list[Account] = []
+        self.accounts: list[DocumentCounts] = []
         self.pending: list[Any] = []
         self.questions: set[bytes] = set()
         self.pairs = self.surplus = self.rejections = self.unseen_wording = 0
@@ -57,8 +57,8 @@ class Books:
         self.writer.close()
         self.quarantine.close()
 
-    def ask(self, doc_id: str, source: str, rows: int) -> Account:
-        account = Account(doc_id, source, rows)
+    def ask(self, doc_id: str, source: str, rows: int) -> DocumentCounts:
+        account = DocumentCounts(doc_id, source, rows)
         self.accounts.append(account)
         return account
 
@@ -72,7 +72,7 @@ class Books:
         self.questions.add(mark)
         return True
 
-    def keep(self, account: Account, rows: Sequence[SftRow | PreferenceRow]) -> None:
+    def keep(self, account: DocumentCounts, rows: Sequence[SftRow | PreferenceRow]) -> None:
         account.kept += len(rows)
         self.pairs += 1
         self.unseen_wording += sum(row.split == "unseen_wording" for row in rows)
@@ -80,7 +80,7 @@ class Books:
         if len(self.pending) >= BATCH_ROWS:
             self.flush()
 
-    def reject(self, account: Account, reason: str, rows: int, detail: str, text: str = "") -> None:
+    def reject(self, account: DocumentCounts, reason: str, rows: int, detail: str, text: str = "") -> None:
         """Count `rows` rows of a document as rejected and write one line about it."""
         if not rows:
             return

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import orjson
 from jsonschema import Draft202012Validator
 
-from trainyard.data.generation.accounting import Account, Books, spread_by_weight
+from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight
 from trainyard.data.generation.shapes import (
     chosen_wordings,
     keeps_a_wording,
@@ -57,11 +57,11 @@ class Complete(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class PairRequest:
     """One prompt: some pairs on one piece of a document."""
 
     document: DocumentRow
-    account: Account
+    account: DocumentCounts
     text: str
     rows: list[int]
     """Rows of each pair that is asked for."""
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplyOutcome:
     """The reply's text, or the reason (and words) why there is none."""
 
     text: str = ""
@@ -94,7 +94,7 @@ def pairs_per_request(config: AiGeneratorConfig) -> int:
     return max(1, min(MOST_PAIRS, config.max_tokens // (PAIR_TOKENS + WORDING_TOKENS * wordings_of(config))))
 
 
-def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterator[Request]:
+def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterator[PairRequest]:
     """Every request of a run, in document order. Opens the accounts of the documents as it comes to them."""
     lengths = [len(row.text.strip()) for row in read_documents(documents)]
     wordings = wordings_of(config)
@@ -111,7 +111,7 @@ def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterat
             size = pairs_per_request(config)
             batches = [own[at : at + size] for at in range(0, len(own), size)]
             for part, batch in enumerate(batches, 1):
-                yield Request(document, account, text, batch, part, len(batches), seed)
+                yield PairRequest(document, account, text, batch, part, len(batches), seed)
                 seed = (seed + 1) % 2**31
 
 
@@ -127,9 +127,9 @@ class Line:
     def cut(self) -> bool:
         return self.in_a_row >= self.patience
 
-    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> Outcome:
+    async def ask(self, messages: Messages, schema: dict[str, Any], seed: int) -> ReplyOutcome:
         if self.cut:
-            return Outcome(
+            return ReplyOutcome(
                 reason="not_asked", detail=f"The server was given up after {self.in_a_row} failures in a row."
             )
         self.asked += 1
@@ -138,10 +138,10 @@ class Line:
         except TrainyardError as error:
             self.in_a_row += 1
             self.last = error
-            return Outcome(reason=reason_of(error), detail=str(error))
+            return ReplyOutcome(reason=reason_of(error), detail=str(error))
         self.in_a_row = 0
         self.answered += 1
-        return Outcome(text=text)
+        return ReplyOutcome(text=text)
 
 
 def reason_of(error: TrainyardError) -> str:
@@ -172,7 +172,7 @@ async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete
 
 async def pump(
     config: AiGeneratorConfig,
-    wanted: Iterator[Request],
+    wanted: Iterator[PairRequest],
     line: Line,
     *,
     prompter: Prompter,
@@ -181,11 +181,11 @@ async def pump(
 ) -> None:
     """Keep `concurrency` requests under way and accept their replies in order."""
     slots = asyncio.Semaphore(config.concurrency)
-    waiting: deque[tuple[Request, asyncio.Task[Outcome]]] = deque()
+    waiting: deque[tuple[PairRequest, asyncio.Task[ReplyOutcome]]] = deque()
     schemas = {size: reply_schema(config.template, wordings_of(config), size) for size in range(1, MOST_PAIRS + 1)}
     settled = 0
 
-    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> Outcome:
+    async def one(messages: Messages, schema: dict[str, Any], seed: int) -> ReplyOutcome:
         try:
             return await line.ask(messages, schema, seed)
         finally:
@@ -223,7 +223,7 @@ class ReplyReader:
         self.validator = Draft202012Validator(item_schema(config.template, wordings_of(config)))
         self.kept = 0
 
-    def accept(self, request: Request, outcome: Outcome) -> None:
+    def accept(self, request: PairRequest, outcome: ReplyOutcome) -> None:
         if outcome.reason:
             self.books.reject(request.account, outcome.reason, sum(request.rows), outcome.detail)
             return
@@ -237,7 +237,7 @@ class ReplyReader:
             self.books.reject(request.account, "missing", sum(request.rows[len(items) :]), detail, outcome.text)
         self.books.surplus += max(0, len(items) - len(request.rows))
 
-    def items(self, request: Request, text: str) -> list[Any] | None:
+    def items(self, request: PairRequest, text: str) -> list[Any] | None:
         """The list of pairs of a reply; None when it is not JSON of that form, which is then in the books."""
         fenced = FENCE.match(text)
         try:
@@ -252,7 +252,7 @@ class ReplyReader:
             return None
         return items
 
-    def one(self, request: Request, rows: int, item: Any) -> None:
+    def one(self, request: PairRequest, rows: int, item: Any) -> None:
         fault = next(self.validator.iter_errors(item), None)
         problem = ("wrong_form", fault.message) if fault else self.problem(item)
         if problem:
@@ -276,7 +276,7 @@ class ReplyReader:
         new = [self.books.first_time(question) for question in questions]
         return None if all(new) else ("duplicate", "the question was asked before")
 
-    def rows(self, request: Request, rows: int, item: Mapping[str, Any]) -> list[SftRow] | list[PreferenceRow]:
+    def rows(self, request: PairRequest, rows: int, item: Mapping[str, Any]) -> list[SftRow] | list[PreferenceRow]:
         document = request.document
         if self.template is GenerationTemplate.PREFERENCE:
             return [preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]

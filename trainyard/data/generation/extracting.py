@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from trainyard.data.extractive import Pair, pairs
-from trainyard.data.generation.accounting import Account, Books, spread_evenly
+from trainyard.data.extractive.pairs import Pair, pairs
+from trainyard.data.generation.accounting import Books, DocumentCounts, spread_evenly
 from trainyard.data.generation.shapes import (
     chosen_wordings,
     keeps_a_wording,
@@ -67,7 +67,7 @@ def chosen(own: list[Pair], count: int) -> list[Pair]:
 
 
 def settle(
-    config: AiGeneratorConfig, document: DocumentRow, own: list[tuple[Pair, int]], account: Account, books: Books
+    config: AiGeneratorConfig, document: DocumentRow, own: list[tuple[Pair, int]], account: DocumentCounts, books: Books
 ) -> None:
     """Write a document's pairs, each with its number of rows."""
     answers = list(dict.fromkeys(pair.answer for pair, _ in own))

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainyard.data.limited.children import BREACHES
 from trainyard.data.limited.commits import tuples_of_commits
 from trainyard.data.limited.process import allow_cpu
-from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetRequest, SetResult
+from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetReadResult, SetRequest
 from trainyard.data.quarantine import Balance, Quarantine
 from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.intake import Intake
@@ -32,13 +32,13 @@ def carry_out(request: object, report: Report) -> Result:
 
 
 @carry_out.register
-def read_set(request: SetRequest, report: Report) -> SetResult:
+def read_set(request: SetRequest, report: Report) -> SetReadResult:
     """Read the set into `target/<port>`."""
     allow_cpu(request.limits.chunk_cpu_s)
     opened = open_set(request)
     port = port_of(request, opened)
     balance, quarantine = copy(request, opened, port, report)
-    return SetResult(
+    return SetReadResult(
         opened.name, port, opened.format, balance.read, balance.kept, dict(balance.dropped), dict(balance.skipped),
         dict(balance.ignored_keys), dict(balance.shapes), opened.facts, quarantine.first, opened.why_empty,
     )  # fmt: skip

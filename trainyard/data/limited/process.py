@@ -37,7 +37,7 @@ class Instruction(ctypes.Structure):
     _fields_ = (("code", ctypes.c_ushort), ("then", ctypes.c_ubyte), ("other", ctypes.c_ubyte), ("k", ctypes.c_uint))
 
 
-class Program(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """`struct sock_fprog` of the kernel's BPF."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
@@ -66,7 +66,7 @@ def refuse_calls(names: tuple[str, ...]) -> bool:
     instructions = (Instruction * len(code))(*(Instruction(*one) for one in code))
     try:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(Program(len(code), instructions)))
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(FilterProgram(len(code), instructions)))
     except OSError:
         return False
     return True

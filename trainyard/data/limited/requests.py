@@ -12,7 +12,7 @@ import msgspec
 
 from trainyard.data.limited.frames import SentError
 from trainyard.data.quarantine import Balance
-from trainyard.data.readers.chunks import Choice
+from trainyard.data.readers.chunks import FileSelection
 from trainyard.data.readers.streams import Limits
 from trainyard.spec.axes import DataFormat, Port
 
@@ -28,7 +28,7 @@ class SetRequest:
     """The real path of a file, a folder or a repository, inside one of `roots`."""
     roots: tuple[Path, ...]
     target: Path
-    given: Choice = field(default_factory=Choice)
+    given: FileSelection = field(default_factory=FileSelection)
     repository: bool = False
     """Whether the place is a git repository to be read as one."""
     wanted: DataFormat = DataFormat.AUTO
@@ -51,7 +51,7 @@ class CommitsRequest:
     limits: Limits = field(default_factory=Limits)
 
 
-class SetResult(msgspec.Struct):
+class SetReadResult(msgspec.Struct):
     """A set that was read: what it is and what became of every row."""
 
     name: str
@@ -89,7 +89,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
     fraction: float | None = None
     text: str = ""
-    set: SetResult | None = None
+    set: SetReadResult | None = None
     commits: CommitsResult | None = None
     error: SentError | None = None
     ended: int | None = None
@@ -99,4 +99,4 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 
 Request = SetRequest | CommitsRequest
-Result = SetResult | CommitsResult
+Result = SetReadResult | CommitsResult

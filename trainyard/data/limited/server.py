@@ -25,7 +25,7 @@ import pyarrow as pa
 from trainyard.data.limited.frames import SentError, read_frames, sent_error, write_frame
 from trainyard.data.limited.jobs import carry_out
 from trainyard.data.limited.process import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
-from trainyard.data.limited.requests import Answer, Request, SetRequest, SetResult
+from trainyard.data.limited.requests import Answer, Request, SetReadResult, SetRequest
 from trainyard.errors import LimitExceeded, TrainyardError
 
 MOST_REQUEST_BYTES = 64 << 20
@@ -78,7 +78,7 @@ def answer_to(request: Request, out: int) -> Answer:
                 code="E-DATA-READER", trace=traceback.format_exc(),
             )
         )  # fmt: skip
-    return Answer(set=result) if isinstance(result, SetResult) else Answer(commits=result)
+    return Answer(set=result) if isinstance(result, SetReadResult) else Answer(commits=result)
 
 
 def memory_error(request: Request) -> LimitExceeded:

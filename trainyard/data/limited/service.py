@@ -29,8 +29,8 @@ from trainyard.data.limited.requests import (
     CommitsResult,
     Request,
     Result,
+    SetReadResult,
     SetRequest,
-    SetResult,
 )
 from trainyard.errors import LimitExceeded, TrainyardError, Unavailable
 
@@ -88,10 +88,10 @@ class ReadingService:
             process.kill()
             process.wait()
 
-    def read_set(self, request: SetRequest, report: Report) -> SetResult:
+    def read_set(self, request: SetRequest, report: Report) -> SetReadResult:
         """Read a set into the request's folder. Raises what reading raises, and what `breach` says of a limit."""
         result = self.ask(request, report)
-        assert isinstance(result, SetResult)
+        assert isinstance(result, SetReadResult)
         return result
 
     def read_commits(self, request: CommitsRequest) -> CommitsResult:

@@ -1,6 +1,6 @@
 """One batch of rows with the texts that the steps look at, and the ledger of the rows that fell out.
 
-Steps are columnar: they compute a mask over a block and hand it to `Ledger.drop`, which counts the rows under a
+Steps are columnar: they compute a mask over a block and hand it to `RowLedger.drop`, which counts the rows under a
 reason, writes each to the quarantine file and returns the block without them. Nothing leaves a block another way.
 """
 
@@ -179,7 +179,7 @@ def block_rows(batch: pa.RecordBatch) -> int:
 
 
 @dataclass
-class Ledger:
+class RowLedger:
     """What happened to every row that was read. `read = kept + held out + dropped`, or the run fails."""
 
     quarantine: Path

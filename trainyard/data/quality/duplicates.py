@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import xxhash
 from rensa import RMinHash, RMinHashLSH
 
-from trainyard.data.quality.blocks import Block, Ledger
+from trainyard.data.quality.blocks import Block, RowLedger
 from trainyard.data.quality.words import Words
 from trainyard.spec.axes import Port
 from trainyard.spec.nodes import ValidatorConfig
@@ -46,7 +46,7 @@ MAX_COMPARED = 256
 
 class ExactSieve(Protocol):
     config: ValidatorConfig
-    ledger: Ledger
+    ledger: RowLedger
     seen: set[bytes]
 
 
@@ -121,7 +121,7 @@ class Shingles:
         starts, tokens = np.concatenate(self.answers)[flagged].tolist(), flat.view("V8")
         spans = zip(flagged.tolist(), offsets[flagged].tolist(), offsets[flagged + 1].tolist(), starts, strict=True)
         rows = [
-            Candidate(index, tokens[start:end].tolist(), answer, int(pairs[index]))
+            FlaggedRow(index, tokens[start:end].tolist(), answer, int(pairs[index]))
             for index, start, end, answer in spans
         ]
         return proved(rows, threshold)
@@ -159,7 +159,7 @@ def candidates(flat: np.ndarray, offsets: np.ndarray, threshold: float) -> np.nd
 
 
 @dataclass
-class Candidate:
+class FlaggedRow:
     """A flagged row."""
 
     index: int
@@ -177,7 +177,7 @@ class Candidate:
         return frozenset(self.tokens[self.answer_start :])
 
 
-def proved(rows: list[Candidate], threshold: float) -> dict[int, int]:
+def proved(rows: list[FlaggedRow], threshold: float) -> dict[int, int]:
     """Go through the flagged rows in order; one that is similar enough to a kept one is its duplicate."""
     index = RMinHashLSH(threshold, SIGNATURE, bands(threshold))
     signatures = RMinHash.from_token_sets([row.tokens for row in rows], SIGNATURE, SEED)
@@ -194,7 +194,7 @@ def proved(rows: list[Candidate], threshold: float) -> dict[int, int]:
     return found
 
 
-def same_answer(one: Candidate, other: Candidate) -> bool:
+def same_answer(one: FlaggedRow, other: FlaggedRow) -> bool:
     """Whether the answers alone are alike; known already where the answer is the whole row."""
     if not one.answer_start and not other.answer_start:
         return True

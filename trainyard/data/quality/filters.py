@@ -17,7 +17,7 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Detail, Ledger, Turns, values
+from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Turns, values
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Port
 from trainyard.spec.nodes import QualityRules, ValidatorConfig
@@ -31,11 +31,11 @@ class FilterSieve(Protocol):
     """What these steps need of the run that they are steps of."""
 
     config: ValidatorConfig
-    ledger: Ledger
+    ledger: RowLedger
     row_validator: Validator | None
 
 
-def apply(block: Block, ledger: Ledger, check: Callable[[Block], Check]) -> Block:
+def apply(block: Block, ledger: RowLedger, check: Callable[[Block], Check]) -> Block:
     """Drop the rows of a block that break one rule."""
     if not len(block):
         return block

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from trainyard.data.quality.blocks import Block, Ledger, read_blocks
+from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.sensitive import masked_texts
 from trainyard.data.quality.words import words
 from trainyard.data.rows import ROWS_FILE
@@ -27,7 +27,7 @@ Vocabulary = dict[int, np.ndarray]
 
 class GroundingSieve(Protocol):
     config: ValidatorConfig
-    ledger: Ledger
+    ledger: RowLedger
     vocabulary: Vocabulary | None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Ledger
+from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes import Port
@@ -38,7 +38,7 @@ class LengthSieve(Protocol):
     """What the length step needs of the run that it is a step of."""
 
     config: ValidatorConfig
-    ledger: Ledger
+    ledger: RowLedger
     truncated: int
     read_tokens: int
 

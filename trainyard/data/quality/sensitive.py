@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Ledger, values
+from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger, values
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.rows import MESSAGE, MESSAGES
 from trainyard.spec.axes import Port
@@ -44,7 +44,7 @@ class SensitiveCounts:
 
 class SensitiveSieve(Protocol):
     config: ValidatorConfig
-    ledger: Ledger
+    ledger: RowLedger
     sensitive: SensitiveCounts
 
 
@@ -120,7 +120,7 @@ def masked_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
     return texts_with(texts, parts, np.zeros(len(texts), bool))
 
 
-def rewritten(block: Block, looked: Mapping[str, list[Part]], aside: np.ndarray) -> pa.RecordBatch:
+def rewritten(block: Block, looked: Mapping[str, list[FlaggedText]], aside: np.ndarray) -> pa.RecordBatch:
     """The block's rows with their findings masked: all of them in a row that is put aside, else the masked kinds."""
     batch = block.batch
     for name, parts in looked.items():
@@ -130,7 +130,7 @@ def rewritten(block: Block, looked: Mapping[str, list[Part]], aside: np.ndarray)
     return batch
 
 
-def column_with(column: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Array:
+def column_with(column: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> pa.Array:
     if column.type != MESSAGES:
         return texts_with(column, parts, aside)
     sizes = values(pc.list_value_length(column).fill_null(0))
@@ -143,7 +143,7 @@ def column_with(column: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Ar
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), turns, type=MESSAGES)
 
 
-def texts_with(texts: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Array:
+def texts_with(texts: pa.Array, parts: list[FlaggedText], aside: np.ndarray) -> pa.Array:
     """The texts of one field with those of `parts` replaced."""
     if not parts:
         return texts
@@ -157,7 +157,7 @@ def texts_with(texts: pa.Array, parts: list[Part], aside: np.ndarray) -> pa.Arra
 
 
 @dataclass(frozen=True)
-class Part:
+class FlaggedText:
     """One text of a block with findings: its field, its place in the column's flat array, and its row."""
 
     field: str
@@ -172,7 +172,7 @@ def text_columns(port: Port) -> tuple[str, ...]:
     return ("messages" if port is Port.SFT else "prompt", *ANSWERS[port], "tools")
 
 
-def look_at(block: Block, name: str, rules: Rules) -> list[Part]:
+def look_at(block: Block, name: str, rules: Rules) -> list[FlaggedText]:
     """The findings in one column: a text, a list of tool schemas, or a list of messages."""
     column = block.column(name)
     owners = np.arange(len(block))
@@ -191,7 +191,7 @@ Reader = Callable[[str, Rules, Collection[str]], Looked]
 """What is found in a text by the rules that are named, in order."""
 
 
-def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[Part]:
+def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read: Reader) -> Iterator[FlaggedText]:
     pattern = rules.candidates if read is whole_text else rules.candidates + ESCAPED
     places = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
     chosen = texts.take(pa.array(places))
@@ -199,7 +199,7 @@ def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read
     for place, text, names in zip(places.tolist(), chosen.to_pylist(), wanted, strict=True):
         looked = read(text, rules, names)
         if looked.found:
-            yield Part(field, place, int(owners[place]), looked)
+            yield FlaggedText(field, place, int(owners[place]), looked)
 
 
 def asked_of(texts: pa.Array, rules: Rules) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainyard.data.formats import Kind, Normaliser
+from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
@@ -19,7 +19,7 @@ CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileSelection:
     """Which files and how many rows of a place are wanted, from a node's config."""
 
     include: tuple[str, ...] = ()

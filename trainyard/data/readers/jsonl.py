@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from trainyard.data.formats import Normaliser
 from trainyard.data.formats.fast import FastDecoder, fast_decoder, has_nul_escape, key_bounds, one_object_a_line
+from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import Bad, Chunk
 from trainyard.data.readers.streams import LineBlock

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from trainyard.data.formats import SHAPES, Kind, Normaliser, detect
+from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import jsonl, tables
@@ -30,7 +30,7 @@ def suffix_of(name: str) -> str:
     return PurePosixPath(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
-class Files:
+class RowFiles:
     """Opens the files of a set one after another and knows how far the reading is."""
 
     def __init__(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
@@ -53,7 +53,7 @@ class Files:
 
 def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """Plain text for continued pre-training: each line that is not blank is one row."""
-    files = Files(paths, roots)
+    files = RowFiles(paths, roots)
 
     def chunks() -> Iterator[Chunk]:
         for path, stream in files:
@@ -93,7 +93,7 @@ def add_text(chunk: Chunk, line: bytes, number: int, offset: int) -> None:
 def row_set(paths: Sequence[Path], wanted: DataFormat, label: str, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """Files of rows. The first file's first rows decide the format of all."""
     readers = [RowFile(path, label if len(paths) == 1 else path.name, roots, limits) for path in paths]
-    files = Files(paths, roots)
+    files = RowFiles(paths, roots)
     sample = next((rows for reader in readers if (rows := reader.sample())), [])
     if not sample and all(reader.is_blank() for reader in readers):
         raise nothing_to_read(label, "It has no rows.")

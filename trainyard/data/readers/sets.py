@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NoReturn
 
-from trainyard.data.formats import DOCUMENT, Kind
+from trainyard.data.formats.shapes import DOCUMENT, Kind
 from trainyard.data.limited.children import Batch, DocumentReply
 from trainyard.data.limited.frames import received_error, sent_error
 from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
-from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Choice, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Bad, Chunk, FileSelection, OpenedSet, nothing_to_read
 from trainyard.data.readers.documents import TYPES, load_readers, read_document
 from trainyard.data.readers.repositories import Repository, commit_documents, file_contents, open_repository
 from trainyard.data.readers.rowfiles import PARQUET_MAGIC, ROW_SUFFIXES, row_set, suffix_of, text_lines
@@ -28,7 +28,7 @@ UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
 DOCUMENT_KIND = Kind(DOCUMENT, frozenset())
 
 
-def walk(folder: Path, given: Choice) -> list[Path]:
+def walk(folder: Path, given: FileSelection) -> list[Path]:
     """Files below a folder in a fixed order, hidden ones and installed packages left out, filtered by the globs."""
     found = []
     for where, folders, files in os.walk(folder, onerror=unreadable):
@@ -60,7 +60,7 @@ def wanted_name(name: str, include: Sequence[str], exclude: Sequence[str]) -> bo
 
 
 def open_files(
-    place: Path, given: Choice, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
+    place: Path, given: FileSelection, wanted: DataFormat, *, roots: Sequence[Path], limits: Limits, name: str = ""
 ) -> OpenedSet:
     """A file or a folder as a set; `name` is the file's name if the place has another one."""
     label = name or place.name
@@ -89,7 +89,9 @@ def looks_like_rows(place: Path, label: str, roots: Sequence[Path]) -> bool:
     return head.lstrip()[:1] in (b"{", b"[")
 
 
-def open_folder(place: Path, given: Choice, wanted: DataFormat, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+def open_folder(
+    place: Path, given: FileSelection, wanted: DataFormat, roots: Sequence[Path], limits: Limits
+) -> OpenedSet:
     """A folder of documents, or of row files if a format of rows is named."""
     files = walk(place, given)
     as_rows = wanted not in (DataFormat.AUTO, DataFormat.DOCUMENTS)
@@ -180,7 +182,7 @@ def only_document(name: str, reason: BadRow) -> InvalidInput:
     return InvalidInput(reason.detail, do="Give a text file, PDF or DOCX under its usual name.", code="E-DATA-BINARY")
 
 
-def open_repository_set(place: Path, given: Choice, roots: Sequence[Path], limits: Limits) -> OpenedSet:
+def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path], limits: Limits) -> OpenedSet:
     """A git repository as documents: its commits, then the files of the newest one, both filtered by the globs."""
     repository = open_repository(place, roots, limits)
     if given.include or given.exclude:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet
 
-from trainyard.data.formats import Normaliser
+from trainyard.data.formats.shapes import Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from trainyard.data.readers.jsonl import finite, unique_keys

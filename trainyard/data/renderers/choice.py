@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainyard.data.paths import resolve_inside
-from trainyard.data.renderers import RENDERERS
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec
 from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE, ROLE_COLON
+from trainyard.data.renderers.table import RENDERERS
 from trainyard.errors import InvalidInput, NotFound
 
 AUTO = "auto"
@@ -27,7 +27,7 @@ MAX_TEMPLATE_CHARS = 256 << 10
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownTemplate:
     """A template that the table knows."""
 
     spec: RendererSpec
@@ -41,7 +41,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTemplate:
     """A chosen template."""
 
     spec: RendererSpec
@@ -54,7 +54,7 @@ class Choice:
         return digest(self.text)
 
 
-def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> Choice:
+def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
     """The template for `wanted`: `auto` (the tokenizer's `own`), a renderer's name, or a `.jinja` file in `roots`.
 
     Raises `NotFound` (`E-RENDERER-NAME`, `E-DATA-MISSING`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
@@ -62,14 +62,14 @@ def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -
     """
     if wanted == AUTO:
         if own:
-            return Choice(recognise(own), own)
+            return ChosenTemplate(recognise(own), own)
         note = "The tokenizer has no chat template; the renderer role_colon is used and saved with the result."
-        return Choice(ROLE_COLON, PLAIN_TEMPLATE, note)
+        return ChosenTemplate(ROLE_COLON, PLAIN_TEMPLATE, note)
     if wanted.endswith(FILE_ENDING):
         text = read(resolve_inside(wanted, roots or (Path.cwd(),), field="config.engine.template"))
-        return Choice(recognise(text), text)
+        return ChosenTemplate(recognise(text), text)
     spec = named(wanted)
-    return Choice(spec, template_text(spec, next(iter(spec.templates))))
+    return ChosenTemplate(spec, template_text(spec, next(iter(spec.templates))))
 
 
 def named(name: str) -> RendererSpec:
@@ -116,9 +116,9 @@ def digest(text: str) -> str:
 
 
 @cache
-def by_digest() -> dict[str, Known]:
+def by_digest() -> dict[str, KnownTemplate]:
     """SHA-256 of a template's text -> what the table says about it."""
-    rows = [Known(spec, name) for spec in RENDERERS.values() for name in spec.templates]
+    rows = [KnownTemplate(spec, name) for spec in RENDERERS.values() for name in spec.templates]
     return {digest(template_text(row.spec, row.name)): row for row in rows}
 
 

@@ -35,7 +35,7 @@ class Relations:
 
 
 @dataclass(frozen=True)
-class Probe:
+class TemplateProbe:
     """What was found about a template."""
 
     relations: dict[Flavour, Relations]
@@ -158,7 +158,7 @@ def thought(number: int) -> dict[str, str]:
     return {"reasoning_content": f"thought number {number}"}
 
 
-def probe(renderer: TemplateText) -> Probe:
+def probe(renderer: TemplateText) -> TemplateProbe:
     """Measure, and hold what was found against the table. Raises `InvalidInput` (`E-RENDERER-FLAG`)."""
     found, known = measure(renderer), renderer.known
     if known is not None and known.claim != found.extends_in:
@@ -166,10 +166,10 @@ def probe(renderer: TemplateText) -> Probe:
     return found
 
 
-def measure(renderer: TemplateText) -> Probe:
+def measure(renderer: TemplateText) -> TemplateProbe:
     """Render conversations of every kind and compare their ids."""
     related = ((flavour, relate_flavour(renderer, flavour)) for flavour in Flavour)
-    return Probe({flavour: relations for flavour, relations in related if relations is not None})
+    return TemplateProbe({flavour: relations for flavour, relations in related if relations is not None})
 
 
 def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]) -> InvalidInput:

@@ -15,12 +15,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainyard.data.renderers import RENDERERS
 from trainyard.data.renderers.borders import REFUSALS
 from trainyard.data.renderers.choice import digest, named, read, recognise, shipped, template_text
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec, Tools, Turn
-from trainyard.data.renderers.probing import Probe, measure, samples, wrong_flag
+from trainyard.data.renderers.probing import TemplateProbe, measure, samples, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.table import RENDERERS
 
 TOKEN = re.compile(r"<\|[^<>|\s'\"{}]+\|?>|<[A-Za-z_/]+\|?>|<｜[^｜]+｜>|\[/?(?:INST|gMASK|[A-Z]+_[A-Z_]+)\]")
 """What reads as a token in the text of a template."""
@@ -108,7 +108,7 @@ def verified(spec: RendererSpec, name: str, template: str) -> Verified:
     )
 
 
-def relation_word(found: Probe, flavour: Flavour) -> str:
+def relation_word(found: TemplateProbe, flavour: Flavour) -> str:
     one = found.relations.get(flavour)
     if one is None:
         return "-"

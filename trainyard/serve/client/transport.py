@@ -18,7 +18,7 @@ READ_BYTES = 65_536
 CLOSE_S = 1.0
 
 
-class Connection:
+class HttpConnection:
     """One connection to one server; opened by its first request and again when the server closed it meanwhile."""
 
     def __init__(
@@ -105,7 +105,7 @@ class SlotTransport(httpx.AsyncBaseTransport):
         context = httpx.create_ssl_context() if secure else None
         port = url.port or (443 if secure else 80)
         self.connections = [
-            Connection(url.host, port, context, connect_s=connect_s, most_bytes=most_bytes) for _ in range(slots)
+            HttpConnection(url.host, port, context, connect_s=connect_s, most_bytes=most_bytes) for _ in range(slots)
         ]
         self.free = list(self.connections)
 

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from typing import NamedTuple
 
-from trainyard.serve.extraction import MAX_DOCUMENT_CHARS
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 
 HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+\S")
 FENCE = re.compile(r" {0,3}(```|~~~)")

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from trainyard.serve.extraction import ATTRIBUTE_NAMES, MAX_ENTITIES, MAX_RELATIONS, RULES, Messages, document_of
 from trainyard.serve.extraction.attendance import (
     Attendee,
     is_attendance,
@@ -25,6 +24,14 @@ from trainyard.serve.extraction.attendance import (
     people_of_table,
     sections,
     tables,
+)
+from trainyard.serve.extraction.extraction import (
+    ATTRIBUTE_NAMES,
+    MAX_ENTITIES,
+    MAX_RELATIONS,
+    RULES,
+    Messages,
+    document_of,
 )
 from trainyard.serve.extraction.names import (
     COMPANY,
@@ -46,8 +53,7 @@ from trainyard.serve.extraction.names import (
     is_person_in_text,
 )
 from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
-from trainyard.stores.graph import RELATION_KINDS
-from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, normalised
+from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalised
 
 MODEL = RULES
 FIELDS = {
@@ -87,7 +93,7 @@ SPEAKING = re.compile(r"^[ \t]*(?:[*\-][ \t]+)?(?:\*\*)?([A-Z]{2,4})(?:\*\*)?:",
 
 
 @dataclass
-class Found:
+class Mentions:
     """Entities and relations in the order of their first mention, each once."""
 
     common: frozenset[str] = frozenset()
@@ -153,7 +159,7 @@ class Found:
 
 def extract(document: str) -> dict[str, Any]:
     """The answer for one document, as `SCHEMA` has it."""
-    found = Found(common_words(document), frozenset(SPEAKING.findall(document)))
+    found = Mentions(common_words(document), frozenset(SPEAKING.findall(document)))
     records = json_records(document)
     if records is not None:
         for record in records:
@@ -167,7 +173,7 @@ def extract(document: str) -> dict[str, Any]:
     return found.answer()
 
 
-def read_lists(document: str, found: Found) -> None:
+def read_lists(document: str, found: Mentions) -> None:
     """The lists and tables of those present, and tables with a column of people."""
     for lines in sections(document):
         for one in people_of(lines):
@@ -176,7 +182,7 @@ def read_lists(document: str, found: Found) -> None:
     read_tables(document, found, listed=False)
 
 
-def read_tables(text: str, found: Found, *, listed: bool) -> None:
+def read_tables(text: str, found: Mentions, *, listed: bool) -> None:
     for table in tables(text):
         for one, row in people_of_table(table, listed=listed):
             person = found.add_attendee(one)
@@ -189,7 +195,7 @@ def kind_of(label: str) -> str | None:
     return KIND_OF.get(label) or ("person" if is_attendance(label) else None)
 
 
-def read_record(record: Record, found: Found) -> None:
+def read_record(record: Record, found: Mentions) -> None:
     """The entities of labelled values, and what a record joins."""
     attributes = {key: value for key, value in record if key in ATTRIBUTE_NAMES}
     ends: dict[str, list[dict[str, str]]] = {kind: [] for kind in FIELDS}
@@ -211,7 +217,7 @@ def is_sentence(text: str) -> bool:
     return len(found) > 4 and sum(word.islower() for word in found) * 2 > len(found)
 
 
-def read_people(values: list[str], attributes: dict[str, str], found: Found) -> list[dict[str, str]]:
+def read_people(values: list[str], attributes: dict[str, str], found: Mentions) -> list[dict[str, str]]:
     """The people of a field's values; returned are those whose organisation only their record may know."""
     ends = []
     for one in people_of(values):
@@ -222,7 +228,7 @@ def read_people(values: list[str], attributes: dict[str, str], found: Found) -> 
     return ends
 
 
-def join_record(ends: dict[str, list[dict[str, str]]], found: Found) -> None:
+def join_record(ends: dict[str, list[dict[str, str]]], found: Mentions) -> None:
     """One company in a record is the employer, the holder and the resident of the rest."""
     people, companies = ends["person"], ends["company"]
     if len(companies) == 1:
@@ -237,7 +243,7 @@ def join_record(ends: dict[str, list[dict[str, str]]], found: Found) -> None:
             found.join("works_on", person, ends["project"][0])
 
 
-def read_prose(document: str, found: Found) -> None:
+def read_prose(document: str, found: Mentions) -> None:
     for match in SPEAKER.finditer(document):
         if kind_of(match["name"].lower()) is None:
             found.add_person_of_text(match["name"])
@@ -264,7 +270,7 @@ def read_prose(document: str, found: Found) -> None:
             found.add(kind, match["name"])
 
 
-def read_brackets(match: re.Match[str], found: Found) -> None:
+def read_brackets(match: re.Match[str], found: Mentions) -> None:
     """`Jane Doe (Acme)`; what abbreviates the name itself is no organisation, and the name perhaps no person's."""
     name, inside = found.whole_name(match["person"]), match["inside"].strip()
     if normalised("person", name) in found.listed or is_abbreviation_of(inside, name):
@@ -277,7 +283,7 @@ def read_brackets(match: re.Match[str], found: Found) -> None:
         found.join("works_at", person, found.add("company", one.company) if person else None)
 
 
-def read_affiliation(match: re.Match[str], found: Found) -> None:
+def read_affiliation(match: re.Match[str], found: Mentions) -> None:
     company = company_name(match["company"])
     if company and not is_common(company, found.common) and (person := found.add_person_of_text(match["person"])):
         found.join("works_at", person, found.add("company", company))
@@ -289,7 +295,7 @@ def is_common(name: str, common: Iterable[str]) -> bool:
     return all(word.casefold() in ordinary or word.casefold() in common for word in WORD.findall(name))
 
 
-def add_project(name: str, found: Found) -> None:
+def add_project(name: str, found: Mentions) -> None:
     first = WORD.findall(name)[:1]
     if first and not is_common(first[0], found.common):
         found.add("project", name)

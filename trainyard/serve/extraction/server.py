@@ -135,7 +135,7 @@ def completion(asked: ChatRequest, messages: list[dict[str, str]], text: str) ->
     }
 
 
-class ReadyServer(uvicorn.Server):
+class ReadyExtractionServer(uvicorn.Server):
     """uvicorn, which tells where it answers once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, folder: Path | None) -> None:
@@ -159,7 +159,7 @@ def serve(arguments: argparse.Namespace) -> None:
     listener = bind("127.0.0.1", arguments.port)
     app = RulesServer(arguments.delay).app()
     config = server_config(app, graceful_s=3)
-    ReadyServer(config, listener, arguments.folder).run(sockets=[listener])
+    ReadyExtractionServer(config, listener, arguments.folder).run(sockets=[listener])
 
 
 def main(argv: list[str] | None = None) -> int:

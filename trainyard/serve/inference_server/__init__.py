@@ -13,10 +13,3 @@
 The server runs under supervision: it dies with this process, and `stop` ends its process tree and nothing else. A
 device that somebody else computes on is refused before anything is started. Torch-free.
 """
-
-from __future__ import annotations
-
-from trainyard.serve.inference_server.commands import read_profile, release_of
-from trainyard.serve.inference_server.life import Drained, Freed, InferenceServer
-
-__all__ = ["Drained", "Freed", "InferenceServer", "read_profile", "release_of"]

@@ -24,8 +24,8 @@ from trainyard.compute.lease import occupants, wait_until_empty
 from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_log_line, supervise
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import operator_environment
-from trainyard.serve.client import ChatClient, Messages, api_key_from, api_url
-from trainyard.serve.extraction import Complete
+from trainyard.serve.client.client import ChatClient, Messages, api_key_from, api_url
+from trainyard.serve.extraction.extraction import Complete
 from trainyard.serve.inference_server.commands import HOST, ON_GPU, RUNNING_GAUGES, command, release_of, variables
 from trainyard.serve.inference_server.profiles import Release, ServerProfile
 from trainyard.serve.vllm import ANSWER_S, confirm_closed, free_port, healthy, why_ended
@@ -63,7 +63,7 @@ class Freed:
 
 
 @dataclass(frozen=True)
-class Record:
+class ServerRecord:
     """The process of a server, for whoever comes after a crash."""
 
     pid: int
@@ -170,15 +170,15 @@ class InferenceServer:
                 created = process_start(event["pid"])
             except psutil.NoSuchProcess:
                 return  # it ended already, and the outcome says why
-            write_json_durably(self.folder / RECORD_FILE, asdict(Record(event["pid"], created, self.port)))
+            write_json_durably(self.folder / RECORD_FILE, asdict(ServerRecord(event["pid"], created, self.port)))
 
-    def leftover(self) -> Record | None:
+    def leftover(self) -> ServerRecord | None:
         """The living server that an earlier process started in this folder."""
         path = self.folder / RECORD_FILE
         if not path.is_file():
             return None
         try:
-            record = Record(**json.loads(path.read_text(encoding="utf-8")))
+            record = ServerRecord(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
             return None
         return record if record.process() is not None else None

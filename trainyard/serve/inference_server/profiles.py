@@ -24,11 +24,11 @@ class Release(StrEnum):
     """Level 1 where the host's free memory holds the weights one and a half times, else stop."""
 
 
-class Part(BaseModel):
+class ProfilePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class VllmEngine(Part):
+class VllmEngine(ProfilePart):
     """`vllm serve`; each field is the flag of the same name. Source: vLLM's documentation, "vllm serve"."""
 
     type: Literal["vllm"]
@@ -48,7 +48,7 @@ class VllmEngine(Part):
     options: tuple[str, ...] = Field((), description="More arguments, as they are.")
 
 
-class LlamaServerEngine(Part):
+class LlamaServerEngine(ProfilePart):
     """llama.cpp's `llama-server` on a GGUF file."""
 
     type: Literal["llama_server"]
@@ -60,7 +60,7 @@ class LlamaServerEngine(Part):
     options: tuple[str, ...] = ()
 
 
-class EmbeddedEngine(Part):
+class EmbeddedEngine(ProfilePart):
     """The server of this package on the CPU. Model `rules` answers extraction prompts without any model."""
 
     type: Literal["embedded"] = "embedded"
@@ -71,7 +71,7 @@ class EmbeddedEngine(Part):
 Engine = Annotated[VllmEngine | LlamaServerEngine | EmbeddedEngine, Field(discriminator="type")]
 
 
-class ServerProfile(Part):
+class ServerProfile(ProfilePart):
     """One model server of one phase."""
 
     engine: Engine = EmbeddedEngine()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.serve.client import api_key_from
+from trainyard.serve.client.client import api_key_from
 from trainyard.serve.targets.contract import Site
 from trainyard.settings import Settings
 from trainyard.settings import settings as default_settings

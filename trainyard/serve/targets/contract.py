@@ -16,7 +16,7 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AdapterCandidate:
     """What a target has to know of an adapter before it is loaded."""
 
     kind: str
@@ -46,7 +46,7 @@ class Site:
     """One target during one deployment."""
 
     target: Target
-    candidate: Candidate
+    candidate: AdapterCandidate
     registry: AdapterRegistry
     index: int = 0
     http: httpx.Client | None = None

@@ -35,7 +35,7 @@ LAUNCHED: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ServerRecipe:
     """How a server was started, so that it can be started again."""
 
     argv: list[str]
@@ -44,7 +44,7 @@ class Recipe:
     model: str
     variables: dict[str, str] = field(default_factory=dict)
 
-    def at(self, port: int) -> Recipe:
+    def at(self, port: int) -> ServerRecipe:
         """The same on another port: as an argument of its own, and at the end of an address."""
         words = [str(port) if word == str(self.port) else word for word in self.argv]
         tail = f":{self.port}"
@@ -62,8 +62,8 @@ class Replacement:
 
     new: Instance
     old: Instance | None
-    recipe: Recipe
-    before: Recipe | None
+    recipe: ServerRecipe
+    before: ServerRecipe | None
     """How the one was started that should live until now, whether it does or not."""
 
 
@@ -76,15 +76,15 @@ def recipe_file(path: Path) -> Path:
     return path.parent / "started" / path.name
 
 
-def recipe_of(path: Path) -> Recipe | None:
+def recipe_of(path: Path) -> ServerRecipe | None:
     """How the server of this ready file was started; None if none should live."""
     try:
-        return Recipe(**json.loads(recipe_file(path).read_text(encoding="utf-8")))
+        return ServerRecipe(**json.loads(recipe_file(path).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def remember(path: Path, recipe: Recipe | None) -> None:
+def remember(path: Path, recipe: ServerRecipe | None) -> None:
     """Let this be the server that should live, or none."""
     kept = recipe_file(path)
     if recipe is None:
@@ -94,7 +94,7 @@ def remember(path: Path, recipe: Recipe | None) -> None:
     write_json_durably(kept, asdict(recipe))
 
 
-def expected(settings: Settings) -> dict[Path, Recipe]:
+def expected(settings: Settings) -> dict[Path, ServerRecipe]:
     """Ready file -> how its server is started, for every server that should live."""
     kept = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
     found = {settings.services / path.name: recipe_of(settings.services / path.name) for path in kept}

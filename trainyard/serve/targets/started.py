@@ -56,7 +56,7 @@ def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] |
     """Start the version's server beside the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
     old, before = local.running(place(site)), local.recipe_of(place(site))
-    recipe = local.Recipe(argv, port, str(log), site.new.name, variables or {})
+    recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
     site.http = http_client(site.target, site.server.new.url, settings_of(site))
 

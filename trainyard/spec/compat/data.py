@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard.spec.axes import DataFormat, Engine, GenerationTemplate, Port
-from trainyard.spec.compat.place import Hits, Place, Row, When, listed
+from trainyard.spec.axes import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
@@ -22,7 +22,7 @@ MODEL_SETTINGS = (
 def data_missing(*ports: Port) -> When:
     """The node lacks its input, and these are what it wants."""
 
-    def when(_: Any, at: Place) -> Hits:
+    def when(_: Any, at: NodeView) -> Hits:
         missing = at.view.missing.get(at.node.id)
         if missing is None or missing.wanted != ports or missing.only_control:
             return False
@@ -33,7 +33,7 @@ def data_missing(*ports: Port) -> When:
     return when
 
 
-def two_sources(_: Any, at: Place) -> Hits:
+def two_sources(_: Any, at: NodeView) -> Hits:
     """Nodes that are equally near, with the ports that they share."""
     shared: dict[tuple[str, ...], list[str]] = {}
     for one in at.view.ambiguous.get(at.node.id, []):
@@ -41,7 +41,7 @@ def two_sources(_: Any, at: Place) -> Hits:
     return [{"ports": listed(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
 
 
-def own_output(config: AiGeneratorConfig, at: Place) -> Hits:
+def own_output(config: AiGeneratorConfig, at: NodeView) -> Hits:
     """The generator asks the role that this chain deploys."""
     role = "/".join((config.model or "").split("/")[:2])
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
@@ -54,7 +54,7 @@ def named_sets(config: DataSourceConfig) -> list[tuple[str, Port | None, SourceS
     return [("", None, config.single())]
 
 
-def unfit_repository(config: DataSourceConfig, _: Place) -> Hits:
+def unfit_repository(config: DataSourceConfig, _: NodeView) -> Hits:
     """Each repository that is said to be something else than documents, by its format or by the name of its set."""
     repositories = [one for one in named_sets(config) if one[2].repository]
     formats = [
@@ -69,18 +69,18 @@ def unfit_repository(config: DataSourceConfig, _: Place) -> Hits:
     ]
 
 
-def data_workers(config: DataSourceConfig, _: Place) -> Hits:
+def data_workers(config: DataSourceConfig, _: NodeView) -> Hits:
     return [
         {"where": where, "worker": given.data_worker} for where, _, given in named_sets(config) if given.data_worker
     ]
 
 
-def unread_by_engine(config: AiGeneratorConfig, _: Place) -> Hits:
+def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Hits:
     """Each setting that is not at its default and that this generator does not read."""
     readers: dict[str, str] = {}
-    if config.engine is Engine.EXTRACTIVE and config.model is None:
+    if config.engine is GeneratorKind.EXTRACTIVE and config.model is None:
         readers |= dict.fromkeys(MODEL_SETTINGS, "an engine that asks a model")
-    elif config.engine in (Engine.LOCAL, Engine.VLLM):
+    elif config.engine in (GeneratorKind.LOCAL, GeneratorKind.VLLM):
         readers["endpoint"] = "engine openai"
     if config.template is not GenerationTemplate.QA:
         readers["wordings"] = "template qa"
@@ -90,7 +90,7 @@ def unread_by_engine(config: AiGeneratorConfig, _: Place) -> Hits:
     ]
 
 
-def remote_repository(config: DataSourceConfig, _: Place) -> Hits:
+def remote_repository(config: DataSourceConfig, _: NodeView) -> Hits:
     """Each repository that is not a folder of this machine."""
     return [
         {"where": f"{where}repository", "repository": given.repository}
@@ -167,19 +167,19 @@ DATA_ROWS = (
 GENERATOR_ROWS = (
     Row(
         "R-ENGINE-MODEL", "ai_generator", "config.model",
-        lambda config, _: config.engine is Engine.EXTRACTIVE and config.model is not None,
+        lambda config, _: config.engine is GeneratorKind.EXTRACTIVE and config.model is not None,
         "The extractive engine takes pairs from the text by rule and would not ask the model {config.model!r}.",
         "Remove `engine: extractive` to use the model, or remove the model.",
     ),
     Row(
         "R-ENGINE-NO-MODEL", "ai_generator", "config.model",
-        lambda config, _: config.engine in (Engine.OPENAI, Engine.VLLM) and config.model is None,
+        lambda config, _: config.engine in (GeneratorKind.OPENAI, GeneratorKind.VLLM) and config.model is None,
         "The engine {config.engine} asks a model, and none is named.",
         "Add `model:`, or remove `engine` to take pairs from the text by rule.",
     ),
     Row(
         "R-ENGINE-URL", "ai_generator", "config.base_url",
-        lambda config, _: config.base_url is not None and config.engine not in (None, Engine.OPENAI),
+        lambda config, _: config.base_url is not None and config.engine not in (None, GeneratorKind.OPENAI),
         "The engine {config.engine} does not ask the server at {config.base_url}.",
         "Use `engine: openai` with that address, or remove base_url.",
     ),
@@ -191,13 +191,15 @@ GENERATOR_ROWS = (
     ),
     Row(
         "R-EXTRACTIVE-PREFERENCE", "ai_generator", "config.template",
-        lambda config, _: config.engine is Engine.EXTRACTIVE and config.template is GenerationTemplate.PREFERENCE,
+        lambda config, _: (
+            config.engine is GeneratorKind.EXTRACTIVE and config.template is GenerationTemplate.PREFERENCE
+        ),
         "A preference pair has a rejected answer, and documents hold none to extract.",
         "Name a model that writes both answers, or use template qa.",
     ),
     Row(
         "R-EXTRACTIVE-PROMPT", "ai_generator", "config.prompt",
-        lambda config, _: config.engine is Engine.EXTRACTIVE and config.prompt is not None,
+        lambda config, _: config.engine is GeneratorKind.EXTRACTIVE and config.prompt is not None,
         "The extractive engine reads no prompt.", "Name a model that reads the prompt, or remove the prompt.",
     ),
     Row(

@@ -18,7 +18,7 @@ from trainyard.spec.axes import (
     Quantization,
     Stage,
 )
-from trainyard.spec.compat.place import Hits, Place, Row, When, value_at
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
     LoraSettings,
@@ -124,7 +124,7 @@ PREFERENCE_READERS = (
 ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
-def unread(config: TrainerConfig, _: Place) -> Hits:
+def unread(config: TrainerConfig, _: NodeView) -> Hits:
     """Each setting that is not at its default and that nothing in this trainer reads.
 
     Where a whole group is not read, the group's own row says so instead.
@@ -182,7 +182,7 @@ def needs_cuda(config: TrainerConfig) -> Hits:
 def outside_devices(reach: dict[Any, tuple[Device, ...]], asked: Callable[[TrainerConfig], Any]) -> When:
     """What is asked for, where the device that is asked for does not carry it out."""
 
-    def when(config: TrainerConfig, _: Place) -> Hits:
+    def when(config: TrainerConfig, _: NodeView) -> Hits:
         value = asked(config)
         devices = reach.get(value, tuple(Device))
         return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}

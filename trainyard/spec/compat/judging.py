@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
-from trainyard.spec.compat.place import Hits, Place, Row, When, Words, listed
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, Words, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 
@@ -32,12 +32,12 @@ SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
 """Settings by which a server is reached, which a target without one does not read."""
 
 
-def only_control(_: Any, at: Place) -> Hits:
+def only_control(_: Any, at: NodeView) -> Hits:
     missing = at.view.missing.get(at.node.id)
     return missing is not None and missing.only_control
 
 
-def set_aside(at: Place) -> frozenset[str]:
+def set_aside(at: NodeView) -> frozenset[str]:
     """Names of the sets that are held out of the data that reaches a node."""
     found: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
@@ -47,14 +47,14 @@ def set_aside(at: Place) -> frozenset[str]:
     return frozenset(found)
 
 
-def held_out_by(config: ValidatorConfig, at: Place, port: Port) -> Iterator[str]:
+def held_out_by(config: ValidatorConfig, at: NodeView, port: Port) -> Iterator[str]:
     if config.holdout.documents > 0:
         yield "unseen_documents"
     if config.holdout.wording and several_wordings(at, port):
         yield "unseen_wording"
 
 
-def several_wordings(at: Place, port: Port) -> bool:
+def several_wordings(at: NodeView, port: Port) -> bool:
     """Whether the rows of a validator have questions in more than one wording, which only a qa generator writes."""
     for node in at.sources(port):
         if isinstance(node.config, AiGeneratorConfig):
@@ -64,7 +64,7 @@ def several_wordings(at: Place, port: Port) -> bool:
     return False
 
 
-def nothing_set_aside(config: EvaluatorConfig, at: Place) -> Hits:
+def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Hits:
     brings_rows = [
         line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in config.benchmarks
     ]
@@ -72,7 +72,7 @@ def nothing_set_aside(config: EvaluatorConfig, at: Place) -> Hits:
     return needed and not set_aside(at)
 
 
-def set_not_there(config: EvaluatorConfig, at: Place) -> Hits:
+def set_not_there(config: EvaluatorConfig, at: NodeView) -> Hits:
     """A benchmark on a set that is not held out, where others are."""
     there = set_aside(at)
     if not there:
@@ -83,7 +83,7 @@ def set_not_there(config: EvaluatorConfig, at: Place) -> Hits:
     return [{"where": where, "set": name, "there": listed(sorted(there))} for where, name in absent.items()]
 
 
-def primary_not_listed(config: EvaluatorConfig, _: Place) -> Hits:
+def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Hits:
     name, slash, held = (config.primary or "").partition("/")
     fits = [line.name == name and (not slash or line.set in (held, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
@@ -91,7 +91,7 @@ def primary_not_listed(config: EvaluatorConfig, _: Place) -> Hits:
     return {"names": listed(line.name for line in config.benchmarks)}
 
 
-def other_report(_: Any, at: Place) -> Hits:
+def other_report(_: Any, at: NodeView) -> Hits:
     """The report is about another adapter than the one that is deployed."""
     reports, deployed = at.sources(Port.REPORT), at.sources(Port.ADAPTER, Port.MODEL)
     if not reports or not deployed:
@@ -103,7 +103,7 @@ def other_report(_: Any, at: Place) -> Hits:
 def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
     """Each target for which a condition on it and on the trainer holds."""
 
-    def when(config: Any, at: Place) -> Hits:
+    def when(config: Any, at: NodeView) -> Hits:
         trainer = at.trainer()
         found: list[Words] = []
         for index, target in enumerate(config.targets):
@@ -116,7 +116,7 @@ def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
     return when
 
 
-def unread_by_target(config: DeployerConfig, _: Place) -> Hits:
+def unread_by_target(config: DeployerConfig, _: NodeView) -> Hits:
     return [
         {"index": index, "setting": name}
         for index, target in enumerate(config.targets)
@@ -145,12 +145,12 @@ def no_words(target: Any, trainer: TrainerConfig) -> Hits:
     return bool(trainer.lora.modules_to_save) and {"what": f"whole modules ({listed(trainer.lora.modules_to_save)})"}
 
 
-def before_is_reward(_: Any, at: Place) -> Hits:
+def before_is_reward(_: Any, at: NodeView) -> Hits:
     trainer = at.trainer()
     return trainer is not None and trainer.stage is Stage.REWARD
 
 
-def base_of_this_chain(config: DeployerConfig, at: Place) -> Hits:
+def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Hits:
     """Running servers, where the adapter belongs to a whole model that another trainer of the chain makes."""
     makers = at.sources(Port.ADAPTER)
     bases = at.at(makers[0]).sources(Port.MODEL) if makers else []

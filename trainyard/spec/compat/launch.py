@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainyard.spec.axes import BackendName, Device, Method, Optimizer, Stage, Strategy
-from trainyard.spec.compat.place import Hits, Place, Row, listed
+from trainyard.spec.compat.place import Hits, NodeView, Row, listed
 from trainyard.spec.training import TrainerConfig
 
 REPLICATED = (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID)
@@ -31,7 +31,7 @@ WHOLE_TENSOR_OPTIMIZERS = (
 """Optimizers that look at whole matrices or blocks, and compute something else on a part of one."""
 
 
-def unfit_count(config: TrainerConfig, _: Place) -> Hits:
+def unfit_count(config: TrainerConfig, _: NodeView) -> Hits:
     """A number of processes that is not what the strategy says."""
     launch = config.launch
     if launch.strategy is Strategy.SINGLE and launch.processes > 1:
@@ -47,7 +47,7 @@ def unfit_count(config: TrainerConfig, _: Place) -> Hits:
     return False
 
 
-def unfit_shard(config: TrainerConfig, _: Place) -> Hits:
+def unfit_shard(config: TrainerConfig, _: NodeView) -> Hits:
     """A size of a replica that the processes cannot be divided into."""
     launch = config.launch
     if launch.strategy is not Strategy.FSDP_HYBRID:
@@ -65,13 +65,13 @@ def unfit_shard(config: TrainerConfig, _: Place) -> Hits:
     }
 
 
-def other_strategy(config: TrainerConfig, _: Place) -> Hits:
+def other_strategy(config: TrainerConfig, _: NodeView) -> Hits:
     allowed = STRATEGIES.get(config.backend, tuple(Strategy))
     told_by_another = config.backend is BackendName.NATIVE and config.launch.strategy in WITHOUT_REPLICAS
     return config.launch.strategy not in allowed and not told_by_another and {"allowed": listed(allowed)}
 
 
-def other_launcher(config: TrainerConfig, _: Place) -> Hits:
+def other_launcher(config: TrainerConfig, _: NodeView) -> Hits:
     launch = config.launch
     if launch.launcher == "auto":
         return False
@@ -84,7 +84,7 @@ def other_launcher(config: TrainerConfig, _: Place) -> Hits:
     }
 
 
-def whole_gradients(config: TrainerConfig, _: Place) -> Hits:
+def whole_gradients(config: TrainerConfig, _: NodeView) -> Hits:
     shared = {Strategy.FSDP: "fsdp_hybrid", Strategy.ZERO3: "zero2"}
     elsewhere = {Strategy.FSDP: "trl", Strategy.ZERO3: "deepspeed"}
     strategy = config.launch.strategy
@@ -95,7 +95,7 @@ def whole_gradients(config: TrainerConfig, _: Place) -> Hits:
     )
 
 
-def beyond_trl_parts(config: TrainerConfig, _: Place) -> Hits:
+def beyond_trl_parts(config: TrainerConfig, _: NodeView) -> Hits:
     """What the trl backend does not carry out with weights in parts: transformers shards them as it loads a model."""
     if config.backend is not BackendName.TRL or config.launch.strategy not in SHARDED:
         return False

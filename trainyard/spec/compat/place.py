@@ -75,7 +75,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeView:
     """One node in its chain."""
 
     node: ResolvedNode
@@ -91,15 +91,15 @@ class Place:
         configs = (node.config for node in self.sources(Port.ADAPTER, Port.MODEL))
         return next((config for config in configs if isinstance(config, TrainerConfig)), None)
 
-    def at(self, node: ResolvedNode) -> Place:
-        return Place(node, self.view)
+    def at(self, node: ResolvedNode) -> NodeView:
+        return NodeView(node, self.view)
 
     @property
     def facts(self) -> RunFacts:
         return self.view.facts or RunFacts()
 
 
-When = Callable[[Any, Place], Hits]
+When = Callable[[Any, NodeView], Hits]
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -
     for node in view.chain.nodes:
         if node.type not in by_type:
             by_type[node.type] = [row for row in rows if row.scope == scope and row.on in (node.type, "*")]
-        place = Place(node, view)
+        place = NodeView(node, view)
         for row in by_type[node.type]:
             if not (row.chained and node.id in unclear):
                 reasons += apply_row(row, place)
     return reasons
 
 
-def apply_row(row: Row, place: Place) -> Iterator[Reason]:
+def apply_row(row: Row, place: NodeView) -> Iterator[Reason]:
     for words in answers(row.when(place.node.config, place)):
         filled = {"config": place.node.config, **words}
         yield fill(row, filled, place.node.id, row.field.format(**filled))

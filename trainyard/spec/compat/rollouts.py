@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from trainyard.spec.axes import BackendName, Stage
-from trainyard.spec.compat.place import Hits, Place, Row
+from trainyard.spec.compat.place import Hits, NodeView, Row
 from trainyard.spec.training import TrainerConfig
 
 DRAWING = (BackendName.TRL, BackendName.SCRIPT)
 """Backends that draw completions, and the one that runs what a user has written."""
 
 
-def other_backend(config: TrainerConfig, _: Place) -> Hits:
+def other_backend(config: TrainerConfig, _: NodeView) -> Hits:
     return config.stage is Stage.GRPO and config.backend not in DRAWING
 
 
-def broken_groups(config: TrainerConfig, _: Place) -> Hits:
+def broken_groups(config: TrainerConfig, _: NodeView) -> Hits:
     """Completions of a step that are not whole groups of those to one prompt."""
     if config.stage is not Stage.GRPO or config.rollouts is None:
         return False

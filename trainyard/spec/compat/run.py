@@ -7,16 +7,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import BackendName, Device, Engine, Precision, TargetType
+from trainyard.spec.axes import BackendName, Device, GeneratorKind, Precision, TargetType
 from trainyard.spec.compat.engine import needs_cuda
-from trainyard.spec.compat.place import Hits, Place, Row, When, answers, fill, listed
-from trainyard.spec.estimate.bases import BaseFacts, Layout
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, answers, fill, listed
+from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
 from trainyard.spec.training import TrainerConfig
 
 
-def data_paths(config: Any, at: Place) -> Hits:
+def data_paths(config: Any, at: NodeView) -> Hits:
     """Every path of a node that its reader would refuse."""
     problem = at.facts.path_problem
     if problem is None:
@@ -54,12 +54,12 @@ def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
         yield "engine.mirror", unquote(parts.path)
 
 
-def no_endpoint(config: AiGeneratorConfig, at: Place) -> Hits:
-    asks = config.engine in (None, Engine.OPENAI) and config.base_url is None and config.endpoint is None
+def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Hits:
+    asks = config.engine in (None, GeneratorKind.OPENAI) and config.base_url is None and config.endpoint is None
     return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
 
 
-def unknown_endpoint(config: Any, at: Place) -> Hits:
+def unknown_endpoint(config: Any, at: NodeView) -> Hits:
     """Each endpoint that a node names and trainyard.toml does not have."""
     known, named = at.facts.endpoints, {}
     if isinstance(config, AiGeneratorConfig):
@@ -73,18 +73,18 @@ def unknown_endpoint(config: Any, at: Place) -> Hits:
     ]
 
 
-def foreign_bucket(config: TrainerConfig, at: Place) -> Hits:
+def foreign_bucket(config: TrainerConfig, at: NodeView) -> Hits:
     """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
     return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
 
 
-def no_vllm(config: AiGeneratorConfig, at: Place) -> Hits:
+def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Hits:
     line = at.facts.vllm_install
-    return {"line": line} if config.engine is Engine.VLLM and line else False
+    return {"line": line} if config.engine is GeneratorKind.VLLM and line else False
 
 
-def no_backend(config: TrainerConfig, at: Place) -> Hits:
+def no_backend(config: TrainerConfig, at: NodeView) -> Hits:
     if at.facts.backends is None or config.backend is BackendName.SCRIPT:
         return False  # a script has a row of its own
     why = at.facts.backends.get(config.backend, "This version does not have it.")
@@ -92,21 +92,21 @@ def no_backend(config: TrainerConfig, at: Place) -> Hits:
     return why is not None and {"why": why, "here": listed(here) or "none is available here"}
 
 
-def lacks_device(device: Device, at: Place) -> bool:
+def lacks_device(device: Device, at: NodeView) -> bool:
     return at.facts.devices is not None and device not in (Device.AUTO, *at.facts.devices)
 
 
-def computes_on_cpu(config: TrainerConfig, at: Place) -> bool:
+def computes_on_cpu(config: TrainerConfig, at: NodeView) -> bool:
     return config.device is Device.AUTO and at.facts.devices is not None and not at.facts.devices - {Device.CPU}
 
 
-def takes_no_cuda(config: TrainerConfig, at: Place) -> Hits:
+def takes_no_cuda(config: TrainerConfig, at: NodeView) -> Hits:
     """The settings that need CUDA, where the device that `auto` takes has none."""
     native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
     return native and lacks_device(Device.CUDA, at) and needs_cuda(config)
 
 
-def no_package(config: TrainerConfig, at: Place) -> Hits:
+def no_package(config: TrainerConfig, at: NodeView) -> Hits:
     """What the native engine would have to import, and cannot."""
     has = at.facts.has_module
     if has is None or config.backend is not BackendName.NATIVE:
@@ -127,7 +127,11 @@ def no_package(config: TrainerConfig, at: Place) -> Hits:
 
 
 Judge = Callable[[TrainerConfig, BaseFacts], Hits]
-ARTICLES = {Layout.ENCODER: "an encoder", Layout.ENCODER_DECODER: "an encoder-decoder", Layout.OTHER: Layout.OTHER}
+ARTICLES = {
+    ModelLayout.ENCODER: "an encoder",
+    ModelLayout.ENCODER_DECODER: "an encoder-decoder",
+    ModelLayout.OTHER: ModelLayout.OTHER,
+}
 
 
 def other_layout(config: TrainerConfig, base: BaseFacts) -> Hits:
@@ -145,7 +149,7 @@ def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Hits:
 def of_base(judge: Judge) -> When:
     """The same about the base model's files, where this machine has them."""
 
-    def when(config: TrainerConfig, at: Place) -> Hits:
+    def when(config: TrainerConfig, at: NodeView) -> Hits:
         found = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
         return found is not None and judge(config, found)
 
@@ -207,7 +211,7 @@ RUN_ROWS = (
     ),
     Row(
         "R-VLLM-CUDA", "ai_generator", "config.engine",
-        lambda config, at: config.engine is Engine.VLLM and lacks_device(Device.CUDA, at),
+        lambda config, at: config.engine is GeneratorKind.VLLM and lacks_device(Device.CUDA, at),
         "The engine vllm starts a server on a CUDA device, and this machine has none.",
         "Use engine openai with the address of a server, or engine local.", scope="run",
     ),

@@ -18,7 +18,7 @@ from trainyard.spec.axes import (
     Schedule,
     Stage,
 )
-from trainyard.spec.compat.place import Hits, Place, Row, When, listed, value_at
+from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 
 
@@ -82,7 +82,7 @@ def outside_reach(name: BackendName) -> When:
     """Each of stage, method and device that a backend does not carry out."""
     reach = BACKENDS[name]
 
-    def when(config: TrainerConfig, _: Place) -> Hits:
+    def when(config: TrainerConfig, _: NodeView) -> Hits:
         if config.backend is not name:
             return False
         axes = [
@@ -119,13 +119,13 @@ def named_targets(config: TrainerConfig) -> tuple[str, ...]:
     return targets if isinstance(targets, tuple) else ()
 
 
-def earlier(at: Place) -> TrainerConfig | None:
+def earlier(at: NodeView) -> TrainerConfig | None:
     """The trainer whose adapter this trainer takes over."""
     trainers = [node.config for node in at.sources(Port.ADAPTER)]
     return trainers[0] if trainers and isinstance(trainers[0], TrainerConfig) else None
 
 
-def other_shape(config: TrainerConfig, at: Place) -> Hits:
+def other_shape(config: TrainerConfig, at: NodeView) -> Hits:
     """A continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method is not before.method:
@@ -147,7 +147,7 @@ def shape_of(config: TrainerConfig) -> Iterator[str]:
         yield "engine.oft_block_size"
 
 
-def no_common_form(config: TrainerConfig, at: Place) -> Hits:
+def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
     """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
     before = earlier(at)
     if config.adapter == "continue" or before is None or config.method in WHOLE_METHODS:
@@ -159,7 +159,7 @@ def no_common_form(config: TrainerConfig, at: Place) -> Hits:
     return bool(common) and {"why": f"both hold the whole module {common[0]!r}, and one of them would be lost"}
 
 
-def onto_no_whole_base(config: TrainerConfig, at: Place) -> Hits:
+def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Hits:
     before = earlier(at)
     return (
         before is not None and config.adapter == "merge" and before.quantization in NEVER_WHOLE
@@ -167,12 +167,12 @@ def onto_no_whole_base(config: TrainerConfig, at: Place) -> Hits:
     )  # fmt: skip
 
 
-def other_base(config: TrainerConfig, at: Place) -> Hits:
+def other_base(config: TrainerConfig, at: NodeView) -> Hits:
     before = at.trainer()
     return before is not None and config.base_model != before.base_model and {"old": before.base_model}
 
 
-def control_in_line(config: TrainerConfig, at: Place) -> Hits:
+def control_in_line(config: TrainerConfig, at: NodeView) -> Hits:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
     if config.control is None or before is None or before.stage is not config.stage:

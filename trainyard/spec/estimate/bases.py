@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Layout(StrEnum):
+class ModelLayout(StrEnum):
     """How a model reads and writes text."""
 
     DECODER = "decoder"
@@ -40,7 +40,7 @@ class BaseFacts:
     """The type of a model, its layout, and how many tokens it and its tokenizer know; None: not known."""
 
     model_type: str
-    layout: Layout
+    layout: ModelLayout
     vocabulary: int | None = None
     """Rows of the embedding. None for a model of several parts, whose text part may have rows of its own for images."""
     tokens: int | None = None
@@ -54,8 +54,8 @@ class BaseFacts:
         return cls(model_type, layout_of(model_type, config), rows if whole else None, tokens)
 
 
-def layout_of(model_type: str, config: Mapping[str, Any]) -> Layout:
+def layout_of(model_type: str, config: Mapping[str, Any]) -> ModelLayout:
     if config.get("is_encoder_decoder") is True:
-        return Layout.ENCODER_DECODER
+        return ModelLayout.ENCODER_DECODER
     is_encoder = model_type in ENCODERS and config.get("is_decoder") is not True
-    return Layout.ENCODER if is_encoder else Layout.DECODER
+    return ModelLayout.ENCODER if is_encoder else ModelLayout.DECODER

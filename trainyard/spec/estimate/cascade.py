@@ -5,7 +5,7 @@
 
 Each knob is added to the ones before it, and the first combination that fits wins. A knob costs time or rounding and
 changes nothing that is learned: the length of the rows, the rank and the rows of a step are never touched. Everything
-that differs from what was asked is in `Choice.changes`, and everything that did not fit in `Choice.rejected`.
+that differs from what was asked is in `FitResult.changes`, and everything that did not fit in `FitResult.rejected`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rejected(Strict):
         return f"{self.method} ({told}): {self.needed_bytes / GIB:.2f} GiB, {self.missing_bytes / GIB:.2f} too much"
 
 
-class Choice(Strict):
+class FitResult(Strict):
     """What fits, what it takes, and what did not fit before it."""
 
     config: TrainerConfig
@@ -76,7 +76,7 @@ def choose(
     device: Device,
     *,
     rungs: Sequence[Method] | None = None,
-) -> Choice:
+) -> FitResult:
     """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
 
     `rungs` replaces the usual ones, in the order given. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
@@ -96,7 +96,7 @@ def choose(
             memory = memory_of(shape, candidate, device)
             missing = needed(memory) - free_bytes
             if missing <= 0:
-                return Choice(
+                return FitResult(
                     config=candidate,
                     rung=rung,
                     knobs=knobs,

@@ -12,7 +12,7 @@ import orjson
 from trainyard.stores.files import Files, make_folders, telling, write_whole
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.facts import Edge, Entity
-from trainyard.stores.graph.state import Document
+from trainyard.stores.graph.state import GraphDocument
 
 
 def line(kind: str, fields: dict[str, Any]) -> str:
@@ -20,7 +20,7 @@ def line(kind: str, fields: dict[str, Any]) -> str:
     return orjson.dumps({"a": kind, **fields}, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def document_line(key: str, document: Document) -> str:
+def document_line(key: str, document: GraphDocument) -> str:
     known = {"key": key, "tenant": document.tenant, "stream": document.stream, "names": sorted(document.names)}
     return line("document", {**known, "content_sha256": document.content_sha256, "version": document.version})
 

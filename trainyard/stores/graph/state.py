@@ -20,7 +20,7 @@ Slot = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Document:
+class GraphDocument:
     """One content of one stream. Several names may hold it; without any it is gone."""
 
     tenant: str
@@ -34,7 +34,7 @@ class Document:
 
 
 @dataclass
-class Tally:
+class EntityTally:
     """How often an entity is mentioned under which spelling, and with which attributes."""
 
     tenant: str
@@ -77,8 +77,8 @@ def most(counts: Counter[str]) -> str:
 class Changes:
     """The net difference of a batch: what to write, in keys and rows that occur once."""
 
-    new_documents: dict[str, Document] = field(default_factory=dict)
-    renamed_documents: dict[str, Document] = field(default_factory=dict)
+    new_documents: dict[str, GraphDocument] = field(default_factory=dict)
+    renamed_documents: dict[str, GraphDocument] = field(default_factory=dict)
     dead_documents: list[str] = field(default_factory=list)
     new_entities: dict[str, tuple[str, Entity]] = field(default_factory=dict)
     """Key -> (tenant, entity)."""
@@ -99,11 +99,11 @@ class State:
     """The part of a graph that is in memory."""
 
     def __init__(self) -> None:
-        self.documents: dict[str, Document] = {}
+        self.documents: dict[str, GraphDocument] = {}
         self.slots: dict[Slot, str] = {}
         self.entities: set[str] = set()
         self.relations: set[str] = set()
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, EntityTally] = {}
         self.supports: dict[str, int] = {}
         """Relation -> how many documents state it."""
         self.contents: dict[str, Contents] = {}
@@ -148,7 +148,7 @@ class State:
             return MutateResult(key, already=True)
         already, entities, changed, relations = key in self.documents, 0, 0, 0
         if not already:
-            self.documents[key] = Document(given.tenant, given.stream, given.content_sha256, given.version)
+            self.documents[key] = GraphDocument(given.tenant, given.stream, given.content_sha256, given.version)
             self.contents[key] = given.contents
             entities, changed, relations = self.add(given.tenant, self.contents[key])
         self.name(key, slot)
@@ -165,7 +165,7 @@ class State:
         new = changed = 0
         for key, mention in contents.mentions.items():
             if key not in self.entities:
-                self.tallies[key] = Tally(tenant, mention.kind)
+                self.tallies[key] = EntityTally(tenant, mention.kind)
                 self.tallies[key].add(mention)
                 self.entities.add(key)
                 new += 1
@@ -209,8 +209,8 @@ class State:
         return removed, changed, relations
 
 
-def renamed(document: Document, names: frozenset[str]) -> Document:
-    return Document(document.tenant, document.stream, document.content_sha256, document.version, names)
+def renamed(document: GraphDocument, names: frozenset[str]) -> GraphDocument:
+    return GraphDocument(document.tenant, document.stream, document.content_sha256, document.version, names)
 
 
 class Before:
@@ -256,6 +256,6 @@ class Before:
         return found
 
 
-def entity_of(tallies: Mapping[str, Tally], key: str) -> Entity | None:
+def entity_of(tallies: Mapping[str, EntityTally], key: str) -> Entity | None:
     tally = tallies.get(key)
     return tally.entity() if tally is not None else None

@@ -22,7 +22,7 @@ from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.cypher import check_reading
 from trainyard.stores.graph.dumping import document_line, entity_line, relation_line
 from trainyard.stores.graph.facts import Contents, Edge, Entity, MutateResult, Mutation
-from trainyard.stores.graph.state import Changes, Document, State, Tally
+from trainyard.stores.graph.state import Changes, EntityTally, GraphDocument, State
 
 SCHEMA = (
     "CREATE NODE TABLE IF NOT EXISTS Document(key STRING PRIMARY KEY, tenant STRING, stream STRING, names STRING, "
@@ -78,7 +78,7 @@ class Tables:
         for key, tenant, stream, content, version, names in self.rows(
             "MATCH (d:Document) RETURN d.key, d.tenant, d.stream, d.content_sha256, d.version, d.names"
         ):
-            document = Document(tenant, stream, content, version, frozenset(orjson.loads(names)))
+            document = GraphDocument(tenant, stream, content, version, frozenset(orjson.loads(names)))
             state.documents[key] = document
             state.slots |= dict.fromkeys(document.slots(), key)
         state.entities = {key for (key,) in self.rows("MATCH (e:Entity) RETURN e.key")}
@@ -102,7 +102,7 @@ class Tables:
             "UNWIND $keys AS k MATCH (:Document)-[m:MENTIONS]->(e:Entity) WHERE e.key = k "
             "RETURN e.key, e.tenant, e.kind, m.name, m.attributes", keys=missing,
         ) if missing else ():  # fmt: skip
-            tally = state.tallies.setdefault(key, Tally(tenant, kind))
+            tally = state.tallies.setdefault(key, EntityTally(tenant, kind))
             tally.add(Entity(kind, name, orjson.loads(attributes)))
 
     def load_contents(self, documents: list[str]) -> None:
@@ -328,7 +328,7 @@ def rows_of(columns: Columns) -> list[dict[str, str]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def names_text(document: Document) -> str:
+def names_text(document: GraphDocument) -> str:
     return orjson.dumps(sorted(document.names)).decode()
 
 

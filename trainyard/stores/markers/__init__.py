@@ -12,26 +12,3 @@ effect. An owner whose process or machine is gone is replaced at once, any other
 `LocalMarkers` keeps them in a folder, `ObjectMarkers` in an object store; both are a `MarkerStore`.
 Fencing: M. Kleppmann, Designing Data-Intensive Applications, section 8.4.
 """
-
-from __future__ import annotations
-
-from trainyard.stores.markers.local import LocalMarkers
-from trainyard.stores.markers.records import (
-    LEASE_S,
-    POINTS,
-    Alive,
-    Claim,
-    Marker,
-    MarkerRecord,
-    MarkerState,
-    MarkerStore,
-    Owner,
-    owner_alive,
-    this_owner,
-)  # fmt: skip
-from trainyard.stores.markers.remote import ObjectMarkers
-
-__all__ = [
-    "LEASE_S", "POINTS", "Alive", "Claim", "LocalMarkers", "Marker", "MarkerRecord", "MarkerState", "MarkerStore",
-    "ObjectMarkers", "Owner", "owner_alive", "this_owner",
-]  # fmt: skip

@@ -38,7 +38,7 @@ from trainyard.stores.markers.records import (
     owner_alive,
     renewed,
 )  # fmt: skip
-from trainyard.stores.objects import ObjectInfo, ObjectStore, checked_name
+from trainyard.stores.objects.store import ObjectInfo, ObjectStore, checked_name
 
 SKEW_S = 30.0
 MOST_LOOKS = 10

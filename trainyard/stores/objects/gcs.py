@@ -33,7 +33,7 @@ from google.resumable_media import InvalidResponse
 
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.stores.files import RealFiles, make_folders, telling
-from trainyard.stores.objects import (
+from trainyard.stores.objects.store import (
     ObjectInfo,
     ObjectSettings,
     checked_name,

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput
 from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling, write_whole
-from trainyard.stores.objects import (
+from trainyard.stores.objects.crc import crc32c
+from trainyard.stores.objects.store import (
     ObjectInfo,
     checked_name,
     object_corrupt,
     object_missing,
     precondition_failed,
 )
-from trainyard.stores.objects.crc import crc32c
 
 BOOKS = ".objects"
 LOCK_FILE = ".lock"

@@ -5,7 +5,7 @@
 
 Artifacts, checkpoints, job records and the adapter registry work through `Files`; here it is the disk in memory of
 `simulated_files`. What a call returned is a promise: it has to be there after every later fault, whole. What a call
-did not return may be there or not, but never half. Nights have a simulator of their own (`night/simulate`).
+did not return may be there or not, but never half. Nights have a simulator of their own (`testing/nights`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Death(Exception):
 
 
 @dataclass
-class Campaign:
+class StoreCampaign:
     """The disk, and what the stores have promised."""
 
     seed: int
@@ -192,7 +192,7 @@ class Campaign:
         self.checkpoint_found(found)
         self.newest = found.step
 
-    def checkpoint_found(self, found: checkpoints.Found) -> None:
+    def checkpoint_found(self, found: checkpoints.FoundCheckpoint) -> None:
         if found.step < self.newest:
             self.violated(f"the newest checkpoint is of step {found.step}, promised was {self.newest}")
         for line in found.quarantined:
@@ -243,9 +243,9 @@ class Campaign:
             self.disk.crash(self.random)
 
 
-def campaign_of(seed: int) -> Campaign:
+def campaign_of(seed: int) -> StoreCampaign:
     """One campaign, carried out; it ends at the first violation."""
-    campaign = Campaign(seed)
+    campaign = StoreCampaign(seed)
     acts = (campaign.make_artifact, campaign.make_checkpoint, campaign.write_job, campaign.register_adapter)
     for number in range(STEPS):
         campaign.attempt(campaign.random.choice(acts), quiet=False)
@@ -261,7 +261,7 @@ def campaign_of(seed: int) -> Campaign:
     return campaign
 
 
-def nothing_left(campaign: Campaign) -> None:
+def nothing_left(campaign: StoreCampaign) -> None:
     """No temporary file of a process that died is left after the next one has worked in its place."""
     campaign.checked += 1
     names = [Path(name) for name in campaign.disk.snapshot()]

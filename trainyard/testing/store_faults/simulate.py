@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 
 from trainyard.testing.store_faults.campaign import campaign_of
-from trainyard.testing.store_faults.plants import PLANTS, planted
+from trainyard.testing.store_faults.injected_bugs import INJECTED_BUGS, injected_bug
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreOutcome:
     """What the campaigns showed."""
 
     campaigns: int
@@ -24,11 +24,11 @@ class Found:
     """Seeds of the campaigns with a violation."""
 
 
-def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_found: bool = False) -> Found:
+def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_found: bool = False) -> StoreOutcome:
     """Carry out so many campaigns; with `until_found` end at the first violation."""
     checked, violations, failed = 0, list[str](), list[int]()
     done = 0
-    with planted(plant):
+    with injected_bug(plant):
         for one in range(seed * 1_000_003, seed * 1_000_003 + campaigns):
             campaign = campaign_of(one)
             done, checked = done + 1, checked + campaign.checked
@@ -36,7 +36,7 @@ def simulate(campaigns: int, seed: int = 0, *, plant: str | None = None, until_f
             failed += [one] if campaign.violations else []
             if failed and until_found:
                 break
-    return Found(done, checked, tuple(violations), tuple(failed))
+    return StoreOutcome(done, checked, tuple(violations), tuple(failed))
 
 
 def main() -> int:
@@ -44,13 +44,13 @@ def main() -> int:
     parser.add_argument("--campaigns", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
-    parser.add_argument("--plant", choices=PLANTS)
+    parser.add_argument("--plant", choices=INJECTED_BUGS)
     given = parser.parse_args()
     began = time.monotonic()
     if given.campaign is not None:
-        with planted(given.plant):
+        with injected_bug(given.plant):
             one = campaign_of(given.campaign)
-        found = Found(1, one.checked, tuple(one.violations), (one.seed,) if one.violations else ())
+        found = StoreOutcome(1, one.checked, tuple(one.violations), (one.seed,) if one.violations else ())
     else:
         found = simulate(given.campaigns, given.seed, plant=given.plant)
     plant = f" --plant {given.plant}" if given.plant else ""

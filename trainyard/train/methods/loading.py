@@ -25,7 +25,7 @@ from trainyard.spec.axes import ADAPTER_METHODS, Precision
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
-from trainyard.train.precision import ATTENTION_NAMES, Architecture, native_bf16
+from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, native_bf16
 
 TRAINING_FILE = "training.json"
 """Record of a training, beside the weights that it made."""
@@ -41,7 +41,7 @@ KERNEL_FLAGS = {"fa3": "_supports_flash_attn", "fa2": "_supports_flash_attn", "s
 """Attention kernel -> the attribute by which a model class of transformers says that it has it."""
 
 
-def architecture_of(folder: str, head: Head) -> Architecture:
+def architecture_of(folder: str, head: Head) -> AttentionSupport:
     """The class that a base will be loaded as, with its attention kernels; no weight is read.
 
     Raises `InvalidInput` (`E-MODEL-HEAD`) for a model type that transformers has no class with this head for.
@@ -58,7 +58,7 @@ def architecture_of(folder: str, head: Head) -> Architecture:
     model_class = found[0] if isinstance(found, tuple) else found
     kernels = {name for name in ATTENTION_NAMES if getattr(model_class, KERNEL_FLAGS.get(name, ""), name == "eager")}
     heads = getattr(config.get_text_config(), "num_attention_heads", None)
-    return Architecture(model_class.__name__, frozenset(kernels), attends=heads is not None)
+    return AttentionSupport(model_class.__name__, frozenset(kernels), attends=heads is not None)
 
 
 def default_attention(folder: str, head: Head = "causal") -> str:

@@ -15,7 +15,7 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Method
 from trainyard.spec.training import LoraSettings, TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
-from trainyard.train.quantization import is_hqq
+from trainyard.train.quantization.formats import is_hqq
 
 TASKS: dict[Head, TaskType] = {"causal": TaskType.CAUSAL_LM, "reward": TaskType.SEQ_CLS}
 EMBEDDING_RATE = 1e-6

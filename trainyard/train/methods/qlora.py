@@ -7,7 +7,7 @@ from typing import Any
 from trainyard.spec.axes import Quantization
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_base
-from trainyard.train.quantization import convert, load_config, settle, stored_config
+from trainyard.train.quantization.formats import convert, load_config, settle, stored_config
 
 
 def load_quantised(request: PolicyRequest, folder: str) -> Any:

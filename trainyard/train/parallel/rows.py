@@ -23,7 +23,7 @@ MASKS = ("attention_mask", "kl_attention_mask")
 
 
 @dataclass(frozen=True)
-class Share:
+class RowShare:
     """The rows of one process."""
 
     batch: Batch
@@ -33,7 +33,7 @@ class Share:
     """2 where an example is a chosen row and, in the second half of the batch, a rejected one."""
 
 
-def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> Share:
+def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """A run of neighbouring examples; as many for each process, but for one."""
     sides = 2 if stage.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
@@ -45,10 +45,10 @@ def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> Share:
         start, end = 0, 1
     rows = [row + side * examples for side in range(sides) for row in range(start, end)]
     own = {name: value[rows] for name, value in batch.items() if value.ndim == 2}
-    return Share(trimmed(own), idle, sides)
+    return RowShare(trimmed(own), idle, sides)
 
 
-def packed_share(batch: Batch, rank: int, size: int) -> Share:
+def packed_share(batch: Batch, rank: int, size: int) -> RowShare:
     """Of rows that lie end to end in one: those that begin in this process's part of the positions."""
     starts = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist()
     width = batch["input_ids"].shape[1]
@@ -57,7 +57,7 @@ def packed_share(batch: Batch, rank: int, size: int) -> Share:
     if idle:
         first, last = 0, 1
     edges = [*starts, width]
-    return Share({name: value[:, edges[first] : edges[last]] for name, value in batch.items()}, idle, 1)
+    return RowShare({name: value[:, edges[first] : edges[last]] for name, value in batch.items()}, idle, 1)
 
 
 def trimmed(batch: Batch) -> Batch:
@@ -76,7 +76,7 @@ def trimmed(batch: Batch) -> Batch:
     return found
 
 
-def joined_scores(own: Scores, share: Share, rank: int, size: int) -> Scores:
+def joined_scores(own: Scores, share: RowShare, rank: int, size: int) -> Scores:
     """The scores of the whole batch, in the order of its rows; a graph leads to this process's own."""
     names = sorted(own)
     given = {name: own[name][:0] if share.idle else own[name] for name in names}

@@ -15,8 +15,9 @@ from trainyard.errors import TrainyardError
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.resume.snapshot import Snapshot
-from trainyard.train.session import Backward, Engine, Forward, Session, Stepped
+from trainyard.train.session.replies import Backward, Forward, Stepped
 from trainyard.train.session.sampling import Generated, Sampling
+from trainyard.train.session.session import Session, TrainState
 from trainyard.train.session.sharing import Found
 from trainyard.train.stages.contract import Batch, Scores
 
@@ -28,7 +29,7 @@ PEERS = "peers"
 class SharedSession(Session):
     """One process's side of a session that several share."""
 
-    def __init__(self, engine: Engine, folder: Path, team: Team) -> None:
+    def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False
         assert isinstance(engine.sharing, Ddp), "a strategy of `train.parallel`"
         self.strategy: Ddp = engine.sharing
@@ -95,7 +96,7 @@ class SharedSession(Session):
         return self._all("snapshot", self._gathered)
 
     def _gathered(self) -> Snapshot:
-        own = Snapshot.of(self)
+        own = super().snapshot()
         if not self.team.leading:
             self.team.send({name: own.parts[name] for name in self.strategy.apart}, LEADER)
             return own
@@ -106,7 +107,7 @@ class SharedSession(Session):
         return Snapshot({**own.parts, PEERS: peers}, own.identity)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
-        snapshot.require_fit(self, everything=optimizer)
+        self.require_fit(snapshot, everything=optimizer)
         self._all("restore", lambda: self._handed_out(snapshot, optimizer), optimizer)
 
     def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
@@ -120,7 +121,7 @@ class SharedSession(Session):
 
     def _take(self, parts: dict[str, Any], everything: bool) -> None:
         super()._zero_grad()
-        Snapshot(parts, {}).into(self, everything=everything)
+        self._take_over(parts, everything=everything)
 
 
 def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:

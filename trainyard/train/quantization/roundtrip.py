@@ -14,7 +14,16 @@ import torch
 from bitsandbytes import functional
 
 from trainyard.spec.axes import Quantization
-from trainyard.train.quantization import CPU, FORMATS, FP8_MULTIPLE, load, probe, to_float8, to_hqq, version_of
+from trainyard.train.quantization.formats import (
+    CPU,
+    FORMATS,
+    FP8_MULTIPLE,
+    load,
+    probe,
+    to_float8,
+    to_hqq,
+    version_of,
+)
 
 SIDE = 512
 """Rows and columns of the measured layer: every format's group divides it."""

@@ -16,7 +16,7 @@ import torch
 
 from trainyard.train.head import IGNORED
 from trainyard.train.stages.contract import Batch
-from trainyard.train.tokens import Ledger
+from trainyard.train.tokens import TokenLedger
 
 
 class Origin(StrEnum):
@@ -51,7 +51,7 @@ class Counted:
             count = count_batch(batch, len(own))
             self.add(Counted(skipped=count.trained) if skipped else count)
 
-    def record(self, ledger: Ledger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
+    def record(self, ledger: TokenLedger, origin: Origin = Origin.BATCHES) -> dict[str, Any]:
         """The two accounts as `training.json` has them."""
         return {**account_fields(asdict(self), origin), "data": {"tokens": ledger.tokens(), "rows": dict(ledger.rows)}}
 

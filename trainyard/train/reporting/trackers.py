@@ -25,7 +25,7 @@ from trainyard.errors import Unavailable
 
 
 @dataclass(frozen=True)
-class Place:
+class TrackedRun:
     """Where a tracker keeps a run, and what it is called there."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files below `<folder>/tensorboard`; `tensorboard --logdir` shows them."""
 
-    def __init__(self, module: ModuleType, place: Place) -> None:
+    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
         self.module, self.folder = module, str(place.folder / "tensorboard" / place.name)
         self.config = place.config
         self.writer: Any = None
@@ -75,7 +75,7 @@ class Wandb:
     It ignores a step that it has seen; a run that continues repeats steps with the same numbers, so nothing is lost.
     """
 
-    def __init__(self, module: ModuleType, place: Place) -> None:
+    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
         self.run = module.init(
             project=place.project,
             name=place.run,
@@ -99,7 +99,7 @@ class MLflow:
     MOST_PARAMS, LONGEST_PARAM = 100, 500
     """What every server takes in one request."""
 
-    def __init__(self, module: ModuleType, place: Place) -> None:
+    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
         self.module = module
         self.client = module.MlflowClient()
         experiment = self.client.get_experiment_by_name(place.project)
@@ -130,7 +130,7 @@ class MLflow:
 class Trackio:
     """A local database below `<folder>/trackio`; `trackio show` draws it."""
 
-    def __init__(self, module: ModuleType, place: Place) -> None:
+    def __init__(self, module: ModuleType, place: TrackedRun) -> None:
         self.run = module.init(
             project=place.project,
             name=place.run,
@@ -155,24 +155,24 @@ class TrackerRow:
     package: str
     """What `pip install` brings it."""
     module: str
-    begin: Callable[[ModuleType, Place], Tracker]
-    defaults: Callable[[Place], dict[str, str]]
+    begin: Callable[[ModuleType, TrackedRun], Tracker]
+    defaults: Callable[[TrackedRun], dict[str, str]]
     """Environment variables that keep it on this machine; those of the user win."""
 
 
-def no_defaults(_place: Place) -> dict[str, str]:
+def no_defaults(_place: TrackedRun) -> dict[str, str]:
     return {}
 
 
-def wandb_defaults(_place: Place) -> dict[str, str]:
+def wandb_defaults(_place: TrackedRun) -> dict[str, str]:
     return {} if os.environ.get("WANDB_API_KEY") else {"WANDB_MODE": "offline"}
 
 
-def mlflow_defaults(place: Place) -> dict[str, str]:
+def mlflow_defaults(place: TrackedRun) -> dict[str, str]:
     return {"MLFLOW_TRACKING_URI": f"sqlite:///{place.folder.absolute() / 'mlflow.db'}"}
 
 
-def trackio_defaults(place: Place) -> dict[str, str]:
+def trackio_defaults(place: TrackedRun) -> dict[str, str]:
     return {"TRACKIO_DIR": str(place.folder.absolute() / "trackio")}
 
 
@@ -188,7 +188,7 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(TRACKERS[name].package) is not None
 
 
-def open_tracker(name: str, place: Place) -> Tracker:
+def open_tracker(name: str, place: TrackedRun) -> Tracker:
     """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-TRACKER-MISSING`, `E-TRACKER-FAILED`."""
     row = TRACKERS[name]
     if not installed(name):

@@ -3,7 +3,7 @@
     <mirror>/step-0000000120/state.safetensors, state.json
     <mirror>/step-0000000120/manifest.json      put last: a step without it does not exist
 
-Four things are asked of an object store (`ObjectStore`), none of which is a rename, so that any store fits. Add one
+Four things are asked of an object store (`MirrorStore`), none of which is a rename, so that any store fits. Add one
 with a class and a row in `STORES`; the folder of `file://` is also the double that tests use, and `gs://` is a bucket.
 """
 
@@ -22,15 +22,15 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
-from trainyard.stores import objects
+from trainyard.stores.objects import store as objects
 from trainyard.stores.whole import MANIFEST, fsync_path
-from trainyard.train.checkpoints import Found, damage_of, newest_valid, put_aside, whole_or_nothing
+from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, put_aside, whole_or_nothing
 from trainyard.train.resume.kept import Best, metric_of, superfluous
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
 
 
-class ObjectStore(Protocol):
+class MirrorStore(Protocol):
     """What a mirror needs of a store. Names are relative, with slashes."""
 
     def put(self, name: str, path: Path) -> None:
@@ -46,7 +46,7 @@ class ObjectStore(Protocol):
         """Remove an object, or everything below a name that ends with a slash; nothing there is fine."""
 
 
-class FolderStore:
+class FolderMirror:
     """A folder, such as a network share or another disk."""
 
     def __init__(self, root: Path) -> None:
@@ -75,7 +75,7 @@ class FolderStore:
             shutil.rmtree(path)
 
 
-def folder_store(address: str) -> ObjectStore:
+def folder_store(address: str) -> MirrorStore:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.path[0] != "/":
         raise InvalidInput(
@@ -83,10 +83,10 @@ def folder_store(address: str) -> ObjectStore:
             do="Write three slashes and an absolute path: file:///backup/checkpoints.",
             code="E-MIRROR-ADDRESS",
         )
-    return FolderStore(Path(unquote(parts.path)))
+    return FolderMirror(Path(unquote(parts.path)))
 
 
-class BucketStore:
+class BucketMirror:
     """A bucket, below the prefix of the address."""
 
     def __init__(self, address: str) -> None:
@@ -106,11 +106,11 @@ class BucketStore:
             self.objects.delete(found)
 
 
-STORES: dict[str, Callable[[str], ObjectStore]] = {"file": folder_store, "gs": BucketStore}
+STORES: dict[str, Callable[[str], MirrorStore]] = {"file": folder_store, "gs": BucketMirror}
 """Scheme of an address -> what opens it."""
 
 
-def open_store(address: str) -> ObjectStore:
+def open_store(address: str) -> MirrorStore:
     """Raises `InvalidInput` (`E-MIRROR-ADDRESS`) for an address that no row of `STORES` opens."""
     scheme = urlsplit(address).scheme
     if scheme not in STORES:
@@ -178,7 +178,7 @@ class Mirror:
         self._tell({**told, "seconds": round(time.perf_counter() - started, 3)})
 
 
-def upload(store: ObjectStore, folder: Path) -> int:
+def upload(store: MirrorStore, folder: Path) -> int:
     """Copy a committed checkpoint, and return its bytes. An older copy of the same step stops to exist first."""
     store.remove(f"{folder.name}/{MANIFEST}")
     names = [*file_names(folder), MANIFEST]
@@ -191,7 +191,7 @@ def file_names(folder: Path) -> list[str]:
     return sorted(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"])
 
 
-def mirrored_steps(store: ObjectStore) -> dict[int, bool]:
+def mirrored_steps(store: MirrorStore) -> dict[int, bool]:
     """Step -> whether its manifest is there, newest first."""
     steps: dict[int, bool] = {}
     for name in store.names():
@@ -200,7 +200,7 @@ def mirrored_steps(store: ObjectStore) -> dict[int, bool]:
     return dict(sorted(steps.items(), reverse=True))
 
 
-def prune(store: ObjectStore, newest: int, keep: int, best: Best) -> None:
+def prune(store: MirrorStore, newest: int, keep: int, best: Best) -> None:
     """Remove what is superfluous, and what an ended process left half-copied."""
     steps = mirrored_steps(store)
     metrics = {step: mirrored_metric(store, step) for step, whole in steps.items() if whole}
@@ -211,17 +211,18 @@ def prune(store: ObjectStore, newest: int, keep: int, best: Best) -> None:
         store.remove(f"step-{step:010d}/")
 
 
-def mirrored_metric(store: ObjectStore, step: int) -> float | None:
+def mirrored_metric(store: MirrorStore, step: int) -> float | None:
     with tempfile.TemporaryDirectory() as scratch:
         store.get(f"step-{step:010d}/{MANIFEST}", Path(scratch) / MANIFEST)
         return metric_of(Path(scratch))
 
 
-def newest(root: Path, mirror: str | None = None) -> Found:
+def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
     """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
 
-    Damaged ones, from either place, are put aside under `root/quarantine` and told in `Found.quarantined`. Raises
-    `E-MIRROR-UNAVAILABLE` when the mirror cannot be read: an older checkpoint would quietly lose what it may hold.
+    Damaged ones, from either place, are put aside under `root/quarantine` and told in `FoundCheckpoint.quarantined`.
+    Raises `E-MIRROR-UNAVAILABLE` when the mirror cannot be read: an older checkpoint would quietly lose what it may
+    hold.
     """
     found = newest_valid(root)
     if mirror is None:
@@ -233,7 +234,7 @@ def newest(root: Path, mirror: str | None = None) -> Found:
                 break
             damage = fetch(store, step, root)
             if damage is None:
-                return Found(root / f"step-{step:010d}", step, tuple(told), fetched_from=mirror)
+                return FoundCheckpoint(root / f"step-{step:010d}", step, tuple(told), fetched_from=mirror)
             told.append(f"The mirrored checkpoint of step {step} is damaged ({damage}) and was put aside.")
     except (OSError, Unavailable) as error:
         raise Unavailable(
@@ -245,7 +246,7 @@ def newest(root: Path, mirror: str | None = None) -> Found:
     return replace(found, quarantined=tuple(told))
 
 
-def fetch(store: ObjectStore, step: int, root: Path) -> str | None:
+def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
     """Bring a mirrored step to `root`; what is wrong with it, or None if it is whole and in its place."""
     name = f"step-{step:010d}"
     temporary = root / f".{name}.fetched.tmp"
@@ -265,7 +266,7 @@ def fetch(store: ObjectStore, step: int, root: Path) -> str | None:
     return damage
 
 
-def download(store: ObjectStore, name: str, folder: Path) -> str | None:
+def download(store: MirrorStore, name: str, folder: Path) -> str | None:
     """The manifest and the files that it names; what is wrong with the names, if anything is."""
     store.get(f"{name}/{MANIFEST}", folder / MANIFEST)
     present = set(store.names())

@@ -10,7 +10,7 @@ from trainyard.train.reporting.counts import Counted
 
 
 @dataclass
-class Progress:
+class SavedProgress:
     """Part of a checkpoint."""
 
     cursor: Cursor = field(default_factory=Cursor)
@@ -26,6 +26,6 @@ class Progress:
         return {"cursor": asdict(self.cursor), **plain, "counted": asdict(self.counted)}
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Progress:
+    def from_values(cls, values: dict[str, Any]) -> SavedProgress:
         losses = [list(point) for point in values["losses"]]
         return cls(Cursor(**values["cursor"]), losses, dict(values["partial"]), Counted(**values.get("counted", {})))

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import torch
@@ -26,24 +26,13 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
 from trainyard.stores.whole import fsync_path
 from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
-from trainyard.train.resume.state import (
-    Tensors,
-    flatten,
-    random_state,
-    rebuild,
-    require_same_devices,
-    require_same_weights,
-    restore_random_state,
-)
-
-if TYPE_CHECKING:
-    from trainyard.train.session import Session
+from trainyard.train.resume.state import Tensors, flatten, rebuild
+from trainyard.train.session.sharing import ONE_PROCESS
 
 TENSOR_FILE, VALUE_FILE = "state.safetensors", "state.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PARTS = ("weights", "optimizer", "rate", "scaler", "gradients", "random", "counters")
 """What a state is made of; leaving out any one gives other bits."""
-ONE_PROCESS = {"strategy": "single", "processes": 1}
 
 
 @dataclass(frozen=True)
@@ -53,55 +42,6 @@ class Snapshot:
     parts: dict[str, Any]
     identity: dict[str, Any]
     """What has to be the same for the state to make sense: config, versions, threads, deterministic flags."""
-
-    @classmethod
-    def of(cls, session: Session) -> Snapshot:
-        engine, sharing = session.engine, session.sharing
-        parts = {
-            "weights": sharing.weights(engine.model),
-            "optimizer": engine.optimizer.state_dict(),
-            "rate": engine.rate.state_dict(),
-            "scaler": {**session.scaler.state_dict(), "deferred_unscale": bool(session.accumulated)},
-            "gradients": sharing.gradients(engine.model) if session.accumulated or session.stale else {},
-            "random": random_state(),
-            "counters": {
-                "global_step": session.global_step,
-                "accumulated": session.accumulated,
-                "stale": session.stale,
-                "skipped": session.skipped,
-            },
-        }
-        return cls(parts, session.identity())
-
-    def require_fit(self, session: Session, *, everything: bool = True) -> None:
-        """Raise `Corrupt` for parts that do not belong to the session's model, schedule or devices."""
-        if "weights" in self.parts:
-            require_same_weights(session.engine.model, self.parts["weights"])
-        if everything and "rate" in self.parts:
-            session.engine.rate.require_same(self.parts["rate"])
-        if everything and "random" in self.parts:
-            require_same_devices(self.parts["random"])
-
-    def into(self, session: Session, *, everything: bool = True) -> None:
-        """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
-        engine, parts = session.engine, self.parts
-        if "weights" in parts:
-            session.sharing.take_weights(engine.model, parts["weights"])
-        if not everything:
-            return
-        if "optimizer" in parts:
-            engine.optimizer.load_state_dict(parts["optimizer"])
-        if "rate" in parts:
-            engine.rate.load_state_dict(parts["rate"])
-        if "scaler" in parts and session.scaler.is_enabled():
-            session.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
-        if "gradients" in parts:
-            session.sharing.take_gradients(engine.model, parts["gradients"])
-        if "counters" in parts:
-            for name, value in parts["counters"].items():
-                setattr(session, name, value)
-        if "random" in parts:
-            restore_random_state(parts["random"])
 
     def flat(self) -> tuple[Tensors, dict[str, Any]]:
         """(tensors by name, JSON values) of the whole state."""

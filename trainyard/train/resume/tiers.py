@@ -49,7 +49,7 @@ Shape = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Where each tensor lies in the data of the file."""
 
     shapes: tuple[Shape, ...]
@@ -65,7 +65,7 @@ class Layout:
         return zip(self.shapes, (0, *self.ends), self.ends, strict=False)
 
 
-def layout_of(shapes: tuple[Shape, ...]) -> Layout:
+def layout_of(shapes: tuple[Shape, ...]) -> TensorLayout:
     """Tensors of whole cache lines first: they all begin at one, and a copy to another place takes a fifth longer.
     Of the rest the wide types first, so that every tensor begins at a multiple of its element's size."""
     order = tuple(sorted(shapes, key=lambda shape: (size_of(shape) % CACHE_LINE != 0, -shape[1].itemsize, shape[0])))
@@ -76,7 +76,7 @@ def layout_of(shapes: tuple[Shape, ...]) -> Layout:
     }
     text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return Layout(order, ends, len(text).to_bytes(8, "little") + text)
+    return TensorLayout(order, ends, len(text).to_bytes(8, "little") + text)
 
 
 def size_of(shape: Shape) -> int:

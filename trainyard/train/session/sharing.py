@@ -13,10 +13,10 @@ import torch
 
 from trainyard.train.head import Head
 from trainyard.train.resume import state
-from trainyard.train.resume.snapshot import ONE_PROCESS
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 Found = TypeVar("Found")
+ONE_PROCESS = {"strategy": "single", "processes": 1}
 
 
 class Alone:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
-from trainyard.train.tokens import Encoded, Ledger
+from trainyard.train.tokens import Encoded, TokenLedger
 
 Batch = dict[str, torch.Tensor]
 """`input_ids`, `attention_mask`, `labels` (B, T) and what the stage's loss needs beside them."""
@@ -36,7 +36,7 @@ class StageSpec:
     ports: tuple[Port, ...]
     """Data that it reads, the preferred port first."""
     head: Literal["causal", "reward"]
-    encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[Sequence[Encoded], Ledger]]
+    encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[Sequence[Encoded], TokenLedger]]
     width: Callable[[Encoded], int]
     """Positions that an example takes in a batch (of its longer sequence)."""
     sequences: int

@@ -19,14 +19,14 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import StageSpec
 from trainyard.train.stages.packing import Blocks, StreamPacker
-from trainyard.train.tokens import Encoded, Ledger, training_rows
+from trainyard.train.tokens import Encoded, TokenLedger, training_rows
 
 
 def encode(
     rows: Iterable[TextRow | DocumentRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[Sequence[Encoded], Ledger]:
+) -> tuple[Sequence[Encoded], TokenLedger]:
     """Blocks as {input_ids, labels}, kept on disk. No document is too long: a long one fills several blocks."""
-    ledger = Ledger()
+    ledger = TokenLedger()
     texts = (TextRow(row.text) if isinstance(row, DocumentRow) else row for row in rows)
     packer = StreamPacker(config.hyperparameters.max_length)
     packed = packer.pack(documents(training_rows(texts, ledger), tokenizer, ledger))
@@ -35,7 +35,7 @@ def encode(
     return blocks, ledger
 
 
-def learnable(blocks: Iterable[list[int]], ledger: Ledger) -> Iterator[list[int]]:
+def learnable(blocks: Iterable[list[int]], ledger: TokenLedger) -> Iterator[list[int]]:
     """Enter each block in the account; nothing can be learned from a single token, which is dropped."""
     for block in blocks:
         if len(block) == 1:
@@ -46,7 +46,7 @@ def learnable(blocks: Iterable[list[int]], ledger: Ledger) -> Iterator[list[int]
         yield block
 
 
-def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: Ledger) -> Iterator[list[int]]:
+def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: TokenLedger) -> Iterator[list[int]]:
     """The tokens of each document that has any, with one end-of-text token.
 
     Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-NO-EOS`) for a tokenizer without an

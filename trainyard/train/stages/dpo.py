@@ -37,7 +37,7 @@ from trainyard.spec.training import PreferenceSettings, TrainerConfig
 from trainyard.train.head import IGNORED, Head, LabelLogprobs, label_logprobs
 from trainyard.train.stages import pairs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
-from trainyard.train.tokens import Encoded, Ledger
+from trainyard.train.tokens import Encoded, TokenLedger
 
 NEARLY_CERTAIN = -1e-7
 """Log-probability above which odds are no longer told apart: those of an answer with log-probability 0 are infinite."""
@@ -51,7 +51,7 @@ PairLoss = Callable[[Scores, Scores, PreferenceSettings], torch.Tensor]
 
 def encode(
     rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Pairs; where ORPO imitates the chosen row as a whole, its prompt is learned and the ledger says so."""
     examples, ledger = pairs.encode(rows, tokenizer, config)
     if config.preference.loss is not PreferenceLoss.ORPO:

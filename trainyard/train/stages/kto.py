@@ -25,10 +25,10 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
-from trainyard.train.stages.lengths import Share, within_length
+from trainyard.train.stages.lengths import TokenShare, within_length
 from trainyard.train.stages.pairs import answered
 from trainyard.train.templates import Renderer
-from trainyard.train.tokens import Encoded, Ledger, encode_answers, training_rows
+from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, training_rows
 
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors that hold the rows for KL."""
@@ -37,7 +37,7 @@ SMALLEST_BATCH = 2
 
 def encode(
     rows: Iterable[LabelledRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}.
 
     Raises `InvalidInput` (`E-KTO-ONE-SIDED`) when all rows have the same label: nothing would hold the policy back.
@@ -59,9 +59,9 @@ def encode(
 
 def encode_labelled(
     rows: list[LabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Rows whose prompt and completion together have at most `max_length` tokens."""
-    renderer, ledger, examples = Renderer(tokenizer), Ledger(), []
+    renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
     for row in training_rows(rows, ledger):
         encoded = encode_answers(renderer, row.prompt, (row.completion,), row.tools, ledger)
         if encoded is None:
@@ -74,7 +74,9 @@ def encode_labelled(
     return examples, ledger
 
 
-def account_completion(prompt: list[int], completion: list[int], max_length: int, ledger: Ledger) -> Encoded | None:
+def account_completion(
+    prompt: list[int], completion: list[int], max_length: int, ledger: TokenLedger
+) -> Encoded | None:
     """Cut a completion, enter it in the ledger, and return it unless nothing of it is left."""
     read, kept = len(prompt) + len(completion), completion[: max(0, max_length - len(prompt))]
     ledger.read += read
@@ -94,8 +96,8 @@ def width(example: Encoded) -> int:
     return len(example["prompt_ids"]) + len(example["completion_ids"])
 
 
-def share(example: Encoded) -> Share:
-    return Share(len(example["completion_ids"]), len(example["prompt_ids"]))
+def share(example: Encoded) -> TokenShare:
+    return TokenShare(len(example["completion_ids"]), len(example["prompt_ids"]))
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.tokens import Encoded, Ledger
+from trainyard.train.tokens import Encoded, TokenLedger
 
 NO_LIMIT = sys.maxsize
 
 
-class Share(NamedTuple):
+class TokenShare(NamedTuple):
     """How an example stands in the ledger."""
 
     trained: int
@@ -21,11 +21,11 @@ class Share(NamedTuple):
 
 
 def within_length(
-    encode: Callable[[int], tuple[list[Encoded], Ledger]],
+    encode: Callable[[int], tuple[list[Encoded], TokenLedger]],
     width: Callable[[Encoded], int],
-    share: Callable[[Encoded], Share],
+    share: Callable[[Encoded], TokenShare],
     config: TrainerConfig,
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Encode with a limit of tokens per row, as `engine.too_long` says.
 
     `encode(limit)` cuts every row to `limit` tokens; `width` is an example's number of tokens and `share` what it holds

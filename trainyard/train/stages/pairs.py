@@ -14,13 +14,13 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch
-from trainyard.train.stages.lengths import Share, within_length
-from trainyard.train.tokens import Encoded, Ledger, encode_preference
+from trainyard.train.stages.lengths import TokenShare, within_length
+from trainyard.train.tokens import Encoded, TokenLedger, encode_preference
 
 
 def encode(
     rows: Iterable[PreferenceRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Pairs as {prompt_ids, chosen_ids, rejected_ids}; one-sided pairs and pairs of equal answers are dropped."""
     given = list(rows)
     return within_length(lambda limit: encode_preference(given, tokenizer, limit), width, share, config)
@@ -31,8 +31,8 @@ def width(example: Encoded) -> int:
     return len(example["prompt_ids"]) + max(len(example["chosen_ids"]), len(example["rejected_ids"]))
 
 
-def share(example: Encoded) -> Share:
-    return Share(len(example["chosen_ids"]) + len(example["rejected_ids"]), 2 * len(example["prompt_ids"]))
+def share(example: Encoded) -> TokenShare:
+    return TokenShare(len(example["chosen_ids"]) + len(example["rejected_ids"]), 2 * len(example["prompt_ids"]))
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:

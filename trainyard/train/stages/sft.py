@@ -19,13 +19,13 @@ from trainyard.spec.axes import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, label_logprobs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
-from trainyard.train.stages.lengths import Share, within_length
-from trainyard.train.tokens import Encoded, Ledger, encode_sft
+from trainyard.train.stages.lengths import TokenShare, within_length
+from trainyard.train.tokens import Encoded, TokenLedger, encode_sft
 
 
 def encode(
     rows: Iterable[SftRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
-) -> tuple[list[Encoded], Ledger]:
+) -> tuple[list[Encoded], TokenLedger]:
     """Conversations as {input_ids, labels}."""
     given = list(rows)
     return within_length(lambda limit: encode_sft(given, tokenizer, limit), width, share, config)
@@ -35,9 +35,9 @@ def width(example: Encoded) -> int:
     return len(example["input_ids"])
 
 
-def share(example: Encoded) -> Share:
+def share(example: Encoded) -> TokenShare:
     trained = sum(label != IGNORED for label in example["labels"])
-    return Share(trained, len(example["labels"]) - trained)
+    return TokenShare(trained, len(example["labels"]) - trained)
 
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:

@@ -32,7 +32,7 @@ from trainyard.spec.chain import digest
 from trainyard.stores.models import STARTER, ModelSource, resolve_folder
 from trainyard.stores.whole import fsync_path
 from trainyard.train.starter.corpus import PackageSource, corpus_sources
-from trainyard.train.starter.recipe import MANIFEST, Recipe
+from trainyard.train.starter.recipe import MANIFEST, StarterRecipe
 
 CURRENT = "current"
 POLL_S = 0.2
@@ -47,7 +47,7 @@ def ignore_progress(fraction: float, text: str) -> None:
 def build_starter(
     home: Path,
     *,
-    recipe: Recipe | None = None,
+    recipe: StarterRecipe | None = None,
     packages: tuple[str, ...] | None = None,
     threads: int | None = None,
     force: bool = False,
@@ -62,7 +62,7 @@ def build_starter(
     """
     root = home / "models" / STARTER
     root.mkdir(parents=True, exist_ok=True)
-    recipe = recipe or Recipe()
+    recipe = recipe or StarterRecipe()
     sources = corpus_sources(packages) if packages else corpus_sources()
     key = starter_key(recipe, sources)
     with only_one_builder(root, report):
@@ -73,7 +73,7 @@ def build_starter(
     return resolve_folder(STARTER, root / key)
 
 
-def starter_key(recipe: Recipe, sources: list[PackageSource]) -> str:
+def starter_key(recipe: StarterRecipe, sources: list[PackageSource]) -> str:
     """First 16 hex digits of the digest over the recipe and the versions of the packages that are read."""
     return digest({"recipe": recipe.sha256, "sources": {source.name: source.version for source in sources}})[:16]
 
@@ -113,7 +113,7 @@ def point_current_at(root: Path, key: str) -> None:
 
 
 def train_into(
-    root: Path, key: str, recipe: Recipe, sources: list[PackageSource], *, threads: int, report: Report
+    root: Path, key: str, recipe: StarterRecipe, sources: list[PackageSource], *, threads: int, report: Report
 ) -> None:
     """Train in a temporary folder, then rename: the folder of a key exists whole or does not exist."""
     for left_over in root.glob(".build-*"):  # we hold the lock, so the process that made these is dead

@@ -41,7 +41,7 @@ from trainyard.train.starter.recipe import (
     PAD,
     TURN_END,
     TURN_START,
-    Recipe,
+    StarterRecipe,
 )
 
 REPORT_EVERY_S = 1.0
@@ -71,7 +71,7 @@ def unforeseen(error: Exception) -> TrainyardError:
 
 
 def pretrain(folder: Path, spec: dict[str, Any]) -> None:
-    recipe = Recipe(**spec["recipe"])
+    recipe = StarterRecipe(**spec["recipe"])
     sources = corpus_sources(spec["packages"])
     torch.set_num_threads(spec["threads"])
     torch.use_deterministic_algorithms(True)
@@ -128,7 +128,7 @@ def heldout_loss(model: LlamaForCausalLM, batches: Iterator[torch.Tensor]) -> fl
     return sum(losses) / len(losses)
 
 
-def train_tokenizer(passages: list[Passage], recipe: Recipe) -> PreTrainedTokenizerFast:
+def train_tokenizer(passages: list[Passage], recipe: StarterRecipe) -> PreTrainedTokenizerFast:
     """Byte-level BPE whose pre-tokenizer is declared: GPT-2's split, no added space."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -153,7 +153,9 @@ def train_tokenizer(passages: list[Passage], recipe: Recipe) -> PreTrainedTokeni
     return tokenizer
 
 
-def packed_rows(passages: list[Passage], tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[torch.Tensor]:
+def packed_rows(
+    passages: list[Passage], tokenizer: PreTrainedTokenizerFast, recipe: StarterRecipe
+) -> Iterator[torch.Tensor]:
     """Batches of token ids (B, T + 1), without end: each pass over the passages has its own order."""
     encoded = tokenizer([as_text(passage, tokenizer) for passage in passages], add_special_tokens=False)["input_ids"]
     width = recipe.row_tokens + 1
@@ -174,7 +176,7 @@ def as_text(passage: Passage, tokenizer: PreTrainedTokenizerFast) -> str:
     return str(tokenizer.apply_chat_template(turns, tokenize=False)) + END_OF_TEXT
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, recipe: StarterRecipe) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -194,7 +196,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCau
 
 
 def train(
-    model: LlamaForCausalLM, rows: Iterator[torch.Tensor], recipe: Recipe, folder: Path, precision: Precision
+    model: LlamaForCausalLM, rows: Iterator[torch.Tensor], recipe: StarterRecipe, folder: Path, precision: Precision
 ) -> list[list[float]]:
     """Run the recipe's steps; returns [step, mean loss since the last entry] about fifty times."""
     optimizers = new_optimizers(model, recipe)
@@ -230,7 +232,7 @@ def train(
     return losses
 
 
-def new_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def new_optimizers(model: LlamaForCausalLM, recipe: StarterRecipe) -> list[torch.optim.Optimizer]:
     matrices = [parameter for name, parameter in model.model.layers.named_parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in matrices}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
@@ -240,7 +242,7 @@ def new_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.
     ]
 
 
-def learning_rate_multiplier(step: int, recipe: Recipe) -> float:
+def learning_rate_multiplier(step: int, recipe: StarterRecipe) -> float:
     """Linear warm-up, a plateau, then linearly to a hundredth over the last half."""
     if step < recipe.warmup_steps:
         return (step + 1) / recipe.warmup_steps
@@ -248,7 +250,7 @@ def learning_rate_multiplier(step: int, recipe: Recipe) -> float:
     return max(0.01, min(1.0, left))
 
 
-def step_timer(model: LlamaForCausalLM, recipe: Recipe) -> Callable[[bool], float]:
+def step_timer(model: LlamaForCausalLM, recipe: StarterRecipe) -> Callable[[bool], float]:
     """Seconds of a forward and backward pass, the fastest of three after one to warm up; on a quarter of a batch."""
     ids_BT = torch.zeros((max(1, recipe.batch_rows // 4), recipe.row_tokens), dtype=torch.long)
 

@@ -14,7 +14,7 @@ MANIFEST, CARD_FILE = "manifest.json", "README.md"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StarterRecipe:
     """Sizes of the model and of its training. The defaults are those of the shipped weights."""
 
     steps: int = 1500

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers import RENDERERS
 from trainyard.data.renderers.contract import Flavour, Parsed, Termination, Turn
 from trainyard.data.renderers.control import unmarked
 from trainyard.data.renderers.probing import relate, samples
 from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.table import RENDERERS
 
 TEMPLATES = [name for spec in RENDERERS.values() for name in spec.templates if name not in spec.own]
 KNOWN = [*TEMPLATES, "chatml", "mistral", "olmo3", "role_colon"]

@@ -11,7 +11,8 @@ import torch
 
 from trainyard.spec.axes import Method
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.methods import Policy, PolicyRequest, build, parameter_groups, save
+from trainyard.train.methods.contract import Policy, PolicyRequest
+from trainyard.train.methods.table import build, parameter_groups, save
 
 IDS_BT = torch.arange(2 * 16).view(2, 16) + 40
 

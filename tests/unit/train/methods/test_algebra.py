@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from tests.selection import by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, Trained, logits, steps
 from trainyard.errors import Corrupt, InvalidInput, NotFound, Refused
-from trainyard.train.methods import METHODS, Policy, build, save
+from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.loading import lineage
+from trainyard.train.methods.table import METHODS, build, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 

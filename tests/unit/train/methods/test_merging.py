@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.train.methods.conftest import Request, Trained, logits
 from trainyard.errors import Conflict, InvalidInput, Refused, TrainyardError
-from trainyard.train.methods import METHODS, build, merge
+from trainyard.train.methods.merging import merge
 from trainyard.train.methods.qlora import load_quantised
+from trainyard.train.methods.table import METHODS, build
 
 
 def load(folder: Path) -> Any:

@@ -15,8 +15,8 @@ from tests.selection import by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import ADAPTER_METHODS, Method, Quantization
-from trainyard.train.methods import METHODS, build, parameter_groups, save
 from trainyard.train.methods.loading import load_base
+from trainyard.train.methods.table import METHODS, build, parameter_groups, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 

@@ -27,15 +27,17 @@ from trainyard.train.batching import Cursor, Feed
 from trainyard.train.loop import done, train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
-from trainyard.train.parallel import END, STRATEGIES, SharedSession, Team, serve
-from trainyard.train.resume.progress import Progress
+from trainyard.train.parallel.session import END, SharedSession, serve
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
+from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import flatten
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
 from trainyard.train.session.sampling import Sampling
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Session, TrainState
+from trainyard.train.stages.table import STAGES
 
 Result = dict[str, Any]
 
@@ -63,12 +65,12 @@ def session_on(
         optimizer = make_optimizer(plain_groups(model, config), config)
         rate = LearningRate(optimizer, config, total_steps)
         torch.manual_seed(0)
-        return Session(Engine(model, reference, stage, config, optimizer, rate, **common), folder)
+        return Session(TrainState(model, reference, stage, config, optimizer, rate, **common), folder)
     sharing = STRATEGIES[launch.strategy](team, model, launch)
     optimizer = sharing.optimizer(plain_groups(model, config), config)
     rate = LearningRate(optimizer, config, total_steps)
     torch.manual_seed(team.rank)
-    engine = Engine(model, reference, stage, config, optimizer, rate, sharing=sharing, **common)
+    engine = TrainState(model, reference, stage, config, optimizer, rate, sharing=sharing, **common)
     return SharedSession(engine, folder, team)
 
 
@@ -134,7 +136,7 @@ def held_after_backward(team: Team, folder: Path, strategy: str, **given: Any) -
     return held_bytes(session)
 
 
-def unsaved(_session: Session, _progress: Progress) -> None:
+def unsaved(_session: Session, _progress: SavedProgress) -> None:
     raise AssertionError("nothing is saved here")
 
 
@@ -146,7 +148,7 @@ def whole_run(
     session = session_on(team, folder, config, precision=Precision(precision))
     if scale:
         session.scaler.load_state_dict({**session.scaler.state_dict(), "scale": scale})
-    progress = Progress()
+    progress = SavedProgress()
     with led(team, session) as leads:
         if leads:
             feed = feed_of(config, rows)
@@ -235,7 +237,7 @@ def part_of_run(
 ) -> Result:  # fmt: skip
     """The loop with checkpoints as the backend writes them, maybe stopped inside a step, maybe taken up again."""
     config = config_for(team, strategy, **given)
-    session, progress = session_on(team, folder, config, dropout=dropout), Progress()
+    session, progress = session_on(team, folder, config, dropout=dropout), SavedProgress()
     count, found = itertools.count(), ""
     with led(team, session) as leads, CheckpointWriter(Path(place) / f"checkpoints-{team.rank}") as writer:
         if leads:
@@ -244,9 +246,9 @@ def part_of_run(
                 snapshot = Snapshot.from_flat(tensors, values)
                 require_same(snapshot, session.identity())
                 session.restore(snapshot)
-                progress = Progress.from_values(values["progress"])
+                progress = SavedProgress.from_values(values["progress"])
 
-            def save(session: Session, progress: Progress) -> None:
+            def save(session: Session, progress: SavedProgress) -> None:
                 tensors, values = session.snapshot().flat()
                 writer.save(done(session), tensors, {**values, "progress": progress.as_values()})
 

@@ -15,10 +15,19 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
-from trainyard.train.reporting import Place, memory_bytes, reporting
 from trainyard.train.reporting.bar import ProgressBar, summary
 from trainyard.train.reporting.feed import TrackerFeed, numbers
-from trainyard.train.reporting.trackers import TRACKERS, Tracker, TrackerRow, flat, installed, load, open_tracker
+from trainyard.train.reporting.reporting import memory_bytes, reporting
+from trainyard.train.reporting.trackers import (
+    TRACKERS,
+    TrackedRun,
+    Tracker,
+    TrackerRow,
+    flat,
+    installed,
+    load,
+    open_tracker,
+)
 
 CONFIG = {"stage": "sft", "hyperparameters": {"learning_rate": 1e-4}}
 
@@ -77,7 +86,7 @@ class Terminal(io.StringIO):
 
 def test_steps_go_to_the_events_file_as_they_are(tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
-    with reporting(events.emit, Place(tmp_path, "project", "run"), terminal=None) as report:
+    with reporting(events.emit, TrackedRun(tmp_path, "project", "run"), terminal=None) as report:
         report.on_step(record(1))
         report.on_step(record(2))
     events.close()
@@ -143,7 +152,7 @@ def test_tracker_that_hangs_at_the_end_does_not_keep_the_run() -> None:
 
 
 def test_bar_only_on_a_terminal(tmp_path: Path) -> None:
-    place = Place(tmp_path, "project", "run")
+    place = TrackedRun(tmp_path, "project", "run")
     terminal, file = Terminal(), io.StringIO()
     with reporting(lambda *_, **__: None, place, terminal=terminal) as on_terminal:
         for step in (1, 50, 100):
@@ -161,7 +170,7 @@ def test_a_step_costs_less_than_a_millisecond(tmp_path: Path) -> None:
     """CPU time of the training thread, with everything on and a tracker that is far behind."""
     events = Events(tmp_path / "events.jsonl")
     hanging = Hanging()
-    with reporting(events.emit, Place(tmp_path, "project", "run"), terminal=Terminal()) as report:
+    with reporting(events.emit, TrackedRun(tmp_path, "project", "run"), terminal=Terminal()) as report:
         feed = TrackerFeed({"slow": hanging}, lambda fields: events.emit("warning", **fields), waiting=64)
         started = time.thread_time()
         for step in range(1, 1001):
@@ -183,7 +192,7 @@ def test_missing_tracker_says_how_to_install_it(tmp_path: Path, name: str) -> No
     if installed(name):
         pytest.skip(f"{name} is installed")
     with pytest.raises(Unavailable, match=f"E-TRACKER-MISSING: The tracker {name} is not .* pip install {name}"):
-        reporting(lambda *_, **__: None, Place(tmp_path, "project", "run"), trackers=(name,), terminal=None)
+        reporting(lambda *_, **__: None, TrackedRun(tmp_path, "project", "run"), trackers=(name,), terminal=None)
 
 
 TRACKER_VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "TRACKIO_DIR")
@@ -210,7 +219,7 @@ def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: P
 
     for first in (1, 3):
         with reporting(
-            emit, Place(tmp_path / "t", "project", "run/1", CONFIG), trackers=(name,), terminal=None
+            emit, TrackedRun(tmp_path / "t", "project", "run/1", CONFIG), trackers=(name,), terminal=None
         ) as report:
             for step in range(first, first + 3):
                 report.on_step(record(step))
@@ -224,9 +233,9 @@ def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: P
 
 
 def test_tracker_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: ModuleType, place: Place) -> Tracker:
+    def refuse(_: ModuleType, place: TrackedRun) -> Tracker:
         raise ConnectionError(f"no server for {place.project}")
 
     monkeypatch.setitem(TRACKERS, "wandb", TrackerRow("json", "json", refuse, lambda _: {}))
     with pytest.raises(Unavailable, match=r"E-TRACKER-FAILED: .*'run'\. Why: ConnectionError: no server for project"):
-        open_tracker("wandb", Place(tmp_path, "project", "run"))
+        open_tracker("wandb", TrackedRun(tmp_path, "project", "run"))

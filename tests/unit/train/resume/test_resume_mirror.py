@@ -16,7 +16,7 @@ import torch
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.testing.object_server import ObjectServer
 from trainyard.train.checkpoints import checkpoints, damage_of
-from trainyard.train.resume.mirror import STORES, FolderStore, fetch, mirrored_steps, open_store, prune, upload
+from trainyard.train.resume.mirror import STORES, FolderMirror, fetch, mirrored_steps, open_store, prune, upload
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 
 WAIT_S = 30
@@ -129,7 +129,7 @@ def test_half_copied_checkpoint_does_not_exist_and_is_cleared_by_the_next(here: 
     torn.mkdir()
     (torn / "state.safetensors").write_bytes(b"half")
     (torn / ".state.json.tmp").write_bytes(b"half")
-    assert mirrored_steps(FolderStore(there)) == {2: False, 1: True}
+    assert mirrored_steps(FolderMirror(there)) == {2: False, 1: True}
     shutil.rmtree(here)
     assert newest(here, address(there)).step == 1
     write(here, there, [3])
@@ -188,7 +188,7 @@ def test_slow_mirror_does_not_hold_the_disk_up_and_skips_to_the_newest(here: Pat
 
 
 def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> None:
-    store = FolderStore(there)
+    store = FolderMirror(there)
     with CheckpointWriter(here, keep=9) as writer:
         for step, metric in enumerate([0.5, 0.9, 0.7], start=1):
             writer.save(step, state(step), {}, metric=metric)
@@ -204,7 +204,7 @@ def test_pruning_the_mirror_goes_by_the_metric_too(here: Path, there: Path) -> N
 def test_address_without_a_store_is_refused_at_once(tmp_path: Path, given: str) -> None:
     with pytest.raises(InvalidInput, match="E-MIRROR-ADDRESS"):
         CheckpointWriter(tmp_path, mirror=given)
-    assert isinstance(open_store("file://localhost/backup%20disk"), FolderStore)
+    assert isinstance(open_store("file://localhost/backup%20disk"), FolderMirror)
 
 
 def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monk
         assert mirrored_steps(open_store(bucket)) == {3: True}
 
 
-class UnreadableStore(FolderStore):
+class UnreadableStore(FolderMirror):
     def get(self, name: str, path: Path) -> None:
         raise ConnectionResetError(f"{name}: connection reset")
 
@@ -248,5 +248,5 @@ def test_fetch_leaves_nothing_behind(here: Path, there: Path) -> None:
     write(here, there, [1])
     shutil.rmtree(here)
     here.mkdir()
-    assert fetch(FolderStore(there), 1, here) is None
+    assert fetch(FolderMirror(there), 1, here) is None
     assert [path.name for path in here.iterdir()] == ["step-0000000001"]

@@ -31,7 +31,7 @@ from trainyard.spec.axes import Optimizer, Precision, Stage
 from trainyard.train.checkpoints import seal
 from trainyard.train.resume.snapshot import PARTS, Snapshot, require_same
 from trainyard.train.resume.state import flatten, random_state, rebuild, restore_random_state
-from trainyard.train.session import Session
+from trainyard.train.session.session import Session
 
 # The form on the disk
 

@@ -13,13 +13,13 @@ import torch
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
 from trainyard.spec.axes import Precision, Stage
 from trainyard.spec.training import TrainerConfig, resolve_trainer
-from trainyard.train.batching import Feed, Plan, choose_cut
+from trainyard.train.batching import BatchPlan, Feed, choose_cut
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.schedules import LearningRate
-from trainyard.train.session import Engine, Session
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Session, TrainState
 from trainyard.train.stages.contract import Batch
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 ROWS: dict[Stage, Any] = {Stage.SFT: conversations, Stage.DPO: pairs, Stage.KTO: labelled, Stage.REWARD: pairs}
@@ -62,7 +62,7 @@ def session_of(
     optimizer = make_optimizer(plain_groups(model, config), config)
     rate = LearningRate(optimizer, config, total_steps)
     reference = frozen(model) if stage.needs_reference(config) else None
-    engine = Engine(model, reference, stage, config, optimizer, rate, TOKENIZER, precision=precision)
+    engine = TrainState(model, reference, stage, config, optimizer, rate, TOKENIZER, precision=precision)
     torch.manual_seed(seed)
     return Session(engine, folder)
 
@@ -83,7 +83,7 @@ def frozen(model: Any) -> Any:
 
 def feed_of(config: TrainerConfig, count: int = 8) -> Feed:
     stage, examples = STAGES[config.stage], examples_of(config, count)
-    plan = Plan([stage.width(example) for example in examples], choose_cut(config, stage, "cpu"), stage)
+    plan = BatchPlan([stage.width(example) for example in examples], choose_cut(config, stage, "cpu"), stage)
     return Feed(examples, plan, stage, PAD)
 
 

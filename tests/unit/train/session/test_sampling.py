@@ -17,9 +17,9 @@ from tests.unit.train.session.engines import batch_of, config_of, session_of, tr
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, model_of
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Stage
-from trainyard.train.methods import checkpoint_activations
-from trainyard.train.session import Session
+from trainyard.train.methods.table import checkpoint_activations
 from trainyard.train.session.sampling import Generated, Sampling, StopReason, left_padded, nucleus, sample
+from trainyard.train.session.session import Session
 
 PROMPTS = [[40, 41, 42, 43, 44], [50, 51], [60, 61, 62]]
 NEW = 12

@@ -20,7 +20,7 @@ from tests.unit.train.session.engines import (
     weights_of,
 )
 from trainyard.spec.axes import Optimizer, Precision
-from trainyard.train.session import FIRST_SCALE, Session
+from trainyard.train.session.session import FIRST_SCALE, Session
 
 OVERFLOW = 1e38
 """A factor for `backward` at which every gradient is infinite."""

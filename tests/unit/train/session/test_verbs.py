@@ -26,9 +26,11 @@ from trainyard.spec.axes import Optimizer, Stage
 from trainyard.stores.whole import file_sha256
 from trainyard.train.head import IGNORED
 from trainyard.train.optimizers import on_eval, on_train
-from trainyard.train.session import INLINE_BYTES, KEPT_REPLIES, Session
+from trainyard.train.session.outputs import INLINE_BYTES
+from trainyard.train.session.replies import KEPT_REPLIES
 from trainyard.train.session.sampling import Sampling, token_logprobs
-from trainyard.train.stages import STAGES
+from trainyard.train.session.session import Session
+from trainyard.train.stages.table import STAGES
 
 
 @pytest.fixture

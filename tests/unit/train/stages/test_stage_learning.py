@@ -13,7 +13,7 @@ from trainyard.data.rows import LabelledRow, PreferenceRow
 from trainyard.spec.axes import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 WORDS = ["node", "chain", "trainer", "adapter", "documents", "pairs", "answer", "base", "system", "token", "list"]

@@ -10,7 +10,7 @@ from tests.unit.train.stages.stage_rows import TOKENIZER, assistant, conversatio
 from trainyard.data.rows import LabelledRow, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import PreferenceLoss, Stage
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import require_targets
 
 LONG = "The trainer counts every token that it reads. " * 6

@@ -15,8 +15,9 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes import Stage
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.head import IGNORED
-from trainyard.train.stages import STAGES, packing
+from trainyard.train.stages import packing
 from trainyard.train.stages.packing import Blocks, StreamPacker
+from trainyard.train.stages.table import STAGES
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=12)
 CPT = STAGES[Stage.CPT]

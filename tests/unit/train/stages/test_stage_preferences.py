@@ -21,9 +21,9 @@ from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import PreferenceLoss, Stage
 from trainyard.train.head import IGNORED, Head
-from trainyard.train.stages import STAGES
 from trainyard.train.stages.contract import Scores
 from trainyard.train.stages.dpo import LOSSES, log1mexp
+from trainyard.train.stages.table import STAGES
 
 DPO, KTO, REWARD = STAGES[Stage.DPO], STAGES[Stage.KTO], STAGES[Stage.REWARD]
 BETA = 0.25

@@ -14,7 +14,7 @@ from trainyard.spec.axes import PreferenceLoss, Stage
 from trainyard.spec.ports import STAGE_DATA
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head
-from trainyard.train.stages import STAGES
+from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import Encoded
 
 TEXTS = [TextRow("A node reads documents. " * n) for n in range(1, 6)]

@@ -14,8 +14,8 @@ from trainyard.api import planning
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
-from trainyard.backends import script
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.script import backend as script
 from trainyard.backends.script import files
 from trainyard.compute.gpus import training_threads
 from trainyard.data.sources import read_source

@@ -12,13 +12,13 @@ from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.data.corpora import Corpora
 from trainyard.errors import LimitExceeded, TrainyardError
-from trainyard.night.training import HouseTrainer
+from trainyard.night.training import LocalTrainer
 from trainyard.night.world import Order
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes import Port
 from trainyard.spec.night import read_night
 from trainyard.stores.artifacts import Produced, ProducedSet
-from trainyard.stores.markers import Marker
+from trainyard.stores.markers.records import Marker
 
 Train = Callable[..., Produced]
 HYPER = {"max_steps": 2, "batch_size": 8, "max_length": 64, "precision": "fp32"}
@@ -37,10 +37,10 @@ def order(tmp_path: Path, tiny_model: Path) -> Order:
     return Order(marker, tuples, tmp_path / "work", budget_s=3600.0, on_time=lambda: None)
 
 
-def trainer(order: Order, run: Train, **training: Any) -> HouseTrainer:
+def trainer(order: Order, run: Train, **training: Any) -> LocalTrainer:
     given = {"method": "lora", "device": "cpu", "base_model": order.marker.base_model, "hyperparameters": HYPER}
     config = read_night({"tenant": "acme", "phase2": {"training": {**given, **training}}})
-    return HouseTrainer(config, load_settings(home=order.work.parent / "home", threads=1), run)
+    return LocalTrainer(config, load_settings(home=order.work.parent / "home", threads=1), run)
 
 
 class Small:

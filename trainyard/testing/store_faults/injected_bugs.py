@@ -1,4 +1,4 @@
-"""Faults that are planted in the stores on purpose: each is a mistake that somebody could make, and is found.
+"""Bugs that are injected into the stores on purpose: each is a mistake that somebody could make, and is found.
 
 python -m trainyard.testing.store_faults.simulate --campaigns 2000 --plant found-not-flushed       ends with exit code 1
 """
@@ -15,7 +15,7 @@ from trainyard.testing.simulated_files import SimulatedFiles
 from trainyard.train import checkpoints
 
 Swap = tuple[Any, str, Any]
-"""(object, attribute, what stands there while the plant is in)."""
+"""(object, attribute, what stands there while the bug is injected)."""
 
 
 def no_flush(self: SimulatedFiles, path: Path) -> None:
@@ -97,11 +97,11 @@ def table() -> dict[str, tuple[Swap, ...]]:
     }  # fmt: skip
 
 
-PLANTS = tuple(table())
+INJECTED_BUGS = tuple(table())
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
+def injected_bug(name: str | None) -> Iterator[None]:
     """The stores with this mistake in them; None changes nothing."""
     swaps = table()[name] if name else ()
     kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]

@@ -1,4 +1,4 @@
-"""The simulator: nights in which everything goes wrong keep every promise, and planted mistakes are found."""
+"""The simulator: nights in which everything goes wrong keep every promise, and injected bugs are found."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import trainyard.night.simulate.campaign as campaign_module
+import trainyard.testing.nights.campaign as campaign_module
 from trainyard.cli import app
 from trainyard.errors import NotFound
 from trainyard.night import claim, phases, worker
-from trainyard.night.simulate import PLANTS, campaign_of, simulate
-from trainyard.night.simulate.campaign import Campaign
+from trainyard.testing.nights.campaign import NightCampaign
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS
+from trainyard.testing.nights.simulate import campaign_of, simulate
 
 FOUND_SOON = (
     "ledger-before-graph",
@@ -31,7 +32,7 @@ def test_the_same_seed_gives_the_same_nights() -> None:
 
 def test_markers_in_folders_and_in_object_stores_take_turns() -> None:
     """Without a store, a folder and the object-store double; markers in the folder, or in either store."""
-    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(Campaign, range(60))}
+    seen = {(type(one.cloud).__name__, type(one.markers()).__name__) for one in map(NightCampaign, range(60))}
     assert seen == {
         ("NoneType", "WatchedFolder"),
         *((cloud, kind) for cloud in ("FlakyFolder", "FlakyBucket") for kind in ("WatchedFolder", "WatchedObjects")),
@@ -69,14 +70,14 @@ def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_
 
 
 @pytest.mark.parametrize("plant", FOUND_SOON)
-def test_a_planted_mistake_is_found(plant: str) -> None:
+def test_an_injected_bug_is_found(plant: str) -> None:
     outcome = simulate(200, seed=7, plant=plant, processes=1, until_found=True)
     assert outcome.exit_code == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [one for one in PLANTS if one not in FOUND_SOON])
-def test_every_planted_mistake_is_found_within_2000_nights(plant: str) -> None:
+@pytest.mark.parametrize("plant", [one for one in INJECTED_BUGS if one not in FOUND_SOON])
+def test_every_injected_bug_is_found_within_2000_nights(plant: str) -> None:
     assert simulate(2_000, seed=7, plant=plant, until_found=True).exit_code == 1
 
 
@@ -88,7 +89,7 @@ def test_ten_thousand_nights() -> None:
 
 
 def test_there_are_mistakes_enough_and_unknown_ones_are_told() -> None:
-    assert len(PLANTS) >= 12
+    assert len(INJECTED_BUGS) >= 12
     with pytest.raises(NotFound, match="Name one of no-fsync"):
         simulate(1, plant="gremlins")
 
@@ -112,8 +113,8 @@ def test_the_simulator_calls_what_the_flow_calls() -> None:
 
 
 def test_a_violation_comes_with_its_campaign_and_the_line_that_replays_it() -> None:
-    planted = ["nightly", "simulate", "--plant", "trains-on-live-corpus", "--processes", "1"]
-    found = CliRunner().invoke(app, [*planted, "--nights", "9", "--seed", "7"])
+    argv = ["nightly", "simulate", "--plant", "trains-on-live-corpus", "--processes", "1"]
+    found = CliRunner().invoke(app, [*argv, "--nights", "9", "--seed", "7"])
     assert found.exit_code == 1
     lines = found.output.splitlines()
     replays = [line.split(": ", 1)[1] for line in lines if line.startswith("  replay: ")]

@@ -23,7 +23,17 @@ from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
-from trainyard.night.simulate.cloud import (
+from trainyard.night.streams import GONE, file_of
+from trainyard.night.worker import poll
+from trainyard.night.world import NightDeps, Stores
+from trainyard.serve.extraction.parts import split_document
+from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
+from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
+from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
+from trainyard.stores.files import nothing
+from trainyard.stores.markers.records import POINTS as MARKER_POINTS
+from trainyard.stores.markers.records import Owner
+from trainyard.testing.nights.cloud import (
     LOOKS_SHARE,
     MARKERS_SHARE,
     WaitingClock,
@@ -32,27 +42,17 @@ from trainyard.night.simulate.cloud import (
     WatchedObjects,
     some_store,
 )
-from trainyard.night.simulate.stand_ins import (
+from trainyard.testing.nights.doubles import (
     Crash,
-    Device,
     FlakyGraph,
     Lease,
     Process,
     SimulatedClock,
+    SimulatedDevice,
     SimulatedServer,
     SimulatedTrainer,
     run_in,
 )
-from trainyard.night.streams import GONE, file_of
-from trainyard.night.worker import poll
-from trainyard.night.world import Stores, World
-from trainyard.serve.extraction.parts import split_document
-from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
-from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
-from trainyard.stores.files import nothing
-from trainyard.stores.markers import POINTS as MARKER_POINTS
-from trainyard.stores.markers import Owner
 from trainyard.testing.simulated_files import SimulatedFiles
 
 HOME, DOCUMENTS = Path("/home"), Path("/documents")
@@ -67,7 +67,7 @@ MOST_ATTEMPTS = 4
 VERSION = re.compile(r"v[0-9]+")
 FAULT_POINTS = (*sorted(POINTS), *MARKER_POINTS)
 FLUSH, FLUSH_FOLDER = SimulatedFiles.fsync, SimulatedFiles.fsync_folder
-"""What people write is on the disk, also when a plant makes the night forget to flush."""
+"""What people write is on the disk, also when an injected bug makes the night forget to flush."""
 CONFIG = NightConfig(
     tenant="acme",
     streams=(StreamSpec(name="notes", globs=("*.md",)), StreamSpec(name="records", globs=("*.json",))),
@@ -95,7 +95,7 @@ class Fault:
 class WatchedDisk(SimulatedFiles):
     """Notes who took an adapter's number first, and who wrote its manifest."""
 
-    def __init__(self, campaign: Campaign) -> None:
+    def __init__(self, campaign: NightCampaign) -> None:
         super().__init__(campaign.seed, before=campaign.before_call)
         self.campaign = campaign
         self.taken: dict[Path, Process] = {}
@@ -115,7 +115,7 @@ class WatchedDisk(SimulatedFiles):
 
 
 @dataclass
-class Campaign:
+class NightCampaign:
     """The state that outlives processes, and what the invariants have to know about the past."""
 
     seed: int
@@ -133,7 +133,7 @@ class Campaign:
         if self.cloud is not None and self.random.random() < MARKERS_SHARE:
             remote = self.config.phase2.model_copy(update={"mode": "remote"})
             self.config = self.config.model_copy(update={"phase2": remote})
-        self.device, self.lease = Device(), dict[str, Process]()
+        self.device, self.lease = SimulatedDevice(), dict[str, Process]()
         self.processes: dict[int, Process] = {}
         self.acting: list[Process] = []
         """The processes in the middle of something, the innermost last."""
@@ -178,16 +178,16 @@ class Campaign:
         process = self.processes[owner.pid]
         return None if process.elsewhere else not process.dead
 
-    def world(self, process: Process, trouble: set[str] | None = None, *, worker: bool = False) -> World:
+    def world(self, process: Process, trouble: set[str] | None = None, *, worker: bool = False) -> NightDeps:
         """A process's own view: fresh stores over the disks that everybody shares. A worker has its own device."""
-        trouble, device = trouble or set(), Device() if worker else self.device
+        trouble, device = trouble or set(), SimulatedDevice() if worker else self.device
         versions = AdapterRegistry(HOME / "adapters", self.disk, self.clock.now)
         trainer = SimulatedTrainer(
             self.clock, self.disk, device, versions, process, self.training_seconds(), trouble, self.trained,
         )  # fmt: skip
         trainer.deployed = lambda version: self.effect("deploy", version.facts.get("marker", ""), version)
         trainer.begins = lambda: self.training_begins(device)
-        return World(
+        return NightDeps(
             root=HOME / "acme",
             documents=DOCUMENTS,
             files=self.disk,
@@ -465,7 +465,7 @@ class Campaign:
             self.violated("two nights at once")
         self.inside.append(process)
 
-    def training_begins(self, device: Device) -> None:
+    def training_begins(self, device: SimulatedDevice) -> None:
         self.checked += 1
         present = device.present(self.clock.monotonic())
         if present:

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
-from trainyard.night.simulate.stand_ins import SimulatedClock
 from trainyard.stores.clock import Clock
 from trainyard.stores.files import make_folders
-from trainyard.stores.markers import Claim, LocalMarkers, Marker, MarkerState, ObjectMarkers, Owner
-from trainyard.stores.objects import ObjectInfo
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import Claim, Marker, MarkerState, Owner
+from trainyard.stores.markers.remote import ObjectMarkers
 from trainyard.stores.objects.local import FolderStore
+from trainyard.stores.objects.store import ObjectInfo
 from trainyard.testing.buckets import Buckets, BucketStore
+from trainyard.testing.nights.doubles import SimulatedClock
 from trainyard.testing.simulated_files import SimulatedFiles
 
 WITH_STORE, BUCKET_SHARE, MARKERS_SHARE = 0.6, 0.6, 0.5

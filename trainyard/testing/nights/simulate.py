@@ -3,7 +3,7 @@
     outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
 
 A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
-`simulate/plants.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
+`injected_bugs.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainyard.errors import NotFound
-from trainyard.night.simulate import invariants
-from trainyard.night.simulate.campaign import MOST_ATTEMPTS, Campaign
-from trainyard.night.simulate.plants import PLANTS, planted
-
-__all__ = ["PLANTS", "Outcome", "campaign_of", "simulate"]
+from trainyard.testing.nights import invariants
+from trainyard.testing.nights.campaign import MOST_ATTEMPTS, NightCampaign
+from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, injected_bug
 
 DATES, QUIET_DATES = 6, 3
 """Dates with faults, and those without at the end, of one campaign."""
@@ -27,7 +25,7 @@ MOST_TOLD = 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """What a simulation found."""
 
     seed: int
@@ -50,9 +48,9 @@ class Outcome:
         return f"{self.checked:,} invariants checked, {len(self.violations):,} violated"
 
 
-def campaign_of(seed: int) -> Campaign:
+def campaign_of(seed: int) -> NightCampaign:
     """One campaign, carried out."""
-    campaign = Campaign(seed)
+    campaign = NightCampaign(seed)
     for date in range(DATES + QUIET_DATES):
         quiet = campaign.quiet = date >= DATES
         campaign.heal()
@@ -67,7 +65,7 @@ def campaign_of(seed: int) -> Campaign:
     return campaign
 
 
-def one_attempt(campaign: Campaign, quiet: bool) -> None:
+def one_attempt(campaign: NightCampaign, quiet: bool) -> None:
     campaign.heal_connections()
     trouble: set[str] = set()
     if not quiet:
@@ -90,14 +88,14 @@ def simulate(
     campaign: int | None = None,
     on_progress: Callable[[int], None] = lambda _done: None,
     until_found: bool = False,
-) -> Outcome:
+) -> SimulationOutcome:
     """Simulate at least so many nights, or one campaign by its seed. With `until_found` it ends at the first campaign
     with a violation.
 
     Raises `NotFound` (`E-PLANT`) for a mistake that does not exist.
     """
-    if plant is not None and plant not in PLANTS:
-        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(PLANTS)}.", code="E-PLANT")
+    if plant is not None and plant not in INJECTED_BUGS:
+        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(INJECTED_BUGS)}.", code="E-PLANT")
     began = time.monotonic()
     campaigns = range(-(-nights // (DATES + QUIET_DATES)))
     seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
@@ -110,7 +108,9 @@ def simulate(
         on_progress(done)
         if found and until_found:
             break
-    return Outcome(seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed))
+    return SimulationOutcome(
+        seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed)
+    )
 
 
 def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterator[tuple[int, int, int, list[str]]]:
@@ -125,6 +125,6 @@ def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterat
 
 def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, int, list[str]]:
     seed, plant = job
-    with planted(plant):
+    with injected_bug(plant):
         campaign = campaign_of(seed)
     return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]

@@ -14,28 +14,28 @@ from trainyard.data.corpora import Corpora
 from trainyard.night.extracting import version_of
 from trainyard.night.publish import manifest_of, place
 from trainyard.night.report import NightReport
-from trainyard.night.simulate.campaign import HOME, Campaign
-from trainyard.night.simulate.stand_ins import answer_of
 from trainyard.night.streams import GONE, part_name
-from trainyard.serve.extraction import parse
+from trainyard.serve.extraction.extraction import parse
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentLedger, Entry
-from trainyard.stores.graph import Mutation, document_key
+from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import MarkerRecord, MarkerState
+from trainyard.stores.markers.records import MarkerRecord, MarkerState
+from trainyard.testing.nights.campaign import HOME, NightCampaign
+from trainyard.testing.nights.doubles import answer_of
 
 STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0
 """A training looks at its budget every half minute, and the last look may come late."""
 
 
-def check(campaign: Campaign) -> None:
+def check(campaign: NightCampaign) -> None:
     """After an attempt: no process is at work, everything that was acknowledged is there and fits together."""
     for rule in (ledger_and_graph, versions, markers, cloud):
         guarded(campaign, rule)
 
 
-def guarded(campaign: Campaign, rule: Callable[[Campaign], None]) -> None:
+def guarded(campaign: NightCampaign, rule: Callable[[NightCampaign], None]) -> None:
     """A store that cannot be read any more is a violation too."""
     try:
         rule(campaign)
@@ -43,15 +43,15 @@ def guarded(campaign: Campaign, rule: Callable[[Campaign], None]) -> None:
         campaign.violated(f"{rule.__name__}: {type(error).__name__}: {error}")
 
 
-def ledger_of(campaign: Campaign) -> DocumentLedger:
+def ledger_of(campaign: NightCampaign) -> DocumentLedger:
     return DocumentLedger(HOME / "acme" / "ledger.jsonl", campaign.disk, campaign.clock)
 
 
-def key_of(campaign: Campaign, entry: Entry) -> str:
+def key_of(campaign: NightCampaign, entry: Entry) -> str:
     return document_key(campaign.config.tenant, entry.key.stream, entry.key.content_sha256, entry.key.version)
 
 
-def ledger_and_graph(campaign: Campaign) -> None:
+def ledger_and_graph(campaign: NightCampaign) -> None:
     """A document that is done is in the graph; one that nobody could read is not done."""
     known = campaign.graph.documents()
     entries = ledger_of(campaign).current()
@@ -71,13 +71,13 @@ def ledger_and_graph(campaign: Campaign) -> None:
     campaign.recorded |= kept
 
 
-def to_be_redone(campaign: Campaign, entry: Entry) -> bool:
+def to_be_redone(campaign: NightCampaign, entry: Entry) -> bool:
     """Whether the next night reads this document again: its content has changed, or its write was left half done."""
     changed = campaign.digest(entry.name) != entry.key.content_sha256
     return changed or (entry.key.stream, entry.name) in campaign.doubtful()
 
 
-def versions(campaign: Campaign) -> None:
+def versions(campaign: NightCampaign) -> None:
     """Numbers are never used twice, contents never change, a marker has one version."""
     registry = AdapterRegistry(HOME / "adapters", campaign.disk)
     keys: dict[str, str] = {}
@@ -99,7 +99,7 @@ def versions(campaign: Campaign) -> None:
             campaign.violated(f"acme/{role}/v{live} is live and does not exist")
 
 
-def markers(campaign: Campaign) -> None:
+def markers(campaign: NightCampaign) -> None:
     store = campaign.markers()
     records = [store.show(name) for name in store.states()]
     ended = dict(campaign.ended_markers)
@@ -127,7 +127,7 @@ def markers(campaign: Campaign) -> None:
             campaign.violated(f"{name} was trained on another corpus than its snapshot")
 
 
-def was_due(campaign: Campaign, record: MarkerRecord, completed: list[MarkerRecord]) -> None:
+def was_due(campaign: NightCampaign, record: MarkerRecord, completed: list[MarkerRecord]) -> None:
     """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
     marker = record.marker
     bucket = next(one for one in campaign.config.buckets if one.name == marker.bucket)
@@ -142,7 +142,7 @@ def was_due(campaign: Campaign, record: MarkerRecord, completed: list[MarkerReco
         campaign.violated(f"{marker.name} was made for too few new tuples, or by the wrong method")
 
 
-def is_published(campaign: Campaign, record: MarkerRecord) -> None:
+def is_published(campaign: NightCampaign, record: MarkerRecord) -> None:
     """A completed marker's version is there for readers."""
     registry = AdapterRegistry(HOME / "adapters", campaign.disk)
     name = str(record.facts["version"])
@@ -153,14 +153,14 @@ def is_published(campaign: Campaign, record: MarkerRecord) -> None:
         campaign.violated(f"{record.marker.name} is completed and {name} is not published")
 
 
-def readable(campaign: Campaign, version: AdapterVersion) -> bool:
+def readable(campaign: NightCampaign, version: AdapterVersion) -> bool:
     assert campaign.cloud is not None
     prefix = place(version.tenant, version.role, version.version)
     there = campaign.cloud.head(f"{prefix}/manifest.json")
     return there is not None and campaign.cloud.get(f"{prefix}/manifest.json") == manifest_of(version)
 
 
-def cloud(campaign: Campaign) -> None:
+def cloud(campaign: NightCampaign) -> None:
     """Whoever sees a manifest sees every file of it; nothing below a version is ever written twice."""
     store = campaign.cloud
     if store is None:
@@ -179,7 +179,7 @@ def cloud(campaign: Campaign) -> None:
     store.overwritten.clear()
 
 
-def report(campaign: Campaign, one: NightReport) -> None:
+def report(campaign: NightCampaign, one: NightReport) -> None:
     """Budgets by the clock that does not jump, and each date once."""
     window = campaign.config.window
     if one.state == "skipped":
@@ -200,7 +200,7 @@ def report(campaign: Campaign, one: NightReport) -> None:
             campaign.violated(f"{what} of {one.run} took {spent:.0f} s of {budget:.0f}")
 
 
-def at_the_end(campaign: Campaign) -> None:
+def at_the_end(campaign: NightCampaign) -> None:
     """After nights without faults: nothing waits, the graph is what the documents say, the newest adapter is live."""
     guarded(campaign, everything_read)
     guarded(campaign, everything_trained)
@@ -210,7 +210,7 @@ def at_the_end(campaign: Campaign) -> None:
         campaign.violated(f"the last night failed without a fault: {why}")
 
 
-def everything_read(campaign: Campaign) -> None:
+def everything_read(campaign: NightCampaign) -> None:
     entries = {(entry.key.stream, entry.name): entry for entry in ledger_of(campaign).current()}
     digests = {entry.key.content_sha256: entry for entry in entries.values()}
     oracle = MemoryGraph()
@@ -245,7 +245,9 @@ def everything_read(campaign: Campaign) -> None:
             campaign.violated(f"{entry.name} still has facts, and its document has no such part")
 
 
-def half_written(campaign: Campaign, entries: dict[tuple[str, str], Entry]) -> dict[tuple[str, str], tuple[str, str]]:
+def half_written(
+    campaign: NightCampaign, entries: dict[tuple[str, str], Entry]
+) -> dict[tuple[str, str], tuple[str, str]]:
     """What the graph has of documents that nobody can read any more: their last readable content, also when the
     crash came before the ledger knew it. An edit that nobody can read takes nothing away."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
@@ -257,7 +259,7 @@ def half_written(campaign: Campaign, entries: dict[tuple[str, str], Entry]) -> d
     return found
 
 
-def everything_trained(campaign: Campaign) -> None:
+def everything_trained(campaign: NightCampaign) -> None:
     store = campaign.markers()
     for name, state in store.states().items():
         campaign.checked += 1

@@ -21,15 +21,14 @@ from typing import Any
 
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import Conflict, Unavailable
-from trainyard.night.world import Order, Trained, Verdict
-from trainyard.serve.extraction import Complete, Messages, document_of
+from trainyard.night.world import NightVerdict, Order, Trained
+from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import make_folders, write_whole
-from trainyard.stores.graph import Mutation
-from trainyard.stores.graph.facts import MutateResult
+from trainyard.stores.graph.facts import MutateResult, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.stores.markers import Owner
+from trainyard.stores.markers.records import Owner
 from trainyard.stores.processes import boot_id
 from trainyard.testing.simulated_files import SimulatedFiles
 
@@ -131,7 +130,7 @@ class Lease:
 
 
 @dataclass
-class Device:
+class SimulatedDevice:
     """Who computes on it: `server`, `training`, `foreign`."""
 
     holders: dict[str, float] = field(default_factory=dict)
@@ -149,7 +148,7 @@ class SimulatedServer:
     """The model server. What a document says decides the answer: `kind name` lines become entities."""
 
     clock: SimulatedClock
-    device: Device
+    device: SimulatedDevice
     process: Process
     chance: random.Random
     trouble: set[str] = field(default_factory=set)
@@ -243,7 +242,7 @@ class SimulatedTrainer:
 
     clock: SimulatedClock
     disk: SimulatedFiles
-    device: Device
+    device: SimulatedDevice
     versions: AdapterRegistry
     process: Process
     seconds: float
@@ -296,10 +295,12 @@ class SimulatedTrainer:
         facts = {"first_loss": 2.0, "final_loss": 1.0, "corpus": digest}
         write_whole(self.disk, result / "training.json", json.dumps(facts).encode())
 
-    def judge(self, order: Order, trained: Trained) -> Verdict:
+    def judge(self, order: Order, trained: Trained) -> NightVerdict:
         self.clock.sleep(20)
         order.on_time()
-        return Verdict(False, ("worse",)) if "worse" in self.trouble else Verdict(True, facts={"better": True})
+        return (
+            NightVerdict(False, ("worse",)) if "worse" in self.trouble else NightVerdict(True, facts={"better": True})
+        )
 
     def deploy(self, version: AdapterVersion) -> None:
         self.deployed(version)

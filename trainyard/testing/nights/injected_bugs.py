@@ -1,8 +1,8 @@
-"""Faults that are planted on purpose: each is a mistake that somebody could make, and the simulator has to find it.
+"""Bugs that are injected on purpose: each is a mistake that somebody could make, and the simulator has to find it.
 
     trainyard nightly simulate --nights 2000 --plant ledger-before-graph        ends with exit code 1
 
-A plant replaces one function of the night or of a store by a wrong one while it is entered.
+`injected_bug` replaces one function of the night or of a store by a wrong one while it is entered.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.corpora import Corpora, CorpusTuple, Reading
+from trainyard.data.corpora import BucketReading, Corpora, CorpusTuple
 from trainyard.night import claim, extracting, phases, publish
-from trainyard.night.simulate import stand_ins
-from trainyard.night.world import World
+from trainyard.night.world import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
+from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
 
 Swap = tuple[Any, str, Any]
-"""(object, attribute, what stands there while the plant is in)."""
+"""(object, attribute, what stands there while the bug is injected)."""
 
 
 def no_fsync(self: SimulatedFiles, path: Path) -> None:
@@ -68,7 +68,7 @@ def never_registered(*_given: Any) -> None:
     """Every attempt trains and registers anew."""
 
 
-def manifest_first(world: World, objects: Any, version: Any, sure: Callable[[], None]) -> None:
+def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[[], None]) -> None:
     folder, prefix = world.stores.versions.path(version), publish.place(version.tenant, version.role, version.version)
     publish.create(objects, f"{prefix}/manifest.json", publish.manifest_of(version))
     for name in sorted(version.files):
@@ -109,7 +109,7 @@ def put_anyway(self: remote.ObjectMarkers, name: str, place: Any, record: Any, _
 PUT = remote.ObjectMarkers._put
 
 
-def believes(self: stand_ins.SimulatedServer, timeout_s: float) -> None:
+def believes(self: doubles.SimulatedServer, timeout_s: float) -> None:
     """Nobody measures the device."""
 
 
@@ -117,16 +117,16 @@ def trains_anyway(night: Any, first: Any) -> str:
     return ""
 
 
-def today(world: World, marker: Any) -> list[CorpusTuple]:
+def today(world: NightDeps, marker: Any) -> list[CorpusTuple]:
     """The bucket as it is now, not the snapshot."""
     return list(world.stores.corpora.read(marker.bucket, marker.method).tuples)
 
 
-def counts_lines(self: Corpora, bucket: str, method: str) -> Reading:
+def counts_lines(self: Corpora, bucket: str, method: str) -> BucketReading:
     reading = READ(self, bucket, method)
     spelt = {"diff": "?", "message": "?"} if method == "sft" else {"prompt": "?", "shadow": "?", "verdict": "!"}
     more = [CorpusTuple(f"line-{one.line}", spelt) for one in reading.invalid]
-    return Reading((*reading.tuples, *more))
+    return BucketReading((*reading.tuples, *more))
 
 
 READ = Corpora.read
@@ -145,7 +145,7 @@ def no_lock(self: Any, _run: str) -> Iterator[None]:
     yield
 
 
-def backwards(world: World, version: Any, sure: Callable[[], None]) -> None:
+def backwards(world: NightDeps, version: Any, sure: Callable[[], None]) -> None:
     world.trainer.deploy(version)
 
 
@@ -164,7 +164,7 @@ def keeps_parts(*_given: Any) -> dict[Any, Any]:
     return {}
 
 
-MUTATE = stand_ins.FlakyGraph.mutate
+MUTATE = doubles.FlakyGraph.mutate
 
 
 def table() -> dict[str, tuple[Swap, ...]]:
@@ -174,7 +174,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", no_fsync),),
         "ledger-before-graph": ((extracting.Writer, "flush", ledger_first),),
         "quarantine-as-done": ((extracting.Writer, "entry", nonsense_is_done),),
-        "edited-adds": ((stand_ins.FlakyGraph, "mutate", adds_up),),
+        "edited-adds": ((doubles.FlakyGraph, "mutate", adds_up),),
         "keeps-parts-that-are-gone": ((extracting, "gone_parts", keeps_parts),),
         "no-lease-check": ((claim.Hold, "sure", not_asked), (claim.Hold, "on_time", not_asked)),
         "claim-without-fencing": (
@@ -194,22 +194,22 @@ def table() -> dict[str, tuple[Swap, ...]]:
         ),
         "overwrites-versions": ((publish, "upload_file", overwrites),),
         "live-goes-backwards": ((claim, "point", backwards),),
-        "device-not-measured": ((stand_ins.SimulatedServer, "prove_free", believes),),
+        "device-not-measured": ((doubles.SimulatedServer, "prove_free", believes),),
         "trains-without-proof": ((phases, "why_not_here", trains_anyway),),
         "trains-on-live-corpus": ((claim, "tuples_of", today),),
         "counts-invalid-lines": ((Corpora, "read", counts_lines),),
         "forgets-what-was-trained": ((phases, "last_trained", nothing_trained),),
         "same-night-twice": ((phases, "read_report", no_record),),
-        "two-nights-at-once": ((stand_ins.Lease, "alone", no_lock),),
+        "two-nights-at-once": ((doubles.Lease, "alone", no_lock),),
     }
 
 
-PLANTS = tuple(table())
+INJECTED_BUGS = tuple(table())
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """The night with this mistake in it; None changes nothing."""
+def injected_bug(name: str | None) -> Iterator[None]:
+    """The night with this bug in it; None changes nothing."""
     swaps = table()[name] if name else ()
     kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]
     for where, what, wrong in swaps:

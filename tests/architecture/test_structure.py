@@ -1,0 +1,117 @@
+"""What a reader relies on to find things: one direction of imports, named modules, one class of a name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.architecture.test_budgets import ROOMS, name_of, sources, tree_of
+
+ALLOWED_ASSIGNMENTS = {"trainyard/__init__.py": {"__version__"}}
+READ_AS_ONE_MODULE = {"trainyard/api/runs/__init__.py"}
+"""Re-exports. `api/operations` and `api/verbs/jobs` take this package as one module, because it imports Prefect."""
+
+
+def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
+    """What an `__init__.py` contains besides its docstring and assignments to the allowed names."""
+    body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    return [
+        ast.unparse(statement).splitlines()[0]
+        for statement in body
+        if not (isinstance(statement, ast.Assign) and {ast.unparse(one) for one in statement.targets} <= allowed)
+    ]
+
+
+REPEATED = {"Model", "Plan"}
+"""`Model` is the base of each file of `api/verbs` and of `api/operations`, until requests have a folder of their own;
+`Plan` is in `api/planning` and in the script that `trainyard eject` writes, whose digest is part of results."""
+
+
+def repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+    """Class name -> the modules that define it, where there is more than one definition."""
+    found: dict[str, list[str]] = {}
+    for name, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    return {name: where for name, where in found.items() if len(where) > 1}
+
+
+def import_cycle(*packages: str) -> str:
+    """One cycle of imports between the modules of these packages, `a -> b -> a`; empty where there is none.
+
+    Imports inside functions and below `if TYPE_CHECKING` count.
+    """
+    graph = grimp.build_graph(packages[0], *packages[1:], cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return " -> ".join(reversed(error.args[1]))
+    return ""
+
+
+def test_no_modules_import_each_other() -> None:
+    assert import_cycle(*ROOMS) == ""
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "from cyclic import first\n",
+        "import cyclic.first\n",
+        "from cyclic.first import NAME\n",
+        "from . import first\n",
+        "def load():\n    from cyclic.first import NAME\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cyclic.first import NAME\n",
+    ],
+)
+def test_a_cycle_is_found(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "cyclic"
+    package.mkdir()
+    for name, text in {
+        "__init__": "", "other": "", "first": "from cyclic import middle, other\nNAME = 1\n",
+        "middle": "import cyclic.last\n", "last": last,
+    }.items():  # fmt: skip
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    cycle = import_cycle("cyclic").split(" -> ")
+    assert cycle[0] == cycle[-1]
+    assert set(cycle) == {"cyclic.first", "cyclic.middle", "cyclic.last"}
+
+
+def test_init_files_contain_a_docstring_alone() -> None:
+    found = {
+        name: logic
+        for path in sources()
+        if path.name == "__init__.py"
+        and (name := name_of(path)) not in READ_AS_ONE_MODULE
+        and (logic := logic_in(tree_of(path), ALLOWED_ASSIGNMENTS.get(name, set())))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import os\n", "def f():\n    ...\n", "TABLE = {}\n", "class A:\n    ...\n", "from x import y\n", "A: int = 1\n"],
+)
+def test_logic_in_an_init_file_is_found(text: str) -> None:
+    assert logic_in(ast.parse(f'"""Docstring."""\n{text}__version__ = "1"\n'), {"__version__"}) == [
+        text.splitlines()[0]
+    ]
+    assert logic_in(ast.parse('"""Docstring."""\n')) == logic_in(ast.parse("")) == []
+
+
+def test_class_names_are_unique() -> None:
+    """Jumping to a symbol in an editor leads to one place."""
+    assert repeated_classes((name_of(path), tree_of(path)) for path in sources()).keys() == REPEATED
+
+
+def test_a_repeated_class_name_is_found() -> None:
+    trees = [("a.py", ast.parse("class A: ...\nclass B: ...")), ("b.py", ast.parse("def f():\n    class A: ..."))]
+    assert repeated_classes(trees) == {"A": ["a.py", "b.py"]}

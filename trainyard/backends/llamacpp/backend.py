@@ -1,0 +1,51 @@
+"""The `llamacpp` backend, seen from the parent: continued training of whole weights by llama.cpp's `llama-finetune`.
+
+The program is an example of llama.cpp's and calls itself a work in progress. It reads plain text, moves every weight
+but the token embeddings in float32, and has neither LoRA nor masks nor checkpoints. What surrounds it here: the text is
+made from the rows, the base becomes a GGUF file, each epoch is one run of the program (so that an epoch is a
+checkpoint), and what it leaves becomes a model of transformers again. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trainyard.backends import environments
+from trainyard.backends.base import Probe
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.limits import outside_reach
+from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
+from trainyard.backends.surroundings import environment
+from trainyard.errors import Reason
+from trainyard.settings import Settings
+from trainyard.spec.axes import BackendName
+
+PROGRAM = "trainyard.backends.llamacpp.program:train"
+CODE = "R-LLAMACPP"
+
+
+def probe(settings: Settings | None = None) -> Probe:
+    """The environment, and the programs that were built into it. The version is llama.cpp's, not its package's."""
+    found = environments.probe(BackendName.LLAMACPP, settings)
+    if not found.available:
+        return found
+    tools = environments.folder(BackendName.LLAMACPP, settings) / FOLDER
+    missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
+    if missing:
+        why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.mending(BackendName.LLAMACPP, settings)
+        return Probe(False, version=found.version, why=why, fix=fix)
+    return Probe(True, version=own_version(tools))
+
+
+def reasons(job: TrainingJob) -> list[Reason]:
+    """Every setting of the job that llama-finetune has no way to carry out."""
+    return outside_reach(job, CODE)
+
+
+def command(job: TrainingJob, folder: Path) -> list[str]:
+    """The supervised child runs in our interpreter and starts llama.cpp's programs below it."""
+    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+
+
+__all__ = ["command", "environment", "probe", "reasons"]

@@ -1,0 +1,39 @@
+"""The `mlx` backend, seen from the parent: SFT and continued pretraining with LoRA, DoRA or full weights by mlx-lm.
+
+mlx is Apple's framework: Metal on their machines, and really computing on Linux CPUs. Imports neither mlx nor torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trainyard.backends import environments
+from trainyard.backends.base import Probe
+from trainyard.backends.foreign.reach import adapter_reasons
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.limits import outside_reach
+from trainyard.backends.surroundings import environment
+from trainyard.errors import Reason
+from trainyard.settings import Settings
+from trainyard.spec.axes import BackendName
+
+PROGRAM = "trainyard.backends.mlx.program:train"
+CODE = "R-MLX"
+
+
+def probe(settings: Settings | None = None) -> Probe:
+    return environments.probe(BackendName.MLX, settings)
+
+
+def reasons(job: TrainingJob) -> list[Reason]:
+    """Every setting of the job that this backend does not carry out."""
+    return outside_reach(job, CODE) + adapter_reasons(job, CODE)
+
+
+def command(job: TrainingJob, folder: Path) -> list[str]:
+    """The conductor runs in our interpreter and starts mlx-lm in its own below it."""
+    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+
+
+__all__ = ["command", "environment", "probe", "reasons"]

@@ -1,0 +1,46 @@
+"""The `native` backend, seen from the parent: our own engine in `trainyard/train`. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+from trainyard.backends import launching
+from trainyard.backends.base import Probe
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.surroundings import environment
+from trainyard.errors import Reason
+from trainyard.settings import Settings
+from trainyard.spec.axes import Stage, Strategy
+
+PROGRAM, SHARED_PROGRAM = "trainyard.backends.native.program:train", "trainyard.backends.native.ranks:train"
+NEEDED = ("torch", "transformers", "peft", "safetensors")
+
+
+def probe(_settings: Settings | None = None) -> Probe:
+    """All its packages are dependencies of ours; a broken installation is told all the same."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        return Probe(
+            False, why=f"Not installed: {', '.join(missing)}.", fix="Run `make setup`, or install trainyard again."
+        )
+    return Probe(True, version=importlib.metadata.version("trainyard"))
+
+
+def reasons(job: TrainingJob) -> list[Reason]:
+    """What the engine does not carry out; what needs a package or a device is told by the program itself."""
+    instead = {Stage.PPO: "stage: dpo or kto.", Stage.GRPO: "backend: trl."}.get(job.config.stage)
+    if instead is None:
+        return []
+    because = f"The native engine has no {job.config.stage} stage yet."
+    return [Reason("R-NATIVE", job.node or None, "config.stage", because, instead)]
+
+
+def command(job: TrainingJob, folder: Path) -> list[str]:
+    """The launcher enters the contract first, so a stop during the slow imports is already understood."""
+    several = job.config.launch.strategy is not Strategy.SINGLE
+    return launching.command(job, SHARED_PROGRAM if several else PROGRAM, folder)
+
+
+__all__ = ["command", "environment", "probe", "reasons"]

@@ -1,0 +1,77 @@
+"""The `script` backend, seen from the parent: a training script of your own, under the same contract. Imports no torch.
+
+The script is `TRAINYARD_HOME/script_templates/NAME.py` where `launch.script` names one, else `standalone.py`, which
+`trainyard eject` also writes. It runs as `python train.py spec.json` in a folder with its spec and rows;
+docs/backends.md says what it may expect and has to leave. Off unless the operator sets `allow_scripts`: a chain is
+data, a script is code.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import trainyard
+from trainyard.backends import environments
+from trainyard.backends.base import Probe
+from trainyard.backends.foreign.reach import Limit, adapter_reasons, refused
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.script.templates import FOLDER, template_reasons
+from trainyard.backends.surroundings import environment
+from trainyard.errors import Reason, TrainyardError
+from trainyard.settings import Settings
+from trainyard.settings import settings as current_settings
+from trainyard.spec.axes import BackendName
+from trainyard.spec.compat.place import value_at
+from trainyard.spec.compat.tools import BUILT_IN, beyond_the_built_in
+
+PROGRAM = "trainyard.backends.script.program:train"
+WRITER = "trainyard.backends.script.files:write"
+"""Reads and writes rows, so it is imported when there are some."""
+CODE = "R-SCRIPT-BUILTIN"
+
+
+def probe(settings: Settings | None = None) -> Probe:
+    """Whether the operator allows scripts, and their interpreter is there."""
+    given = settings or current_settings()
+    if not given.allow_scripts:
+        return Probe(
+            False,
+            why="Training scripts are switched off.",
+            fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
+            code="R-SCRIPT-OFF",
+        )
+    try:
+        environments.python_of(BackendName.SCRIPT, given)
+    except TrainyardError as error:
+        return Probe(False, why=error.why, fix=error.do)
+    return Probe(True, version=trainyard.__version__)
+
+
+def reasons(job: TrainingJob) -> list[Reason]:
+    """A script of your own decides itself what it carries out; the built-in one says what it lacks."""
+    if job.config.launch.script is not None:
+        return template_reasons(job)
+    beyond = [str(one["setting"]) for one in beyond_the_built_in(job.config)]
+    limits = [Limit(setting, value_at(job.config, setting), BUILT_IN[setting]) for setting in beyond]
+    return refused(job, CODE, limits) + adapter_reasons(job, CODE)
+
+
+def prepare(job: TrainingJob, folder: Path) -> None:
+    """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
+    load(WRITER)(job, folder / FOLDER, keep_work=True)
+
+
+def load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def command(job: TrainingJob, folder: Path) -> list[str]:
+    """The conductor runs in our interpreter and starts the script below it."""
+    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
+
+
+__all__ = ["command", "environment", "prepare", "probe", "reasons"]

@@ -1,0 +1,73 @@
+"""The extractive engine: question/answer pairs taken from documents by rule, without a language model.
+
+Nothing is invented: every answer is text of its document. The same documents give the same pairs, byte for byte. See
+`docs/extractive-engine.md` for the rules and their limits.
+
+Cost: about 1 MB of Markdown a second on one core, nearly all of it parsing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from trainyard.data.extractive.cleaning import tidy_heading
+from trainyard.data.extractive.code import body_facts, commit_facts, diff_facts, docstring_facts, snippet_facts
+from trainyard.data.extractive.facts import Fact, prose_facts, title_of
+from trainyard.data.extractive.outline import outline
+from trainyard.data.extractive.questions import instruction, questions
+from trainyard.data.rows import DocumentRow
+from trainyard.spec.axes import GenerationTemplate
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One fact with the wordings of its question. `id` is stable over runs; `wordings[-1]` is the reserved one."""
+
+    id: str
+    wordings: list[str]
+    answer: str
+    worth: int
+    """0 is taken first when not all pairs are wanted."""
+
+
+def extract(document: DocumentRow, template: GenerationTemplate) -> list[Fact]:
+    """The facts of a document for a template, the most worthwhile first, otherwise in document order."""
+    return sorted(_facts(document, template), key=lambda fact: fact.worth)
+
+
+def _facts(document: DocumentRow, template: GenerationTemplate) -> Iterator[Fact]:
+    code = template is GenerationTemplate.CODE
+    if document.kind == "commit":
+        title = document.title or document.source
+        yield from diff_facts(document.text, title) if code else commit_facts(document.text, title)
+    elif document.kind == "code":
+        title = "/".join(PurePosixPath(document.source).parts[-2:]) or document.title
+        yield from body_facts(document.text, title) if code else docstring_facts(document.text, title)
+    else:
+        sections = outline(document.kind, document.text)
+        title = title_of(sections, tidy_heading(document.title) or PurePosixPath(document.source).stem)
+        yield from snippet_facts(sections, title) if code else prose_facts(sections, title)
+
+
+def pairs(document: DocumentRow, template: GenerationTemplate, *, wordings: int) -> list[Pair]:
+    """The pairs of a document, without repeated questions, best first.
+
+    `wordings` (1 to 8) applies to the qa template; an instruction, a piece of code and a preference have one each.
+    """
+    found: list[Pair] = []
+    asked: set[str] = set()
+    for fact in extract(document, template):
+        identity = hashlib.sha256("\0".join((document.doc_id, fact.rule, fact.topic, fact.answer)).encode()).hexdigest()
+        turn = int(hashlib.sha256("\0".join((fact.rule, fact.topic, fact.title)).encode()).hexdigest()[:8], 16)
+        if template is GenerationTemplate.INSTRUCTION:
+            texts = [instruction(fact.rule, fact.topic, fact.title, fact.language)]
+        else:
+            count = wordings if template is GenerationTemplate.QA else 1
+            texts = questions(fact.rule, fact.topic, fact.title, count=count, turn=turn, language=fact.language)
+        if texts[0] not in asked:
+            asked.update(texts)
+            found.append(Pair(identity[:16], texts, fact.answer, fact.worth))
+    return found

@@ -1,0 +1,94 @@
+"""The generator's work: rows from documents, by a language model or by rule, with an exact account of each.
+
+A language model is reached through `complete`, which the caller hands in (rooms below `serve` know no servers):
+
+    await complete(messages, schema, seed) -> text
+
+`messages` are OpenAI chat messages, `schema` is the JSON Schema that the reply has to meet, `seed` differs per
+request and is the same in every run. It raises `TrainyardError` when no reply could be had, after its own retries.
+If it is an async context manager it is entered for the time of the run; if it has `usage() -> dict[str, int]`, those
+counts (requests, attempts, tokens) are in the result's facts. `trainyard.serve.client.client.completer` builds one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainyard.data.generation.accounting import Books
+from trainyard.data.generation.asking import Complete, ask, check_answered
+from trainyard.data.generation.extracting import take
+from trainyard.data.generation.shapes import port_of, read_documents
+from trainyard.errors import InvalidInput
+from trainyard.spec.axes import GeneratorKind
+from trainyard.spec.nodes import AiGeneratorConfig
+from trainyard.stores.artifacts import Facts, Produced, ProducedSet
+
+Report = Callable[[float, str], None]
+REPORT_EVERY_S = 0.5
+
+
+def generate(
+    config: AiGeneratorConfig, documents: Path, folder: Path, *, complete: Complete | None, report: Report
+) -> Produced:
+    """Write the rows that `config` asks for into `folder/<port>`; without `complete` they are extracted by rule.
+
+    `documents` is the folder of a documents port. Blocks; must not be called on a running event loop. Raises
+    `InvalidInput` (`E-GENERATOR-DOCUMENTS`, `E-GENERATOR-PROMPT`, `E-PROMPT-…`), `TrainyardError`
+    (`E-GENERATOR-EMPTY`) and `Unavailable` with the server's code when less than half of the rows were answered.
+    """
+    check_inputs(config, documents, by_rule=complete is None)
+    port = port_of(config.template)
+    started = time.monotonic()
+    usage: dict[str, int] = {}
+    with Books(folder / port.value, port) as books:
+        if complete is None:
+            take(config, documents, books, seldom(report))
+        else:
+            line = asyncio.run(ask(config, documents, books, complete, seldom(report)))
+            usage = complete.usage() if hasattr(complete, "usage") else {}
+            check_answered(line, books)
+    facts: Facts = {
+        "engine": (GeneratorKind.EXTRACTIVE if complete is None else config.engine or GeneratorKind.OPENAI).value,
+        "model": config.model,
+        "template": config.template.value,
+        "wanted": config.count,
+        "pairs": books.pairs,
+        "unseen_wording": books.unseen_wording,
+    }
+    books.write_accounting(facts)
+    seen = len(books.accounts)
+    report(1.0, f"{books.kept:,} of {books.asked:,} rows kept from {seen:,} documents")
+    facts |= {**books.balance(), "documents": seen, "seconds": round(time.monotonic() - started, 3), "usage": usage}
+    return Produced(outputs={port: ProducedSet(folder=port.value, rows=books.kept, facts=facts)}, facts=facts)
+
+
+def check_inputs(config: AiGeneratorConfig, documents: Path, *, by_rule: bool) -> None:
+    if by_rule and config.prompt is not None:
+        raise InvalidInput(
+            "config.prompt was given, but no model that could read it.",
+            why="The extractive engine takes pairs from the text by rule and has no prompt.",
+            do="Name a model (and its endpoint), or leave config.prompt out.",
+            code="E-GENERATOR-PROMPT",
+        )
+    if next(read_documents(documents), None) is None:
+        raise InvalidInput(
+            "The generator was given no documents.",
+            do="Point the data source at a folder that holds documents (.md .txt .rst .html .pdf .docx or code).",
+            code="E-GENERATOR-DOCUMENTS",
+        )
+
+
+def seldom(report: Report) -> Report:
+    """The same report, at most twice a second."""
+    last: dict[str, Any] = {"at": 0.0}
+
+    def told(fraction: float, text: str) -> None:
+        if time.monotonic() - last["at"] >= REPORT_EVERY_S:
+            last["at"] = time.monotonic()
+            report(fraction, text)
+
+    return told

@@ -1,0 +1,66 @@
+"""The rows of the benchmarks, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from trainyard.errors import NotFound, Unavailable
+from trainyard.evals.benchmarks import choice, forgetting, generated, harness, likelihood, preference
+from trainyard.evals.cases import Case, ScoredModel, Value
+
+Score = Callable[[ScoredModel, Sequence[Case]], list[Value]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row of the table."""
+
+    score: Score
+    metric: str
+    higher_is_better: bool
+    needs: str
+    """Field of `Case` that has to be filled: answer, gold, choices, rejected or text; empty when it brings its rows."""
+    default_margin: float
+    """How much worse the candidate may be when the benchmark was not listed but taken by default."""
+    default_relative_margin: float = 0.0
+    """The same as a share of the baseline's value; the larger of the two counts."""
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "heldout_loss": Benchmark(likelihood.heldout_loss, "nats per answer token", False, "answer", 0.1),
+    "token_accuracy": Benchmark(likelihood.token_accuracy, "share of answer tokens", True, "answer", 0.02),
+    "exact_match": Benchmark(generated.exact_match, "share of answers", True, "gold", 0.0),
+    "quotes": Benchmark(generated.quotes, "share of answers that quote the right one", True, "gold", 0.0),
+    "f1": Benchmark(generated.f1, "word overlap F1", True, "gold", 0.0),
+    "multiple_choice": Benchmark(choice.multiple_choice, "share of questions", True, "choices", 0.0),
+    "pairwise_reward_accuracy": Benchmark(preference.pairwise_reward_accuracy, "share of pairs", True, "rejected", 0.0),
+    "forgetting": Benchmark(forgetting.general_loss, "nats per token of general text", False, "", 0.0, 0.1),
+}
+LM_EVAL_PREFIX = "lm_eval:"
+INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"
+
+
+def benchmark(name: str) -> Benchmark:
+    """The row of a name, or of `lm_eval:<task>`.
+
+    Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-LM-EVAL-MISSING`) when a task of the
+    lm-evaluation-harness is asked for and the extra is not installed.
+    """
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    if name.startswith(LM_EVAL_PREFIX):
+        if find_spec("lm_eval") is None:
+            raise Unavailable(
+                f"The benchmark {name!r} needs the lm-evaluation-harness, which is not installed.",
+                do=INSTALL_LM_EVAL,
+                code="R-LM-EVAL-MISSING",
+            )
+        return Benchmark(harness.task(name.removeprefix(LM_EVAL_PREFIX)), "the task's own metric", True, "", 0.0)
+    raise NotFound(
+        f"There is no benchmark {name!r}.",
+        why=f"The table has {', '.join(sorted(BENCHMARKS))}, and lm_eval:<task>.",
+        do="Correct the name in the evaluator's config; docs/evaluation.md explains each.",
+        code="E-BENCHMARK",
+    )

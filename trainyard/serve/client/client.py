@@ -1,0 +1,489 @@
+"""The client of every OpenAI-compatible model server: ours, vLLM, or one at any base URL.
+
+One persistent `httpx.AsyncClient` per server, over `SlotTransport`: 0.3 ms of CPU a request. Retries (tenacity): 408,
+429 and 5xx, lost connections, silence and broken replies, with exponential backoff and jitter or the server's
+Retry-After; everything else fails at once.
+
+    async with ChatClient(url, "llama3.2", concurrency=64) as client:
+        completion = await client.complete([{"role": "user", "content": "Hello"}])
+
+Keys come from environment variables (`api_key_from`) and are in no repr, log or error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+from tenacity.wait import wait_base
+
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.serve.client.transport import SlotTransport
+from trainyard.spec.nodes import AiGeneratorConfig
+
+Messages = list[dict[str, str]]
+Result = TypeVar("Result")
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 60.0
+CONNECT_S = 10.0
+HEALTH_S = 5.0
+QUOTE_CHARS = 300
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+LOOPBACK = re.compile(r"^(localhost|127\.\d+\.\d+\.\d+|::1)$")
+
+
+class ServerError(Unavailable):
+    """A model server failed. `status` is its HTTP status, if it got as far as one."""
+
+    status: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.as_dict(), self.status)
+
+
+class ServerUnreachable(ServerError):
+    """No connection, or it broke before an answer."""
+
+    default_code = "E-SERVER-UNREACHABLE"
+
+
+class ServerTimeout(ServerError):
+    """Connected, but no whole answer within the time allowed."""
+
+    default_code = "E-SERVER-TIMEOUT"
+
+
+class ServerGaveGarbage(ServerError):
+    """An answer that is cut off, is not JSON, or is not what the API promises."""
+
+    default_code = "E-SERVER-REPLY"
+
+
+class ServerRefused(ServerError):
+    """An HTTP status that says no."""
+
+    default_code = "E-SERVER-REFUSED"
+
+
+def _rebuild(kind: type[ServerError], fields: dict[str, str], status: int | None) -> ServerError:
+    error = kind(fields["what"], why=fields["why"], do=fields["do"], code=fields["code"])
+    error.status = status
+    return error
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One reply. `attempts` is 1 when the first request was answered."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    attempts: int
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model or adapter that a server lists. `parent` is the base of an adapter."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chat(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ModelCard]
+
+
+_CHAT, _MODELS = msgspec.json.Decoder(_Chat), msgspec.json.Decoder(_Models)
+
+
+class _Failure(Exception):
+    """One attempt failed; becomes a `ServerError` when no attempt is left."""
+
+    def __init__(
+        self, kind: type[ServerError], detail: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.status, self.retry_after = kind, detail, status, retry_after
+
+    @property
+    def transient(self) -> bool:
+        return self.status is None or self.status in TRANSIENT
+
+
+def _transient(error: BaseException) -> bool:
+    return isinstance(error, _Failure) and error.transient
+
+
+class _Backoff(wait_base):
+    """0.5, 1, 2 … s (times 0.5 to 1 by chance), or what the server's Retry-After says; at most 60 s."""
+
+    def __init__(self, first_wait_s: float) -> None:
+        self.first_wait_s = first_wait_s
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        outcome = retry_state.outcome
+        failure = outcome.exception() if outcome else None
+        asked = failure.retry_after if isinstance(failure, _Failure) else None
+        exponential = self.first_wait_s * 2 ** (retry_state.attempt_number - 1)
+        # The jitter is taken from the system, never from the seeded generators that decide what is made.
+        jitter = 0.5 + int.from_bytes(os.urandom(2)) / 131_072
+        return float(min(MOST_WAIT_S, max(exponential * jitter, asked or 0.0)))
+
+
+def api_key_from(variable: str | None) -> str | None:
+    """The key in an environment variable; None for no variable. Raises `InvalidInput` (`E-API-KEY`) if it is unset."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise InvalidInput(
+            f"The environment variable {variable}, which should hold an API key, is not set.",
+            do=f"Set {variable} before `trainyard up`, or leave api_key_env out of the endpoint in trainyard.toml.",
+            code="E-API-KEY",
+        )
+    key = os.environ[variable].strip()
+    if not (key.isascii() and key.isprintable()):
+        # httpx would quote the whole header in its error.
+        raise InvalidInput(
+            f"The API key in the environment variable {variable} has characters that no HTTP header can carry.",
+            do=f"Set {variable} to the key alone, on one line.",
+            code="E-API-KEY",
+        )
+    return key
+
+
+def api_url(base_url: str) -> httpx.URL:
+    """The address up to its version (`/v1` is added where none is). Raises `InvalidInput` (`E-SERVER-URL`)."""
+    try:
+        url = httpx.URL(base_url.rstrip("/"))
+    except (httpx.InvalidURL, TypeError) as error:
+        raise _bad_url("it cannot be read as a URL") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise _bad_url(f"its scheme is {url.scheme!r}" if url.scheme else "it has no scheme")
+    if url.userinfo:
+        raise _bad_url("it holds a password")
+    path = url.path.rstrip("/")
+    return url.copy_with(path=path if re.search(r"/v\d+\w*$", path) else f"{path}/v1", query=None, fragment=None)
+
+
+def _bad_url(why: str) -> InvalidInput:
+    return InvalidInput(
+        "The address of the model server is not usable.",
+        why=f"An OpenAI-compatible base URL is needed, and {why}.",
+        do="Write it like http://127.0.0.1:8000/v1; a key belongs to an endpoint in trainyard.toml.",
+        code="E-SERVER-URL",
+    )
+
+
+class ChatClient:
+    """Asks one server. An async context manager; usable only inside it.
+
+    Args:
+        base_url: address of the API, with or without `/v1`.
+        model: the server's name for the model or adapter.
+        api_key: bearer token, or None.
+        concurrency: most requests under way at a time.
+        retries: attempts after the first one.
+        timeout_s: seconds for one attempt, from sending to the last byte.
+        first_wait_s: seconds before the second attempt; each later wait is twice as long.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        concurrency: int = 8,
+        retries: int = 4,
+        timeout_s: float = 120.0,
+        first_wait_s: float = FIRST_WAIT_S,
+    ) -> None:
+        self.api, self.model = api_url(base_url), model
+        self.concurrency, self.retries = concurrency, retries
+        self.timeout_s, self.first_wait_s = timeout_s, first_wait_s
+        self.requests = self.attempts = self.prompt_tokens = self.completion_tokens = 0
+        self._api_key = api_key
+
+    def __repr__(self) -> str:
+        return f"ChatClient({str(self.api)!r}, {self.model!r}, concurrency={self.concurrency})"
+
+    async def __aenter__(self) -> ChatClient:
+        headers = {"content-type": "application/json"}
+        if self._api_key is not None:
+            headers["authorization"] = f"Bearer {self._api_key}"
+        self._http = httpx.AsyncClient(
+            transport=SlotTransport(self.api, self.concurrency, connect_s=min(CONNECT_S, self.timeout_s)),
+            headers=headers,
+            timeout=None,
+            trust_env=not LOOPBACK.match(self.api.host),
+        )
+        self._slots = asyncio.Semaphore(self.concurrency)
+        self._chat_url = self._url("chat/completions")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    def _url(self, path: str) -> httpx.URL:
+        return self.api.copy_with(path=f"{self.api.path}/{path}")
+
+    def usage(self) -> dict[str, int]:
+        """What the server was asked so far; tokens as the server counts them."""
+        return {
+            "requests": self.requests,
+            "attempts": self.attempts,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+
+    async def complete(
+        self,
+        messages: Messages,
+        schema: dict[str, Any] | None = None,
+        seed: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> Completion:
+        """One chat completion. `schema` (JSON Schema) constrains the reply's text.
+
+        Raises `ServerUnreachable`, `ServerTimeout`, `ServerGaveGarbage` or `ServerRefused`.
+        """
+        asked: dict[str, Any] = {"model": self.model, "messages": messages}
+        options = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature}
+        asked |= {name: value for name, value in options.items() if value is not None}
+        if schema is not None:
+            form = {"name": "reply", "strict": True, "schema": schema}
+            asked["response_format"] = {"type": "json_schema", "json_schema": form}
+        self.requests += 1
+        content = orjson.dumps(asked)
+        chat, attempts = await self._retrying(self.retries, self._chat, content)
+        usage = chat.usage or _Usage()
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        choice = chat.choices[0]
+        return Completion(
+            text=choice.message.content or "",
+            finish_reason=choice.finish_reason or "",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            attempts=attempts,
+        )
+
+    async def models(self) -> list[ModelCard]:
+        """The models and adapters that the server lists. Raises like `complete`."""
+        cards, _ = await self._retrying(self.retries, self._models)
+        return cards
+
+    async def health(self) -> bool:
+        """Whether the server answers `/health` (or, where there is none, lists its models) within 5 s."""
+        root = self.api.copy_with(path=re.sub(r"/v\d+\w*$", "", self.api.path) + "/health")
+        try:
+            async with self._slots, asyncio.timeout(HEALTH_S):
+                response = await self._http.get(root)
+                if response.status_code == 404:
+                    response = await self._http.get(self._url("models"))
+        except (httpx.HTTPError, TimeoutError):
+            return False
+        return response.status_code == 200
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA folder, as the server sees it, under a name (vLLM's endpoint). Raises like `complete`."""
+        body = orjson.dumps({"lora_name": name, "lora_path": path})
+        await self._retrying(0, self._send, "POST", self._url("load_lora_adapter"), body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter (vLLM's endpoint). Raises like `complete`."""
+        await self._retrying(0, self._send, "POST", self._url("unload_lora_adapter"), orjson.dumps({"lora_name": name}))
+
+    async def _retrying(
+        self, retries: int, attempt: Callable[..., Awaitable[Result]], *arguments: Any
+    ) -> tuple[Result, int]:
+        """The result of `attempt` and how many attempts it took."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_transient),
+            stop=stop_after_attempt(retries + 1),
+            wait=_Backoff(self.first_wait_s),
+            sleep=asyncio.sleep,
+            reraise=True,
+        )
+        try:
+            result: Result = await retrying(attempt, *arguments)
+        except _Failure as failure:
+            raise self._error(failure, retrying.statistics["attempt_number"]) from None
+        return result, retrying.statistics["attempt_number"]
+
+    async def _chat(self, content: bytes) -> _Chat:
+        self.attempts += 1
+        body = await self._send("POST", self._chat_url, content)
+        chat = self._decode(_CHAT, body)
+        if chat.error is not None:
+            raise _Failure(ServerGaveGarbage, f"status 200 with an error: {self._quote(orjson.dumps(chat.error))}")
+        if not chat.choices:
+            raise _Failure(ServerGaveGarbage, "the reply has no choices")
+        message = chat.choices[0].message
+        if message.content is None:
+            raise _Failure(ServerGaveGarbage, f"the reply has no text ({message.refusal or 'content is null'})")
+        return chat
+
+    async def _models(self) -> list[ModelCard]:
+        return self._decode(_MODELS, await self._send("GET", self._url("models"))).data
+
+    def _decode(self, decoder: msgspec.json.Decoder[Result], body: bytes) -> Result:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _Failure(ServerGaveGarbage, f"a field has another type than the API says: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _Failure(ServerGaveGarbage, f"the body is not JSON: {self._quote(body)}") from error
+
+    async def _send(self, method: str, url: httpx.URL, content: bytes | None = None) -> bytes:
+        """One attempt: the body of a 200 answer, or `_Failure`."""
+        try:
+            async with self._slots, asyncio.timeout(self.timeout_s):
+                response = await self._http.request(method, url, content=content)
+        except TimeoutError as error:
+            raise _Failure(ServerTimeout, f"no whole answer within {self.timeout_s:g} s") from error
+        except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
+            broken = "without sending complete message" in str(error) or isinstance(error, httpx.DecodingError)
+            raise _Failure(ServerGaveGarbage if broken else ServerUnreachable, self._quote(str(error))) from error
+        except httpx.HTTPError as error:
+            raise _Failure(ServerUnreachable, self._quote(str(error) or type(error).__name__)) from error
+        if response.status_code == 200:
+            return response.content
+        raise _Failure(
+            ServerRefused,
+            self._server_message(response.content),
+            status=response.status_code,
+            retry_after=seconds_of(response.headers.get("retry-after")),
+        )
+
+    def _server_message(self, body: bytes) -> str:
+        """What an error body says: OpenAI's error object, vLLM's older one, or its beginning."""
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return self._quote(body)
+        found = value.get("error", value) if isinstance(value, dict) else value
+        message = found.get("message") if isinstance(found, dict) else found
+        return self._quote(str(message or value))
+
+    def _quote(self, said: bytes | str) -> str:
+        """The beginning of what was said, printable, in one line and without our key."""
+        text = said if isinstance(said, str) else said[: 8 * QUOTE_CHARS].decode("utf-8", "replace")
+        if self._api_key:
+            text = text.replace(self._api_key, "***")
+        printable = "".join(char if char.isprintable() else " " for char in text[:QUOTE_CHARS])
+        return " ".join(printable.split()) or "(empty)"
+
+    def _error(self, failure: _Failure, attempts: int) -> ServerError:
+        """The typed error after the last attempt: server, attempts, what happened, what to do."""
+        tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
+        what = {
+            ServerUnreachable: f"The model server at {self.api} could not be reached ({tried}).",
+            ServerTimeout: f"The model server at {self.api} did not answer in time ({tried}).",
+            ServerGaveGarbage: f"The model server at {self.api} sent an answer that cannot be used ({tried}).",
+            ServerRefused: f"The model server at {self.api} refused with status {failure.status} ({tried}).",
+        }[failure.kind]
+        error = failure.kind(what, why=f"{failure.detail.rstrip('.')}.", do=advice(failure.kind, failure.status))
+        error.status = failure.status
+        return error
+
+
+ADVICE: dict[type[ServerError], str] = {
+    ServerUnreachable: "Check that the server runs and that base_url is its address, then run again.",
+    ServerTimeout: "Raise timeout_s, or lower concurrency or max_tokens.",
+    ServerGaveGarbage: "Check that base_url is the /v1 address of an OpenAI-compatible server, and look into its log.",
+    ServerRefused: "Correct what the server names; a prompt that is too long needs a smaller max_chars or max_tokens.",
+}
+STATUS_ADVICE = {
+    401: "Name an endpoint of trainyard.toml with api_key_env in the chain; the chain's own base_url gets no key.",
+    403: "Put a key that may use this model into the environment variable that the endpoint names.",
+    404: "Check model and base_url; the server lists its models at /v1/models.",
+    429: "Lower concurrency or raise retries.",
+}
+
+
+def advice(kind: type[ServerError], status: int | None) -> str:
+    """What a person can do about a failure."""
+    if status is not None and status >= 500:
+        return "Look into the server's log, then run again."
+    return STATUS_ADVICE.get(status or 0, ADVICE[kind])
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """Retry-After in seconds; a date or nonsense counts as absent (RFC 9110 section 10.2.3 allows both forms)."""
+    if retry_after is None or not re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after.strip()):
+        return None
+    return float(retry_after)
+
+
+class Completer:
+    """`complete(messages, schema, seed) -> text` over a `ChatClient`: what the generator is given. See `completer`."""
+
+    def __init__(self, client: ChatClient, config: AiGeneratorConfig) -> None:
+        self.client, self.config = client, config
+
+    async def __aenter__(self) -> Completer:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.client.__aexit__(kind, error, trace)
+
+    async def __call__(self, messages: Messages, schema: dict[str, Any] | None, seed: int) -> str:
+        completion = await self.client.complete(
+            messages, schema, seed, max_tokens=self.config.max_tokens, temperature=self.config.temperature
+        )
+        return completion.text
+
+    def usage(self) -> dict[str, int]:
+        return self.client.usage()
+
+
+def completer(config: AiGeneratorConfig, base_url: str, model: str, api_key: str | None = None) -> Completer:
+    """What `trainyard.data.generation.generate` takes as `complete`, for the server at `base_url`.
+
+    `model` is the server's name for the model; concurrency, retries, time, temperature and tokens are the config's.
+    """
+    client = ChatClient(
+        base_url,
+        model,
+        api_key,
+        concurrency=config.concurrency,
+        retries=config.retries,
+        timeout_s=config.timeout_s,
+    )
+    return Completer(client, config)

@@ -1,0 +1,31 @@
+"""The kinds of server by target, each the same six functions."""
+
+from __future__ import annotations
+
+from trainyard.serve.targets import llama_server, mlx, ollama
+from trainyard.serve.targets.contract import Actions, no_objection, nothing
+from trainyard.serve.targets.openai import (
+    ask_canary,
+    check_embedded,
+    check_vllm,
+    load_adapter,
+    retire_previous,
+    switch_alias,
+    undo_embedded,
+    undo_load,
+)
+from trainyard.serve.targets.registry import point_registry, unpoint_registry
+from trainyard.spec.axes import TargetType
+
+TARGETS: dict[TargetType, Actions] = {
+    TargetType.REGISTRY: Actions(no_objection, nothing, nothing, point_registry, unpoint_registry, nothing),
+    TargetType.EMBEDDED: Actions(
+        check_embedded, load_adapter, ask_canary, switch_alias, undo_embedded, retire_previous
+    ),
+    TargetType.VLLM: Actions(check_vllm, load_adapter, ask_canary, nothing, undo_load, retire_previous),
+    TargetType.LLAMA_SERVER: llama_server.ACTIONS,
+    TargetType.OLLAMA: ollama.ACTIONS,
+    TargetType.MLX: mlx.ACTIONS,
+}
+SERVERS = frozenset({TargetType.EMBEDDED, TargetType.VLLM, TargetType.OLLAMA})
+"""Targets that are there before the deployment and are spoken to over HTTP; the others are started by it."""

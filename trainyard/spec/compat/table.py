@@ -1,0 +1,35 @@
+"""Every refused combination in one table, and the two questions that are asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from trainyard.errors import Reason
+from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
+from trainyard.spec.compat.engine import ENGINE_ROWS
+from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.launch import LAUNCH_ROWS
+from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
+from trainyard.spec.compat.rollouts import ROLLOUT_ROWS
+from trainyard.spec.compat.run import RUN_ROWS
+from trainyard.spec.compat.tools import SCRIPT_ROWS, TOOL_ROWS
+from trainyard.spec.compat.training import TRAINER_ROWS
+from trainyard.spec.compat.words import WORD_ROWS
+from trainyard.spec.ports import Wiring
+
+ROWS: tuple[Row, ...] = (
+    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *TOOL_ROWS, *SCRIPT_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
+    *ROLLOUT_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
+)  # fmt: skip
+"""Every refused combination."""
+
+
+def spec_reasons(chain: ResolvedChain, wiring: Wiring, unclear: Set[str] = frozenset()) -> list[Reason]:
+    """Every reason that the chain itself gives, node by node in its order."""
+    return apply_rows(ROWS, "spec", View(chain, wiring), unclear)
+
+
+def run_reasons(chain: ResolvedChain, facts: RunFacts) -> list[Reason]:
+    """Every reason why an accepted chain cannot run here and now."""
+    return apply_rows(ROWS, "run", View(chain, Wiring(), facts), frozenset())

@@ -1,0 +1,211 @@
+"""What a run will take: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
+
+Every figure comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
+known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
+
+    shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
+    sharing.py   what of it each process has   cascade.py   the first method and knobs that fit the free memory
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, BackendName, Device, Port, Stage
+from trainyard.spec.chain import ResolvedChain, ResolvedNode
+from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
+from trainyard.spec.estimate.memory import PAIR_STAGES, STATE_BYTES, Memory, memory_of, trainable
+from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
+from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
+from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
+
+FLOPS_PER_S = {Device.CUDA: 5e13, Device.MPS: 3e12, Device.CPU: 1e11}
+"""Assumed where nothing was measured: 40 % of a 125 TFLOP/s accelerator, an integrated GPU, two CPU cores."""
+KEPT_CHECKPOINTS = 2
+"""Of a backend that does not say how many it keeps."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What `plan` found out. Everything may be left empty."""
+
+    rows: Mapping[str, Mapping[Port, int]] = field(default_factory=dict)
+    """Node id -> port -> rows that its files hold, or that its finished result has."""
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Base model's name -> shape."""
+    device: Device = Device.CPU
+    flops_per_s: float | None = None
+    """Measured on this machine in training."""
+    tokens_per_row: int | None = None
+
+
+class Estimate(Strict):
+    """One node's line of the plan. None where it is not known; `basis` says from what each figure comes."""
+
+    node: str
+    rows: int | None = None
+    steps: int | None = None
+    trainable_parameters: int | None = None
+    memory_bytes: int | None = None
+    """On each device."""
+    devices: int = 1
+    """Processes that train together, each on a device of its own."""
+    disk_bytes: int | None = None
+    seconds: float | None = None
+    basis: tuple[str, ...] = ()
+
+
+def estimate(chain: ResolvedChain, known: Known | None = None) -> tuple[Estimate, ...]:
+    """One estimate for each node, in the order in which they run."""
+    known = known or Known()
+    rows: dict[str, dict[Port, int]] = {}
+    generators = written_by_generator(chain)
+    found = []
+    for node_id in chain.order:
+        node = chain.node(node_id)
+        rows[node_id], basis = rows_of(node, rows, known, generators)
+        if isinstance(node.config, TrainerConfig):
+            found.append(estimate_training(node, node.config, rows, known))
+        else:
+            counted = sum(rows[node_id].values()) if rows[node_id] else None
+            found.append(Estimate(node=node_id, rows=counted, basis=(basis,) if basis else ()))
+    return tuple(found)
+
+
+# Rows
+
+
+def rows_of(
+    node: ResolvedNode,
+    earlier: Mapping[str, Mapping[Port, int]],
+    known: Known,
+    generators: Mapping[str, Mapping[Port, int]],
+) -> tuple[dict[Port, int], str]:
+    """Rows that a node gives on each port, at most, and how that is known."""
+    if node.id in known.rows:
+        return dict(known.rows[node.id]), "rows: counted"
+    if isinstance(node.config, DataSourceConfig):
+        return {}, "rows: not known before the files are read"
+    if isinstance(node.config, AiGeneratorConfig):
+        shares = generated_rows(node.config, arriving(node, earlier).get(Port.DOCUMENTS))
+        return {node.produces[0]: shares.generated}, generator_basis(node.config, shares)
+    if isinstance(node.config, ValidatorConfig) and (made := generators.get(node.id)):
+        return dict(made), "rows: the count of the generator, which writes what is held out on top; filters drop more"
+    if isinstance(node.config, ValidatorConfig):
+        kept = {port: trained_rows(node.config, port, n) for port, n in arriving(node, earlier).items()}
+        return kept, "rows: what arrives without what is held out; filters drop more" if kept else ""
+    return {}, ""
+
+
+def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> dict[Port, int]:
+    """Rows on each data port of a node, as far as they are known."""
+    found = {}
+    for port in Port:
+        for source in node.inputs.get(port, ()) if port in DATA_PORTS else ():
+            count = earlier.get(source.node_id, {}).get(source.port)
+            if count is not None:
+                found[port] = count
+                break
+    return found
+
+
+def trained_rows(config: ValidatorConfig, port: Port, rows: int) -> int:
+    """Rows that stay for training when whole documents are set aside (the wording that is kept back is not counted)."""
+    return rows - math.ceil(rows * config.holdout.documents) if port is not Port.DOCUMENTS else rows
+
+
+def steps_of(hyper: Hyperparameters, rows: int, processes: int = 1) -> int:
+    """Optimizer steps: micro-batches are rounded up, and so is the last accumulation of an epoch."""
+    if hyper.max_steps is not None:
+        return hyper.max_steps
+    per_epoch = math.ceil(math.ceil(rows / (hyper.batch_size * processes)) / hyper.gradient_accumulation)
+    return max(1, math.ceil((hyper.epochs or 3.0) * max(1, per_epoch)))
+
+
+# Training
+
+
+def estimate_training(
+    node: ResolvedNode, config: TrainerConfig, rows: Mapping[str, Mapping[Port, int]], known: Known
+) -> Estimate:
+    hyper = config.hyperparameters
+    counts = arriving(node, rows)
+    count = next(iter(counts.values()), None)
+    seen = None if count is None else rows_seen(config, count)
+    processes = config.launch.processes
+    steps = hyper.max_steps if seen is None else steps_of(hyper, seen, processes)
+    basis = [steps_basis(hyper, seen, processes)]
+    shape = known.shapes.get(config.base_model or "")
+    if shape is None:
+        basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
+        return Estimate(node=node.id, rows=count, steps=steps, basis=tuple(basis))
+    device = known.device if config.device is Device.AUTO else config.device
+    trained = trainable(shape, config)
+    memory = memory_of(shape, config, device)
+    seconds, how = time_of(shape, config, steps, known, device)
+    return Estimate(
+        node=node.id,
+        rows=count,
+        steps=steps,
+        trainable_parameters=trained,
+        memory_bytes=memory.total,
+        devices=processes,
+        disk_bytes=disk_of(trained, config),
+        seconds=seconds,
+        basis=(*basis, memory_basis(memory, config, device), disk_basis(trained, kept_checkpoints(config)), how),
+    )
+
+
+def kept_checkpoints(config: TrainerConfig) -> int:
+    return config.engine.keep_checkpoints if config.backend is BackendName.NATIVE else KEPT_CHECKPOINTS
+
+
+def disk_of(trained: int, config: TrainerConfig) -> int:
+    """The result, and the checkpoints beside it with their optimizer state."""
+    state = STATE_BYTES.get(config.hyperparameters.optimizer, 8)
+    return 4 * trained + kept_checkpoints(config) * (4 + state) * trained
+
+
+def time_of(
+    shape: ModelShape, config: TrainerConfig, steps: int | None, known: Known, device: Device
+) -> tuple[float | None, str]:
+    """Seconds of the training loop: 6 operations per parameter and token, 4 where the base is frozen."""
+    if steps is None:
+        return None, "time: not known without the rows"
+    hyper = config.hyperparameters
+    per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length) + drawn_length(config)
+    sequences = hyper.batch_size * hyper.gradient_accumulation * (2 if config.stage in PAIR_STAGES else 1)
+    per_parameter = 4 if config.method in ADAPTER_METHODS else 6
+    per_parameter += 2 if hyper.gradient_checkpointing else 0
+    per_parameter += 2 if config.stage is Stage.DPO else 0  # the reference's forward pass
+    per_parameter += 2 if config.stage is Stage.GRPO else 0  # drawing
+    speed = known.flops_per_s or FLOPS_PER_S.get(device, FLOPS_PER_S[Device.CPU])
+    origin = "measured here" if known.flops_per_s else f"assumed for {device}, not measured"
+    length = f"{per_row:,} tokens a row" + ("" if known.tokens_per_row else " (the longest allowed)")
+    seconds = steps * sequences * per_row * per_parameter * shape.parameters / speed
+    return seconds, f"time: {steps:,} steps × {length} × {per_parameter} operations, {speed:.1e}/s {origin}"
+
+
+# Basis
+
+
+def steps_basis(hyper: Hyperparameters, rows: int | None, processes: int = 1) -> str:
+    if hyper.max_steps is not None:
+        return f"steps: max_steps {hyper.max_steps:,}"
+    if rows is None:
+        return "steps: not known without the rows"
+    effective = hyper.batch_size * hyper.gradient_accumulation * processes
+    return f"steps: at most {rows:,} rows, {effective} a step, {hyper.epochs or 3.0:g} epochs"
+
+
+def memory_basis(memory: Memory, config: TrainerConfig, device: Device) -> str:
+    launch, length = config.launch, config.hyperparameters.max_length
+    each = f" for each of {launch.processes} processes ({launch.strategy})" if launch.processes > 1 else ""
+    return f"memory on {device} in GiB{each} for rows of {length:,} tokens: {memory.in_words()}"
+
+
+def disk_basis(trained: int, checkpoints: int) -> str:
+    return f"disk: {trained:,} parameters in float32, and {checkpoints} checkpoints with optimizer state"

@@ -1,0 +1,207 @@
+"""One contract for an object store, whether it is a folder or a bucket.
+
+    store = open_store("gs://our-weights/trainyard")          or file:///srv/weights
+    store.put("acme/coder/v3/manifest.json", data, if_generation_match=0)      create, never overwrite
+
+Every object has a generation that changes with each write. `if_generation_match` makes a write conditional: 0 means
+"only if there is none", a number means "only if it is still that one". An acknowledgement that was lost on the way is
+looked up, so that a retry of our own write is never mistaken for somebody else's. Bytes are checked by CRC32C in both
+directions.
+
+    E-OBJECT-EXISTS, E-OBJECT-CHANGED   Conflict      the condition did not hold
+    E-OBJECT-MISSING                    NotFound
+    E-OBJECT-FORBIDDEN                  Unavailable   credentials or bucket: not retried
+    E-OBJECT-STORE                      Unavailable   still failing after the total deadline
+    E-OBJECT-CORRUPT                    Corrupt       CRC32C of what arrived is not the recorded one
+    E-OBJECT-NAME, E-OBJECT-ADDRESS     InvalidInput
+
+Nothing here talks to a network before `open_store` is called with a `gs://` address.
+Semantics: Cloud Storage documentation, "Request preconditions" and "Object versioning".
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from trainyard.stores.files import Files
+
+MOST_NAME_BYTES = 1024
+"""Cloud Storage's limit for an object name."""
+MOST_SEGMENT_BYTES = 200
+"""Of one part between slashes: file systems allow 255, and a temporary name needs some."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One object as it was written."""
+
+    name: str
+    generation: int
+    size: int
+    """Bytes."""
+    crc32c: str
+    """Base64 of the four bytes, most significant first, as Cloud Storage writes it."""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ObjectSettings:
+    """How patient a client of a remote store is."""
+
+    deadline_s: float = 120.0
+    """Of one operation with all its retries."""
+    request_timeout_s: float = 60.0
+    """Silence of the server that ends one attempt."""
+    first_wait_s: float = 0.5
+    most_wait_s: float = 20.0
+    """Between attempts: random up to a bound that starts at the first and doubles up to the second."""
+    chunk_bytes: int = 32 << 20
+    """Of a resumable upload: what is sent again at most after a broken connection. A multiple of 256 KiB."""
+
+
+class ObjectStore(Protocol):
+    """Object names are relative, with slashes; they cannot leave the address that the store was opened with."""
+
+    def put(
+        self,
+        name: str,
+        data: bytes | Path,
+        *,
+        if_generation_match: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        """Write bytes, or the content of a file. 0 creates only. Raises `Conflict`, `Unavailable`."""
+
+    def get(self, name: str, *, generation: int | None = None) -> bytes:
+        """The bytes, checked by CRC32C. Raises `NotFound` (also for a generation that was replaced), `Corrupt`."""
+
+    def download(self, name: str, path: Path) -> ObjectInfo:
+        """Write the object to a file that appears whole or not at all."""
+
+    def head(self, name: str) -> ObjectInfo | None:
+        """What is known about it without its bytes; None if there is none."""
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """All whose name starts with `prefix`, sorted by name."""
+
+    def move(
+        self,
+        source: str,
+        target: str,
+        *,
+        if_generation_match: int | None = 0,
+        if_source_generation_match: int | None = None,
+    ) -> ObjectInfo:
+        """Rename atomically; `if_generation_match` is about the target."""
+
+    def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
+        """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
+
+
+def open_store(address: str, settings: ObjectSettings | None = None, files: Files | None = None) -> ObjectStore:
+    """The store at `file:///folder` or `gs://bucket/prefix`.
+
+    Raises `InvalidInput` (`E-OBJECT-ADDRESS`), `Unavailable` (`E-OBJECT-CLIENT`: the gcs extra is not installed).
+    """
+    parts = urlsplit(address)
+    prefix = unquote(parts.path).strip("/")
+    if parts.query or parts.fragment:
+        raise wrong_address(address, "An address has neither a query nor a fragment.")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and prefix and ".." not in prefix.split("/"):
+        store: ObjectStore = load("trainyard.stores.objects.local").FolderStore(Path("/") / prefix, files)
+        return store
+    if parts.scheme == "gs" and _BUCKET.fullmatch(parts.netloc):
+        if prefix:
+            checked_name(prefix)
+        store = load("trainyard.stores.objects.gcs").GcsStore(parts.netloc, prefix, settings or ObjectSettings())
+        return store
+    raise wrong_address(address, "Known are file:///folder and gs://bucket/prefix.")
+
+
+def load(module: str) -> Any:
+    """A store's module: the client of a bucket is an extra and takes a second to import."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("google"):
+            raise
+        raise Unavailable(
+            "The client for gs:// addresses is not installed.",
+            why=f"There is no module {error.name}.",
+            do="pip install 'trainyard[gcs]', or use a file:/// address.",
+            code="E-OBJECT-CLIENT",
+        ) from error
+
+
+def checked_name(name: str) -> str:
+    """An object name that means the same in a folder and in a bucket, and stays inside. Raises `InvalidInput`."""
+    segments = name.split("/")
+    problem = ""
+    if not name or len(name.encode("utf-8", "replace")) > MOST_NAME_BYTES:
+        problem = f"It has to have 1 to {MOST_NAME_BYTES} bytes."
+    elif any(segment in ("", ".", "..") for segment in segments):
+        problem = "A part between slashes is empty, `.` or `..`: a name could lead elsewhere."
+    elif any(len(segment.encode("utf-8", "replace")) > MOST_SEGMENT_BYTES for segment in segments):
+        problem = f"A part between slashes has more than {MOST_SEGMENT_BYTES} bytes."
+    elif any(segment.startswith(".") for segment in segments):
+        problem = "A part that starts with a dot is reserved for the store's own files."
+    elif _CONTROL.search(name) or name != name.encode("utf-8", "replace").decode():
+        problem = "It holds a control character, a backslash, or half a character."
+    if problem:
+        raise InvalidInput(
+            f"{name[:200]!r} is no object name.",
+            why=problem,
+            do="Use a relative name such as tenant/role/v1/manifest.json.",
+            code="E-OBJECT-NAME",
+        )
+    return name
+
+
+def wrong_address(address: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{address!r} is no address of an object store.",
+        why=why,
+        do="Write file:///srv/weights or gs://bucket/prefix.",
+        code="E-OBJECT-ADDRESS",
+    )
+
+
+def precondition_failed(name: str, wanted: int, there: ObjectInfo | None) -> Conflict:
+    if wanted == 0:
+        return Conflict(
+            f"The object {name} is there already.",
+            why=f"Its generation is {there.generation}." if there else "",
+            do="Read it, or choose another name: it is never overwritten.",
+            code="E-OBJECT-EXISTS",
+        )
+    return Conflict(
+        f"The object {name} is no longer generation {wanted}.",
+        why=f"It is generation {there.generation} now." if there else "It is gone.",
+        do="Read it again before changing it.",
+        code="E-OBJECT-CHANGED",
+    )
+
+
+def object_missing(name: str, generation: int | None = None) -> NotFound:
+    which = f" with generation {generation}" if generation is not None else ""
+    return NotFound(
+        f"There is no object {name}{which}.", do="List what is there, or run the publication.", code="E-OBJECT-MISSING"
+    )
+
+
+def object_corrupt(name: str, wanted: str, found: str) -> Corrupt:
+    return Corrupt(
+        f"The object {name} arrived damaged.",
+        why=f"Its CRC32C is {found}, recorded is {wanted}.",
+        do="Read it again; if it stays so, publish it again from its adapter version.",
+        code="E-OBJECT-CORRUPT",
+    )

@@ -1,0 +1,74 @@
+"""The methods by name, and the functions that work with any row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainyard.spec.axes import Method
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.methods.algebra import adapter_policy, save_policy, whole_policy
+from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
+from trainyard.train.methods.freeze import last_blocks
+from trainyard.train.methods.full import all_weights, plain_groups
+from trainyard.train.methods.loading import load_base
+from trainyard.train.methods.lora import lora_config, lora_plus_groups
+from trainyard.train.methods.oft import oft_config
+from trainyard.train.methods.qlora import load_quantised
+
+METHODS: dict[Method, MethodSpec] = {
+    Method.FULL: MethodSpec(load_base, plain_groups, choose=all_weights),
+    Method.LORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
+    Method.QLORA: MethodSpec(load_quantised, plain_groups, adapter_config=lora_config, quantised=True),
+    Method.DORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
+    Method.LORA_PLUS: MethodSpec(load_base, lora_plus_groups, adapter_config=lora_config),
+    Method.OFT: MethodSpec(load_base, plain_groups, adapter_config=oft_config),
+    Method.FREEZE: MethodSpec(load_base, plain_groups, choose=last_blocks),
+}
+
+
+def build(request: PolicyRequest, *, with_reference: bool) -> Policy:
+    """The policy of a request on its device, in training mode; the same request gives the same bits.
+
+    Seeds torch from the config, because the first weights of an adapter or a score must not depend on what was drawn
+    before. Raises `InvalidInput` (`E-TARGET-MODULES`, `E-LORA-LAYERS`, `E-ADAPTER-METHOD`, `E-ADAPTER-COMPOSE`, …),
+    `Refused` (`R-BASE-MISMATCH`) and `NotFound` (`E-ADAPTER-MISSING`).
+    """
+    torch.manual_seed(request.config.hyperparameters.seed)
+    spec = METHODS[request.config.method]
+    make = adapter_policy if spec.adapter_config is not None else whole_policy
+    policy = make(request, spec, with_reference=with_reference)
+    if request.config.hyperparameters.gradient_checkpointing:
+        checkpoint_activations(policy.model)
+    policy.model.train()
+    policy.facts |= counts(policy.model)
+    return policy
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Recompute each block's activations in the backward pass instead of keeping them."""
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    # transformers also asks for gradients of the embeddings' output, which only re-entrant checkpoints need: below the
+    # first weight that moves, they are work for nothing.
+    model.disable_input_require_grads()
+
+
+def parameter_groups(policy: Policy, config: TrainerConfig) -> Groups:
+    """Groups of the weights that move: `params`, `names`, `lr`, `weight_decay`."""
+    return METHODS[config.method].groups(policy.model, config)
+
+
+def save(policy: Policy, request: PolicyRequest, folder: Path) -> None:
+    """Write the adapter (one that works on `request.base` alone) or the whole model, as safetensors."""
+    save_policy(policy, request, folder)
+
+
+def counts(model: torch.nn.Module) -> dict[str, Any]:
+    """How many weights there are and how many of them move. A 4-bit base stores two in a byte."""
+    parameters = list(model.parameters())
+    return {
+        "trainable_parameters": sum(value.numel() for value in parameters if value.requires_grad),
+        "parameters": sum(value.numel() * (2 if value.dtype is torch.uint8 else 1) for value in parameters),
+    }

@@ -1,0 +1,287 @@
+"""Number formats of a frozen base: which package makes them, what they can do, and how a model is loaded in one.
+
+Every format is a row of `FORMATS`. `probe` says whether it can be used here and, if not, which line installs what is
+missing; `load_config` gives what `from_pretrained` takes; `convert` does what transformers leaves undone; `settle`
+makes a loaded model compute the same in training and in evaluation, which bitsandbytes does not by itself on a CPU.
+
+    load       config = load_config(format, device, stored_config(folder))
+               model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, …)
+               convert(model, format, device); settle(model)
+
+An adapter is merged into a reload of the base in full precision, never into the quantised weights: `mergeable` says
+whether such a base exists. Sources: QLoRA, arXiv 2305.14314 (nf4, fp4, double quantisation); LLM.int8(), arXiv
+2208.07339; HQQ, mobiusml.github.io/hqq_blog; GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
+
+from trainyard.errors import InvalidInput, Unavailable
+from trainyard.spec.axes import Quantization
+from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
+from trainyard.train.precision import native_bf16
+
+CPU, CUDA = "cpu", "cuda"
+HQQ_GROUP = 64
+"""Weights that share a scale and a zero point."""
+FP8_CAPABILITY = (8, 9)
+"""First CUDA capability that multiplies float8 (Ada, Hopper)."""
+FP8_MULTIPLE = 16
+"""float8 products need both sides of a weight to be a multiple of this."""
+
+
+@dataclass(frozen=True)
+class FormatRow:
+    """One number format."""
+
+    source: Package
+    calibrates: bool
+    """Whether it is made from sample texts: such a base is loaded as somebody quantised it, not quantised here."""
+    trains: bool
+    """Whether an adapter can be trained through it."""
+    use: Literal["base", "compute", "export"]
+    """A frozen base, the products of a training step, or a file to serve."""
+    devices: tuple[str, ...]
+    mergeable: bool
+    """Whether an adapter trained through it can be merged: the same base has to exist in full precision."""
+    note: str = ""
+
+    @property
+    def package(self) -> str:
+        return self.source.modules[0]
+
+    @property
+    def install(self) -> str:
+        """What pip takes: the versions that ran with this product's torch."""
+        return self.source.install
+
+
+def bitsandbytes_row(note: str) -> FormatRow:
+    return FormatRow(BITSANDBYTES, False, True, "base", (CPU, CUDA), mergeable=True, note=note)
+
+
+def gptqmodel_row(note: str) -> FormatRow:
+    return FormatRow(GPTQMODEL, True, True, "base", (CPU, CUDA), mergeable=False, note=note)
+
+
+FORMATS: dict[Quantization, FormatRow] = {
+    Quantization.NF4: bitsandbytes_row(
+        "The default: 16 levels where a normal distribution has its weights, with double quantisation."
+    ),
+    Quantization.FP4: bitsandbytes_row("As large as nf4 and coarser."),
+    Quantization.INT8: bitsandbytes_row("One scale a row. On CUDA the activations are rounded to int8 as well."),
+    Quantization.HQQ_INT4: FormatRow(
+        FORMAT_PACKAGES[Quantization.HQQ_INT4], calibrates=False, trains=True, use="base", devices=(CPU, CUDA),
+        mergeable=True, note="transformers 5.23 cannot load it: the base is loaded whole and converted layer by layer.",
+    ),
+    Quantization.TORCHAO_INT8: FormatRow(
+        TORCHAO, calibrates=False, trains=True, use="base", devices=(CPU, CUDA), mergeable=True,
+        note="Weights only, one scale a row.",
+    ),
+    Quantization.GPTQ: gptqmodel_row(
+        "A base that is quantised already. gptqmodel 7.7 asks for a newer torch than this product has."
+    ),
+    Quantization.AWQ: gptqmodel_row("A base that is quantised already; transformers reads it through gptqmodel."),
+    Quantization.FP8: FormatRow(
+        TORCHAO, calibrates=False, trains=False, use="compute", devices=(CPU, CUDA),
+        mergeable=True, note="engine.fp8: the products of a training step in float8; emulated, and slower, on a CPU.",
+    ),
+    Quantization.GGUF: FormatRow(
+        FORMAT_PACKAGES[Quantization.GGUF], calibrates=False, trains=False, use="export", devices=(CPU, CUDA),
+        mergeable=False,
+        note="A file for llama.cpp, written after training by its converter; the package reads and checks it.",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Whether a format can be used on a device, and if not, what to do."""
+
+    ok: bool
+    why: str = ""
+    fix: str = ""
+
+
+def load(path: str) -> Any:
+    """The object at `module:name`. Optional packages are imported when a format asks for them, not before."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def version_of(package: str) -> str:
+    """Installed version; empty if it is not here."""
+    return importlib.metadata.version(package) if importlib.util.find_spec(package) else ""
+
+
+def probe(format: Quantization, device: str) -> Standing:
+    """Whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
+    row = FORMATS[format]
+    missing = row.source.missing(lambda name: importlib.util.find_spec(name) is not None)
+    if missing:
+        why = f"{format.value} needs {' and '.join(missing)}, not installed here."
+        return Standing(False, why, f"pip install '{row.install}'")
+    if device not in row.devices:
+        why = f"{row.package} has no {format.value} on {device}."
+        return Standing(False, why, f"Train on {' or '.join(row.devices)}, or use method lora without quantization.")
+    if format is Quantization.FP8 and device == CUDA and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        return Standing(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
+    return Standing(True)
+
+
+def require(format: Quantization, device: str) -> None:
+    """Raise `Unavailable` (`E-QUANT-UNAVAILABLE`) with the install line if a format cannot be used on a device."""
+    standing = probe(format, device)
+    if not standing.ok:
+        raise Unavailable(
+            f"The format {format.value} cannot be used on {device} here.",
+            why=standing.why,
+            do=standing.fix,
+            code="E-QUANT-UNAVAILABLE",
+        )
+
+
+# Loading
+
+
+def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | None = None) -> Any:
+    """What `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be given.
+
+    `stored` is the base's own quantization config (`stored_config`); gptq and awq need one. Raises `Unavailable`
+    (`E-QUANT-UNAVAILABLE`) and `InvalidInput` (`E-QUANT-USE`, `E-QUANT-BASE`).
+    """
+    row = FORMATS[format]
+    if row.use != "base":
+        raise InvalidInput(
+            f"A base is never held in {format.value} while an adapter is trained.",
+            why=row.note,
+            do="Use quantization nf4, fp4 or int8.",
+            code="E-QUANT-USE",
+        )
+    require(format, device)
+    require_fitting_base(format, stored)
+    if row.calibrates or format is Quantization.HQQ_INT4:
+        return None  # the base says it itself; hqq converts after loading
+    if format is Quantization.TORCHAO_INT8:
+        return TorchAoConfig(load("torchao.quantization:Int8WeightOnlyConfig")(version=2))
+    if format is Quantization.INT8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=format.value,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype(device),
+    )
+
+
+def compute_dtype(device: str) -> torch.dtype:
+    """What a quantised weight is multiplied in: bfloat16 on a GPU that has it, else float32."""
+    return torch.bfloat16 if device == CUDA and native_bf16("cuda") else torch.float32
+
+
+def stored_config(folder: str) -> dict[str, Any] | None:
+    """The quantization config that a base carries in its `config.json`; None for a base in full precision."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    stored = getattr(config, "quantization_config", None)
+    return stored if stored is None or isinstance(stored, dict) else dict(stored.to_dict())
+
+
+def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None) -> None:
+    """A base that is to be quantised is not quantised yet, and one that has to be already is. Raises `E-QUANT-BASE`."""
+    has = str(stored.get("quant_method", "another format")).rpartition(".")[2].lower() if stored else ""
+    wanted = format.value if FORMATS[format].calibrates else ""
+    if has == wanted:
+        return
+    is_in = f"is stored in {has}" if has else "is stored in full precision"
+    do = f"Use a base that somebody quantised with {wanted}" if wanted else "Use the base in full precision"
+    raise InvalidInput(
+        f"Quantization {format.value} does not fit this base.",
+        why=f"The base {is_in}" + (f", and {wanted} is made from sample texts, not here." if wanted else "."),
+        do=f"{do}, or another quantization.",
+        code="E-QUANT-BASE",
+    )
+
+
+def convert(model: torch.nn.Module, format: Quantization, device: str) -> int:
+    """Convert the linear layers of a loaded model where transformers does not; returns how many it converted.
+
+    hqq_int4: weights into groups of 64. fp8: the products of both passes in float8. Every other format was dealt with
+    by `from_pretrained`, and nothing happens. The output layer stays as it is. Raises `E-QUANT-UNAVAILABLE`.
+    """
+    if format not in (Quantization.HQQ_INT4, Quantization.FP8):
+        return 0
+    require(format, device)
+    head = output_layer(model)
+    if format is Quantization.FP8:
+        return to_float8(model, head, emulate=device == CPU)
+    found = [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
+    layers = [(name, layer) for name, layer in found if layer is not head]
+    for name, layer in layers:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, to_hqq(layer, device))
+    return len(layers)
+
+
+def output_layer(model: Any) -> Any:
+    """The layer that gives logits or a score; None if there is none."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return getattr(model, "score", None) if head is None else head
+
+
+def to_hqq(layer: torch.nn.Linear, device: str) -> Any:
+    recipe = load("hqq.core.quantize:BaseQuantizeConfig")(nbits=4, group_size=HQQ_GROUP)
+    return load("hqq.core.quantize:HQQLinear")(layer, recipe, compute_dtype=compute_dtype(device), device=device)
+
+
+def is_hqq(layer: torch.nn.Module) -> bool:
+    """Whether a layer is hqq's, which is no subclass of torch's linear layer; asked without importing hqq."""
+    return type(layer).__name__ == "HQQLinear"
+
+
+def to_float8(model: torch.nn.Module, head: Any, *, emulate: bool) -> int:
+    """Swap the linear layers whose sizes float8 can multiply; returns how many."""
+    swapped: list[str] = []
+
+    def suits(layer: torch.nn.Module, name: str) -> bool:
+        sizes = [getattr(layer, "in_features", 1), getattr(layer, "out_features", 1)]
+        fits = layer is not head and all(size % FP8_MULTIPLE == 0 for size in sizes)
+        if fits:
+            swapped.append(name)
+        return fits
+
+    recipe = load("torchao.float8:Float8LinearConfig")(emulate=emulate)
+    load("torchao.float8:convert_to_float8_training")(model, config=recipe, module_filter_fn=suits)
+    return len(swapped)
+
+
+def settle(model: torch.nn.Module) -> int:
+    """Make the quantised layers compute the same in training and in evaluation; returns how many there are.
+
+    Call it once after loading. Without it, on a CPU: an evaluation forward of a 4-bit layer repacks the weight for
+    bfloat16 for good, and every later training forward loses the gradient; an evaluation forward of an 8-bit layer
+    rounds the activations to int8 and a training forward does not, so that a policy differs from its own reference.
+    """
+    found = 0
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.support_avx512bf16_for_cpu = False
+            found += 1
+        elif isinstance(layer, Linear8bitLt):
+            layer.register_forward_pre_hook(in_training)
+            found += 1
+    return found
+
+
+def in_training(layer: torch.nn.Module, _: Any) -> None:
+    """Before a forward of an 8-bit layer: take the path that training takes (the layer itself has no dropout)."""
+    layer.training = True

@@ -1,0 +1,465 @@
+"""The engine: eight verbs over one model. The loop, roll-outs, islands and the wire call these and nothing else.
+
+    forward     scores a batch and keeps ONE graph; its id is good for one backward
+    backward    adds to the gradients
+    step        clips, moves the weights, moves the schedule; the gradients stay and are stale
+    zero_grad   clears them
+    generate    samples with a generator of its own: training draws the same numbers with or without it
+    logprobs    what the model gives to tokens that are there already
+    save, load  the whole state or the weights alone, whole and verified or not at all
+
+A call may carry `op_seq`: the same number again returns the first reply, so that a request that was sent twice over a
+network does not count twice. Deferred unscale: with fp16 the gradients carry the scaler's factor until `step`; a state
+that is saved in between says so, and goes on to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from trainyard.errors import Conflict, InvalidInput, TrainyardError
+from trainyard.spec.axes import Precision
+from trainyard.spec.chain import digest
+from trainyard.spec.training import TrainerConfig
+from trainyard.train.head import Head, require_known_logits
+from trainyard.train.optimizers import on_eval, on_train
+from trainyard.train.resume.snapshot import (
+    Snapshot,
+    identity,
+    load_snapshot,
+    require_same,
+    require_whole,
+    save_snapshot,
+)
+from trainyard.train.resume.state import (
+    random_state,
+    require_same_devices,
+    require_same_weights,
+    restore_random_state,
+)
+from trainyard.train.schedules import LearningRate
+from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
+from trainyard.train.session.replies import Backward, Forward, Replies, Stepped
+from trainyard.train.session.sampling import Generated, Sampling, sample, token_logprobs
+from trainyard.train.session.sharing import Alone, Found
+from trainyard.train.stages.contract import Batch, Scores, StageSpec
+
+FIRST_SCALE = 1024.0
+"""fp16's first loss scale: torch's 65,536 overflows small models for their first dozens of steps."""
+
+
+@dataclass
+class TrainState:
+    """What a session works with; `train.loop` and the native backend put it together."""
+
+    model: Any
+    reference: Callable[[], AbstractContextManager[Any]] | None
+    stage: StageSpec
+    config: TrainerConfig
+    optimizer: Any
+    rate: LearningRate
+    tokenizer: Any
+    device: str = "cpu"
+    precision: Precision = Precision.FP32
+    head: Head = Head.FULL
+    sharing: Alone = field(default_factory=Alone)
+    """How the work is shared with other processes."""
+
+
+class Session:
+    """One model in training. Not for several threads at once."""
+
+    def __init__(self, engine: TrainState, folder: Path) -> None:
+        self.engine, self.folder = engine, folder
+        self.config_sha256 = digest(engine.config)
+        half = engine.precision is Precision.FP16
+        self.scaler = torch.amp.GradScaler(engine.device, init_scale=FIRST_SCALE, enabled=half)
+        self.sharing = engine.sharing
+        self.parameters = self.sharing.parameters(engine.model)
+        self.accumulated = 0
+        self.stale = False
+        self.global_step = 0
+        self.skipped = 0
+        self._forwards = 0
+        self._pending: tuple[str, torch.Tensor] | None = None
+        self._replies = Replies()
+        if engine.stage.head == "causal":
+            self.sharing.run(engine.model, require_known_logits)
+        self._train()
+
+    # The eight verbs
+
+    def forward(
+        self,
+        batch: Batch,
+        *,
+        normalizer: float | None = None,
+        outputs: Sequence[str] = (),
+        inline: bool = False,
+        op_seq: int | None = None,
+    ) -> Forward:
+        """Score a batch in training mode (dropout draws) and keep its graph for one `backward`.
+
+        `normalizer` is what the sum over the units is divided by; default the batch's own units. A step that is cut
+        into micro-batches gives the units of the whole step. `outputs` may name `logits` and `hidden_states` of the
+        batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
+        Raises `InvalidInput` (`E-NO-TARGET`, `E-INLINE-SIZE`, `E-OUTPUT-NAME`), and then nothing has changed.
+        """
+        return self._replies.once(op_seq, "forward", lambda: self._forward(batch, normalizer, outputs, inline))
+
+    def backward(
+        self, forward_id: str, *, scale: float = 1.0, measure: bool = True, op_seq: int | None = None
+    ) -> Backward:
+        """Add the gradients of a forward's loss times `scale`. `measure` computes their norm, which synchronises.
+
+        Raises `Conflict`: `E-STALE-GRAD` after a step without `zero_grad`, `E-FORWARD-USED` for an id whose graph is
+        gone (used, replaced by a later forward, or dropped).
+        """
+        return self._replies.once(op_seq, "backward", lambda: self._backward(forward_id, scale, measure))
+
+    def step(
+        self,
+        *,
+        max_grad_norm: float | None = None,
+        learning_rate: float | None = None,
+        metric: float | None = None,
+        op_seq: int | None = None,
+    ) -> Stepped:
+        """Move the weights by what has been accumulated; a step with non-finite fp16 gradients is skipped and counted.
+
+        `max_grad_norm` defaults to the config's, `learning_rate` overrides the schedule for this step, `metric` feeds a
+        schedule that waits for a plateau. Raises `Conflict` (`E-NO-GRAD`) when nothing was accumulated.
+        """
+        return self._replies.once(op_seq, "step", lambda: self._step(max_grad_norm, learning_rate, metric))
+
+    def zero_grad(self, *, op_seq: int | None = None) -> None:
+        """Clear the gradients and drop a pending graph."""
+        return self._replies.once(op_seq, "zero_grad", self._zero_grad)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None, *, op_seq: int | None = None
+    ) -> list[Generated]:
+        """Continue token prompts, left-padded together, with a generator seeded by `sampling.seed` alone.
+
+        Raises `InvalidInput` (`E-PROMPT-EMPTY`, and `E-NO-LOGITS` for a reward model); so does `logprobs`.
+        """
+        return self._replies.once(op_seq, "generate", lambda: self._generate(prompts, sampling or Sampling()))
+
+    def logprobs(self, rows: Sequence[Sequence[int]], *, op_seq: int | None = None) -> list[list[float | None]]:
+        """Log-probability of every token given those before it, without dropout; None for the first of a row."""
+        return self._replies.once(op_seq, "logprobs", lambda: self._logprobs(rows))
+
+    def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> dict[str, Any]:
+        """Write the state (`full`) or the weights (`weights`) under `name`; returns {name, path, sha256}.
+
+        Raises `InvalidInput` (`E-SAVE-NAME`, `E-SAVE-KIND`) and `Conflict` (`E-SAVE-EXISTS`): nothing is overwritten.
+        """
+        return self._replies.once(op_seq, "save", lambda: self._save(name, kind))
+
+    def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> dict[str, Any]:
+        """Take a saved state back; without `optimizer` only the weights. A pending graph and gradients are dropped.
+
+        Raises `NotFound` (`E-SAVE-MISSING`), `InvalidInput` (`E-SAVE-KIND`) when only weights were saved and more is
+        asked for, and `Corrupt` when bytes (`E-CHECKPOINT-CORRUPT`), config, versions or shapes (`E-CHECKPOINT-CONFIG`,
+        `-VERSION`, `-MODEL`) are not what they were; then nothing has changed. Weights alone may come from another
+        config of the same model and method.
+        """
+        return self._replies.once(op_seq, "load", lambda: self._load(name, optimizer))
+
+    # What they do
+
+    def _forward(self, batch: Batch, normalizer: float | None, outputs: Sequence[str], inline: bool) -> Forward:
+        engine = self.engine
+        on_device = {name: value.to(engine.device, non_blocking=True) for name, value in batch.items()}
+        units = engine.stage.units(batch)
+        if not units:
+            raise InvalidInput(
+                "The batch has nothing to learn: all of its labels are masked.",
+                do="Give rows with an assistant turn, a pair or a label.",
+                code="E-NO-TARGET",
+            )
+        found = self._outputs(on_device, outputs, inline) if outputs else {}
+        reference = self._reference_scores(on_device)
+        with self.autocast():
+            scores = self.sharing.scores(engine.stage, engine.model, on_device, engine.head)
+            total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
+        loss = total / (normalizer if normalizer is not None else units)
+        self._forwards += 1
+        self._pending = (f"forward-{self._forwards}", loss)
+        return Forward(self._pending[0], loss.detach(), units, metrics, found)
+
+    def _reference_scores(self, batch: Batch) -> Scores | None:
+        """Scores of the frozen reference, from the batch where they were computed before (`reference/...`)."""
+        engine = self.engine
+        if not engine.stage.needs_reference(engine.config):
+            return None
+        known = {name.removeprefix("reference/"): batch[name] for name in batch if name.startswith("reference/")}
+        if known:
+            return known
+        return self.reference_scores(batch)
+
+    def reference_scores(self, batch: Batch) -> Scores:
+        """Score a batch on the engine's device with the frozen reference: no gradients, no dropout."""
+        assert self.engine.reference is not None, "a stage with a reference is built with one"
+        on_device = {name: value.to(self.engine.device) for name, value in batch.items()}
+        with self.engine.reference() as model, torch.no_grad(), self.autocast():
+            return self.sharing.scores(self.engine.stage, model, on_device, self.engine.head)
+
+    def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> dict[str, Any]:
+        require_outputs(names)
+        with torch.no_grad(), self.autocast(), fork_rng(self.engine.device):
+            found = self.sharing.run(self.engine.model, lambda model: read_outputs(model, batch, names))
+        if not self.sharing.leading:
+            return {}
+        at = self.folder / "outputs" / f"forward-{self._forwards + 1}"
+        return {
+            name: hand_out(name, value, at.with_name(f"{at.name}-{name}.safetensors"), inline=inline)
+            for name, value in found.items()
+        }
+
+    def _backward(self, forward_id: str, scale: float, measure: bool) -> Backward:
+        if self.stale:
+            raise Conflict(
+                "The gradients belong to a step that is done.",
+                why="A backward now would use them a second time.",
+                do="Call zero_grad first.",
+                code="E-STALE-GRAD",
+            )
+        if self._pending is None or self._pending[0] != forward_id:
+            raise Conflict(
+                f"The graph of {forward_id!r} is not there any more.",
+                why="A forward's graph is good for one backward, and a later forward replaces it.",
+                do="Call forward again and use its id.",
+                code="E-FORWARD-USED",
+            )
+        loss, self._pending = self._pending[1], None
+        self.sharing.before_backward(self.parameters)
+        self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
+        self.sharing.after_backward(self.parameters)
+        self.accumulated += 1
+        if not measure:
+            return Backward(self.accumulated)
+        norm = self._grad_norm()
+        return Backward(self.accumulated, norm, not math.isfinite(norm))
+
+    def _grad_norm(self) -> float:
+        """Norm of the gradients without the scaler's factor, which stays in them."""
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
+        return float(self.sharing.norm(self.parameters)) / scale
+
+    def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
+        if not self.accumulated:
+            raise Conflict(
+                "There is no gradient to step with.", do="Call forward and backward first.", code="E-NO-GRAD"
+            )
+        engine = self.engine
+        self.sharing.settle(self.parameters, scaled=self.scaler.is_enabled())
+        self.scaler.unscale_(engine.optimizer)
+        limit = engine.config.hyperparameters.max_grad_norm if max_grad_norm is None else max_grad_norm
+        norm = self.sharing.clip(self.parameters, limit)
+        if not self.scaler.is_enabled():
+            require_finite_gradients(norm, self.global_step + 1)
+        used = self._overridden(learning_rate)
+        before = self.scaler.get_scale()
+        self.scaler.step(engine.optimizer)
+        self.scaler.update()
+        skipped = self.scaler.is_enabled() and self.scaler.get_scale() < before
+        self._restore_rates(used)
+        self.accumulated, self.stale = 0, True
+        rate = engine.optimizer.param_groups[0]["lr"] if learning_rate is None else learning_rate
+        if skipped:
+            self.skipped += 1
+        else:
+            self.global_step += 1
+            engine.rate.step(metric)
+        return Stepped(skipped, self.global_step, float(rate), norm)
+
+    def _overridden(self, learning_rate: float | None) -> list[Any]:
+        """Put a step's own learning rate in place, the groups in their proportion; returns what stood there."""
+        groups = self.engine.optimizer.param_groups
+        if learning_rate is None:
+            return []
+        before = [group["lr"] for group in groups]
+        first = float(groups[0].get("initial_lr", before[0])) or 1.0
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = learning_rate * float(group.get("initial_lr", rate)) / first
+        return before
+
+    def _restore_rates(self, before: list[Any]) -> None:
+        for group, rate in zip(self.engine.optimizer.param_groups, before, strict=False):
+            group["lr"] = rate
+
+    def _zero_grad(self) -> None:
+        self.engine.optimizer.zero_grad(set_to_none=True)
+        self.sharing.clear(self.engine.model)
+        self.accumulated, self.stale, self._pending = 0, False, None
+
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
+        self._require_logits()
+        return self._quietly(lambda model: sample(model, self.engine.tokenizer, prompts, sampling))
+
+    def _logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
+        self._require_logits()
+        return self._quietly(lambda model: token_logprobs(model, self.engine.tokenizer, rows))
+
+    def _require_logits(self) -> None:
+        if self.engine.stage.head != "causal":
+            raise InvalidInput(
+                "A reward model gives a number to a row, and no probability to a token.",
+                do="Use forward with outputs: logits, which are its rewards.",
+                code="E-NO-LOGITS",
+            )
+
+    def _save(self, name: str, kind: str) -> dict[str, Any]:
+        if kind != "weights":
+            return save_snapshot(self.folder, name, self.snapshot(), kind)
+        self.show_served()
+        try:
+            return save_snapshot(self.folder, name, self.snapshot(), kind)
+        finally:
+            self.show_trained()
+
+    def _load(self, name: str, optimizer: bool) -> dict[str, Any]:
+        snapshot, facts = load_snapshot(self.folder, name)
+        if optimizer:
+            require_whole(snapshot, name)
+            require_same(snapshot, self.identity())
+        self.restore(snapshot, optimizer=optimizer)
+        return facts
+
+    # State
+
+    def snapshot(self) -> Snapshot:
+        """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
+        engine, sharing = self.engine, self.sharing
+        parts = {
+            "weights": sharing.weights(engine.model),
+            "optimizer": engine.optimizer.state_dict(),
+            "rate": engine.rate.state_dict(),
+            "scaler": {**self.scaler.state_dict(), "deferred_unscale": bool(self.accumulated)},
+            "gradients": sharing.gradients(engine.model) if self.accumulated or self.stale else {},
+            "random": random_state(),
+            "counters": {
+                "global_step": self.global_step,
+                "accumulated": self.accumulated,
+                "stale": self.stale,
+                "skipped": self.skipped,
+            },
+        }
+        return Snapshot(parts, self.identity())
+
+    def identity(self) -> dict[str, Any]:
+        """What a state has to have in common with this session so that it goes on here."""
+        return identity(self.config_sha256, self.engine.precision.value, self.sharing.layout)
+
+    def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
+        """Go on where the snapshot was taken; with `optimizer=False` only its weights are taken.
+
+        Raises `Corrupt` for one that does not fit, and then nothing has changed.
+        """
+        self.require_fit(snapshot, everything=optimizer)
+        self._zero_grad()
+        self._take_over(snapshot.parts, everything=optimizer)
+
+    def require_fit(self, snapshot: Snapshot, *, everything: bool) -> None:
+        """Raise `Corrupt` for parts that do not belong to this session's model, schedule or devices."""
+        parts = snapshot.parts
+        if "weights" in parts:
+            require_same_weights(self.engine.model, parts["weights"])
+        if everything and "rate" in parts:
+            self.engine.rate.require_same(parts["rate"])
+        if everything and "random" in parts:
+            require_same_devices(parts["random"])
+
+    def _take_over(self, parts: Mapping[str, Any], *, everything: bool) -> None:
+        """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
+        engine = self.engine
+        if "weights" in parts:
+            self.sharing.take_weights(engine.model, parts["weights"])
+        if not everything:
+            return
+        if "optimizer" in parts:
+            engine.optimizer.load_state_dict(parts["optimizer"])
+        if "rate" in parts:
+            engine.rate.load_state_dict(parts["rate"])
+        if "scaler" in parts and self.scaler.is_enabled():
+            self.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
+        if "gradients" in parts:
+            self.sharing.take_gradients(engine.model, parts["gradients"])
+        if "counters" in parts:
+            for name, value in parts["counters"].items():
+                setattr(self, name, value)
+        if "random" in parts:
+            restore_random_state(parts["random"])
+
+    def show_served(self) -> None:
+        """Put the weights in place that are served: schedule-free AdamW's average, not the point that it trains at."""
+        on_eval(self.engine.optimizer)
+
+    def show_trained(self) -> None:
+        """Put the weights in place that the next step moves."""
+        on_train(self.engine.optimizer)
+
+    def drop_reference(self) -> None:
+        """Free the frozen reference, when its scores are known for every example."""
+        self.engine.reference = None
+
+    # Surroundings
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(self.engine.precision)
+        return torch.autocast(self.engine.device, dtype=half or torch.bfloat16, enabled=half is not None)
+
+    def _train(self) -> None:
+        self.engine.model.train()
+        on_train(self.engine.optimizer)
+
+    def _quietly(self, work: Callable[[Any], Found]) -> Found:
+        """`work(model)` without dropout or gradients, and without a trace in the generators that training draws from.
+
+        A schedule-free optimizer shows its average meanwhile and then puts back the same bits: a graph that is pending
+        is as good as before, which autograd cannot know.
+        """
+        with _unsafe_preserve_version_counter(tuple(self.parameters)):
+            self.engine.model.eval()
+            on_eval(self.engine.optimizer)
+            try:
+                with torch.no_grad(), fork_rng(self.engine.device), self.autocast():
+                    return self.sharing.run(self.engine.model, work)
+            finally:
+                self._train()
+
+
+def fork_rng(device: str) -> AbstractContextManager[None]:
+    """torch's generators as they were, afterwards."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else [])
+
+
+def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
+    """Raise `E-GRAD-NONFINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
+    if not torch.isfinite(norm):
+        raise TrainyardError(
+            f"The gradients of step {step} have the norm {float(norm)}.",
+            why="A row or a weight is too large for the range of numbers; the weights are as they were.",
+            do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
+            code="E-GRAD-NONFINITE",
+        )
+
+
+def require_finite(value: float, step: int) -> None:
+    """Raise `E-LOSS-NONFINITE` for a loss that is NaN or infinite."""
+    if not math.isfinite(value):
+        raise TrainyardError(
+            f"The loss of step {step} is {value}.",
+            why="The weights left the range of numbers: usually the learning rate is too high for this data.",
+            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
+            code="E-LOSS-NONFINITE",
+        )
