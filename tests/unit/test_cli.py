@@ -9,9 +9,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from trainyard.api.operations import OPERATIONS
-from trainyard.cli import app, parsed
+from trainyard.api.terminal.completion import install
+from trainyard.cli import app, completion_script, parsed
 from trainyard.errors import InvalidInput
 
 REPOSITORY = Path(__file__).parents[2]
@@ -119,12 +121,119 @@ def test_a_broken_setting_is_one_sentence() -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_check_and_plan_import_neither_prefect_nor_torch() -> None:
-    code = (
-        "import sys, trainyard.cli; heavy = {'prefect', 'torch', 'transformers', 'fastapi'} & set(sys.modules); "
-        "assert not heavy, heavy"
+LIGHT = {
+    "--version": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.api.requests.chains"},
+    "--help": {"pydantic", "httpx", "rich", "trainyard.settings", "trainyard.api.requests.chains"},
+    "jobs --help": {"pydantic", "trainyard.api.requests.jobs"},
+    "check --help": {"httpx", "rich", "trainyard.settings", "trainyard.api.requests.jobs"},
+    "check good.yaml": {"trainyard.api.requests.jobs", "trainyard.api.terminal.nights", "trainyard.api.verbs.demo"},
+    "check good.yaml bad.yaml --json": {"trainyard.api.terminal.progress"},
+    "plan good.yaml": {"trainyard.api.requests.jobs", "trainyard.api.terminal.nights", "trainyard.api.verbs.demo"},
+}
+"""Command -> modules that it does without from its start to its end, next to those of `HEAVY`."""
+HEAVY = {"torch", "numpy", "pyarrow", "prefect", "transformers", "fastapi", "typer"}
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_a_command_imports_only_what_it_needs(command: str, tmp_path: Path) -> None:
+    nodes = "{type: ai_generator}, {type: validator}, {type: trainer}, {type: evaluator}, {type: deployer}"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# A\n\nA node reads.\n")
+    (tmp_path / "good.yaml").write_text(f"nodes: [{{type: data_source, config: {{path: docs}}}}, {nodes}]")
+    (tmp_path / "bad.yaml").write_text("nodes: [{type: trainr}]")
+    program = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        f"sys.argv[1:] = {command.split()}; from trainyard.cli import main; main()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == (5 if "bad" in command else 0), found.stdout
+    assert not {*found.stderr.split()} & {*HEAVY, *LIGHT[command]}
+
+
+def test_importing_the_command_line_imports_next_to_nothing() -> None:
+    program = "import sys, trainyard.cli; print(*(name for name in sys.modules if name.startswith('trainyard.')))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    rooms = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
+    assert rooms == {"trainyard.api", "trainyard.cli", "trainyard.errors"}
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("jobs list --limit 0", "Invalid value for '--limit': Input should be greater than or equal to 1"),
+        ("jobs list --limit many", "Invalid value for '--limit': Input should be a valid integer"),
+        ("jobs list --state gone", "Invalid value for '--state': 'gone' is not one of 'pending', 'running'"),
+        ("serve --role flow", "Invalid value for '--role': 'flow' is not 'graph'"),
+        ("corpus apprenticeship remove", "'remove' is not 'add'"),
+        ("backends remove", "No such command 'remove'"),
+        ("plan", "Missing argument 'TEMPLATE|FILE'"),
+        ("corpus engineering", "Missing option '--repo'"),
+    ],
+)
+def test_a_value_that_a_request_does_not_take_is_a_usage_error(command: str, told: str) -> None:
+    found = CliRunner().invoke(app, command.split())
+    assert found.exit_code == 2
+    assert told in found.stderr
+
+
+def test_the_help_of_a_command_is_its_row_and_its_fields() -> None:
+    told = " ".join(CliRunner().invoke(app, ["run", "--help"]).output.split())
+    for words in (
+        "trainyard run [OPTIONS] TEMPLATE|FILE|RUN",
+        "TEMPLATE|FILE|RUN A template, a chain or job file, or an ended run. [required]",
+        "-p, --param KEY=VALUE A parameter; dots reach inside.",
+        "-w, --watch Follow the run to its end.",
+        "--refresh / --no-refresh Make every result anew, also those that are finished. [default: no-refresh]",
+        "--tag <str> A tag for the run; may be repeated.",
+        "--json Print one JSON document on stdout.",
+    ):
+        assert words.removeprefix("trainyard ") in told
+
+
+def complete(words: str) -> list[str]:
+    """What bash is offered for the last word."""
+    environment = {"_TRAINYARD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "from trainyard.cli import app; app(prog_name='trainyard')"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return found.stdout.split()
+
+
+def test_a_shell_completes_commands_options_values_and_files() -> None:
+    assert complete("trainyard jo") == ["plain,jobs"]
+    assert complete("trainyard backends in") == ["plain,install"]
+    assert complete("trainyard jobs list --st") == ["plain,--state"]
+    assert complete("trainyard jobs list --state p") == ["plain,pending", "plain,paused"]
+    assert complete("trainyard plan ch") == ["file,ch"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "place", "start"),
+    [
+        ("bash", ".bash_completions/trainyard.sh", ".bashrc"),
+        ("zsh", ".zfunc/_trainyard", ".zshrc"),
+        ("fish", ".config/fish/completions/trainyard.fish", None),
+    ],
+)
+def test_completion_is_installed_once(
+    shell: str, place: str, start: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = completion_script(shell)
+    assert install("trainyard", shell, script) == install("trainyard", shell, script) == tmp_path / place
+    assert "_TRAINYARD_COMPLETE" in (tmp_path / place).read_text()
+    if start is not None:
+        assert len((tmp_path / start).read_text().splitlines()) == 1
+
+
+def test_completion_of_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="E-SHELL"):
+        completion_script("tcsh")
+    with pytest.raises(InvalidInput, match="E-SHELL"):
+        install("trainyard", "tcsh", "")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -168,10 +168,7 @@ class SimulatedFiles:
         self._end(failure, path)
         if path in self._names:
             return False
-        for change in self._changes.get(path.parent, ()):
-            if isinstance(change, Change) and change.get(path) == GONE and not change.emptied:
-                self._forget_below(self._on_disk(path, change.at))
-                change.emptied = True
+        self._empty_removed(path)
         self._change(path.parent, {path: FOLDER})
         return True
 
@@ -243,6 +240,9 @@ class SimulatedFiles:
         if self._names[source] is not FOLDER:
             self._change(target.parent, {source: GONE, target: self._names[source]})
             return
+        self._empty_removed(target)
+        for folder in [path for path in self._changes if path == target or _is_below(path, target)]:
+            del self._changes[folder]  # of the removed folder of this name: they never reach what takes its place
         made = [one for one in self._changes.get(source.parent, []) if isinstance(one, Change) and source in one]
         move = Move(source, target, made, self._tick())
         _move(self._names, source, target)
@@ -253,6 +253,13 @@ class SimulatedFiles:
             self._changes[_under(folder, source, target)] = [_moved(one, source, target) for one in changes]
         self._changes.setdefault(target.parent, []).append(move)
         self._moves.append(move)
+
+    def _empty_removed(self, path: Path) -> None:
+        """Forget what was in a folder that was removed, since its name is taken again."""
+        for change in self._changes.get(path.parent, ()):
+            if isinstance(change, Change) and change.get(path) == GONE and not change.emptied:
+                self._forget_below(self._on_disk(path, change.at))
+                change.emptied = True
 
     def _tick(self) -> int:
         self._now += 1

@@ -218,3 +218,17 @@ def test_a_file_that_is_there_already_is_on_the_disk(seed: int) -> None:
         create_whole(files, ROOT / "it", b"it")
     files.crash(random.Random(seed))
     assert files.snapshot() == {"/disk/it": b"it"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_removed_under_a_name_does_not_touch_the_folder_that_takes_it(seed: int) -> None:
+    """The removal of the first folder is not flushed when the second one, which is, gets its name."""
+    files = SimulatedFiles()
+    for name in ("first", "second"):
+        make_folders(files, ROOT / name)
+        write_whole(files, ROOT / name / "it", name.encode())
+    files.unlink(ROOT / "first" / "it")
+    files.rmdir(ROOT / "first")
+    files.rename_noreplace(ROOT / "second", ROOT / "first")
+    files.crash(random.Random(seed))
+    assert b"second" in files.snapshot().values()

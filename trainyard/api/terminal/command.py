@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cached_property, partial
 from typing import Any
 
@@ -39,6 +40,7 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     """
     keep_files_private()
     request, implementation = request_of(name, given), load(OPERATIONS[name].implementation)
+    gc.enable()
     progress = LateProgress()
     try:
         tell = partial(print_part, name, as_json)
