@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from trainyard.api.graph_server import listening, serve
-from trainyard.stores.graph import LadybugGraph
+from trainyard.stores.graph.local import LadybugGraph
 listener = listening("127.0.0.1", 0, None)
 print(listener.getsockname()[1], flush=True)
 with LadybugGraph(Path(sys.argv[1])) as graph:

@@ -220,7 +220,8 @@ import sys
 from pathlib import Path
 from tests.unit.stores.marking import marker
 from trainyard.errors import Conflict
-from trainyard.stores.markers import LocalMarkers, this_owner
+from trainyard.stores.markers.local import LocalMarkers
+from trainyard.stores.markers.records import this_owner
 markers = LocalMarkers(Path(sys.argv[1]), lease_s=0.3)
 claim = markers.claim(marker(), this_owner())
 print("claimed", flush=True)
