@@ -71,7 +71,7 @@ PASSED = (
 INSTALLED = Passed("PIP_* UV_* GIT_* SSH_AUTH_SOCK PIP_INDEX_URL PIP_EXTRA_INDEX_URL", "the installation of a backend")
 SERVICES = Passed("PREFECT_* PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING PREFECT_API_KEY", "Prefect's own")
 SERVER = Passed("TRAINYARD_TOKEN", "what the clients of a server send")
-KEY_HOLDERS = ("worker", "deploy", "watchdog")
+KEY_HOLDERS = ("worker", "watchdog")
 """Services that get the keys of endpoints: the worker calls them, the watchdog starts a worker that died."""
 WORKER = Passed("TRAINYARD_TOKEN", "the graph server's token")
 CLOUD = Passed("GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_PROJECT CLOUDSDK_*", "what opens an object store")

@@ -37,14 +37,18 @@ KINDS = {
     "watchdog": "trainyard.api.runs.watchdog",
     "worker": "prefect worker start",
     "flow": "prefect",
+    "git of prefect deploy": "git ",
 }
 """Kind -> what stands in its command line; the first that does."""
 PREFECTS = {"PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
 HOLDERS = {
     "server": PREFECTS, "watchdog": PREFECTS | {"OPENAI_API_KEY"}, "worker": PREFECTS | {"OPENAI_API_KEY"},
-    "flow": PREFECTS | {"OPENAI_API_KEY"},
+    "flow": PREFECTS | {"OPENAI_API_KEY"}, "git of prefect deploy": PREFECTS,
 }  # fmt: skip
-"""Who asks the endpoints, and who speaks with Prefect. Nobody has anything else that was planted."""
+"""Who asks the endpoints, and who speaks with Prefect. Nobody has anything else that was planted.
+
+`prefect deploy` notes the commit of the checkout that it deploys; the git that it starts has its environment.
+"""
 DOCUMENT = "# Node {n}\n\nNode {n} reads documents and writes {m} pairs for each of them.\n"
 NODE = "  - {{type: {type}, config: {config}}}\n"
 
