@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from trainyard.compute.child import LOG_FILE
 from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
 
 DAEMON = """
@@ -55,18 +55,18 @@ def test_missing_program_is_named(tmp_path: Path) -> None:
 
 
 def test_stop_reaches_the_program_as_the_signal_it_understands(tmp_path: Path) -> None:
-    start = time.monotonic()
-    script = "trap 'echo got INT; exit 0' INT; while :; do sleep 0.05; done"
+    script = "trap 'echo got INT; exit 0' INT; echo ready; while :; do sleep 0.05; done"
+    log = tmp_path / LOG_FILE
     result, _ = shim(
         tmp_path,
         "sh",
         "-c",
         script,
         options=("--stop-signal", "INT"),
-        wanted=lambda: Wanted.PAUSE if time.monotonic() - start > 0.5 else Wanted.RUN,
+        wanted=lambda: Wanted.PAUSE if log.is_file() and "ready" in log.read_text() else Wanted.RUN,
     )
     assert result.status in (Status.DONE, Status.STOPPED)
-    assert "got INT" in (tmp_path / "child.log").read_text()
+    assert "got INT" in log.read_text()
 
 
 def test_stubborn_program_is_killed_after_its_grace_and_counts_as_stopped(tmp_path: Path) -> None:
