@@ -1,7 +1,8 @@
 """The one place that speaks with Prefect's server: states in our words, what it holds for us, runs, and their control.
 
 Prefect's database is the truth about runs, schedules and slots; this package only translates. Importing it imports
-Prefect (seconds), so it is imported by flows and nodes, and by the command line only through `operations.load`.
+Prefect (seconds), so it is imported by flows and nodes, and by the command line only through
+`stack.import_prefect_client`.
 """
 
 from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, state_now, wanted_by
