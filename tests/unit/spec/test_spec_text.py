@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainyard.errors import Refused
 from trainyard.spec.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
-from trainyard.spec.load.text import NOT_FINITE, parse_text
+from trainyard.spec.load.text import FLOAT, NOT_FINITE, parse_text
 
 
 def refusal(text: str | bytes) -> str:
@@ -243,10 +243,10 @@ def test_json_round_trip(value: object) -> None:
 
 
 def spells_a_number(value: object) -> bool:
-    """Whether a text in it is one that is read as a number, which is not finite, unless it is quoted."""
+    """Whether a text in it is read as a number unless it is quoted, which PyYAML does for those of YAML 1.1 alone."""
     if isinstance(value, dict | list):
         return any(map(spells_a_number, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str) and NOT_FINITE.match(value) is not None
+    return isinstance(value, str) and any(number.match(value) for number in (FLOAT, NOT_FINITE))
 
 
 @given(PLAIN.filter(lambda value: not spells_a_number(value)))
