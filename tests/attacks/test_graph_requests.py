@@ -29,7 +29,7 @@ with LadybugGraph(Path(sys.argv[1])) as graph:
 """
 MANY = "UNWIND range(1, 100000) AS a UNWIND range(1, 1000) AS b UNWIND range(1, 1000) AS c"
 SLOW = {"cypher": f"{MANY} WITH a, b, c WHERE (a * b + c) % 7 = 3 RETURN count(*)"}
-STUBBORN = {"cypher": "UNWIND range(1, 100000000) AS a UNWIND range(1, 1000) AS b RETURN count(*)"}
+STUBBORN = {"cypher": "UNWIND range(1, 100000000) AS a UNWIND range(1, 1000000) AS b RETURN count(*)"}
 """It builds a list first, in which the database looks at no limit."""
 
 
