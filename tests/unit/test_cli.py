@@ -185,7 +185,7 @@ def test_the_help_of_a_command_is_its_row_and_its_fields() -> None:
         "TEMPLATE|FILE|RUN A template, a chain or job file, or an ended run. [required]",
         "-p, --param KEY=VALUE A parameter; dots reach inside.",
         "-w, --watch Follow the run to its end.",
-        "--refresh / --no-refresh Make every result anew, also those that are finished. [default: no-refresh]",
+        "--refresh / --no-refresh Make every result again, also those that are finished. [default: no-refresh]",
         "--tag <str> A tag for the run; may be repeated.",
         "--json Print one JSON document on stdout.",
     ):

@@ -1,4 +1,4 @@
-"""What an operation may use of whoever called it: the settings, and where its progress goes."""
+"""What an operation may use of its caller: the settings, and where its progress goes."""
 
 from __future__ import annotations
 

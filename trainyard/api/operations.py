@@ -121,7 +121,7 @@ OPERATIONS: dict[str, Operation] = {
         "trainyard.api.verbs.adapters:convert_adapter", "trainyard.api.terminal.adapters:converted_text", WRITE,
     ),
     "backends": Operation(
-        "Show every trainer: version, import, device, why it is not available and what mends it.",
+        "Show every trainer: version, import, device, why it is not available and what fixes it.",
         "trainyard.api.requests.trainers:BackendsInput", "trainyard.api.verbs.backends:BackendTable",
         "trainyard.api.verbs.backends:show_backends", "trainyard.api.terminal.trainers:backends_text", READ,
     ),
@@ -197,7 +197,7 @@ OPERATIONS: dict[str, Operation] = {
         "trainyard.api.verbs.night:simulate_nights", "trainyard.api.terminal.nights:simulated_text", WRITE,
     ),
     "nightly worker": Operation(
-        "Poll for markers and train them on this machine, until it is told to stop.",
+        "Poll for markers and train them on this machine, until it is stopped.",
         "trainyard.api.requests.nights:WorkerInput", "trainyard.api.verbs.night:Worked",
         "trainyard.api.verbs.night:run_worker", "trainyard.api.terminal.text:json_text", ADMIN,
     ),
@@ -212,7 +212,7 @@ OPERATIONS: dict[str, Operation] = {
         "trainyard.api.verbs.night:add_commits", "trainyard.api.terminal.nights:added_text", WRITE,
     ),
     "corpus apprenticeship": Operation(
-        "Add corrections to a corpus: what the model said (shadow), and what a person stands for (verdict).",
+        "Add corrections to a corpus: what the model said (shadow), and what a person vouches for (verdict).",
         "trainyard.api.requests.nights:AddInput", "trainyard.api.verbs.night:Added",
         "trainyard.api.verbs.night:add_corrections", "trainyard.api.terminal.nights:added_text", WRITE,
     ),

@@ -34,7 +34,7 @@ class RunInput(Request):
     preset: str | None = Field(None, description=PRESET)
     watch: Annotated[bool, Option("-w", "--watch")] = Field(False, description="Follow the run to its end.")
     refresh: Annotated[bool, Option("--refresh/--no-refresh")] = Field(
-        False, description="Make every result anew, also those that are finished."
+        False, description="Make every result again, also those that are finished."
     )
     tags: Annotated[tuple[str, ...], Option("--tag")] = Field((), description="A tag for the run; may be repeated.")
 

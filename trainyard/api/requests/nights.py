@@ -50,6 +50,6 @@ class AddInput(Request):
     file: Path | None = Field(None, description="JSON lines {prompt, shadow, verdict}.")
     prompt: str | None = Field(None, description="What was asked.")
     shadow: str | None = Field(None, description="What the model said.")
-    verdict: str | None = Field(None, description="What a person stands for.")
+    verdict: str | None = Field(None, description="What a person vouches for.")
     bucket: str | None = Field(None, description=BUCKET)
     config: Path | None = Field(None, description=CONFIG)

@@ -15,7 +15,7 @@ ENDS = {"finished": "done", "reused": "reused", "failed": "failed", "skipped": "
 
 
 class Progress:
-    """Progress on stderr while an operation works. rich honours NO_COLOR and a dumb terminal by itself."""
+    """Progress on stderr while an operation works. rich honours NO_COLOR and a dumb terminal automatically."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)

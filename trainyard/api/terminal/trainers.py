@@ -37,8 +37,8 @@ def backends_text(result: Any) -> str:
         (one.name.value, backend_state(one), one.version or "-", one.imports, ", ".join(one.devices))
         for one in result.rows
     ]
-    told = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
-    return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *told])
+    notes = [f"{one.name.value}: {one.why} {one.fix}".rstrip() for one in result.rows if one.why]
+    return "\n".join([table(rows, ("backend", "state", "version", "imports", "computes on")), *notes])
 
 
 def backend_state(one: Any) -> str:

@@ -19,7 +19,7 @@ NEEDED = ("torch", "transformers", "peft", "safetensors")
 
 
 def probe(_settings: Settings | None = None) -> Probe:
-    """All its packages are dependencies of ours; a broken installation is told all the same."""
+    """All its packages are dependencies of ours; a broken installation is reported all the same."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return Probe(
@@ -29,7 +29,7 @@ def probe(_settings: Settings | None = None) -> Probe:
 
 
 def reasons(job: TrainingJob) -> list[Reason]:
-    """What the engine does not carry out; what needs a package or a device is told by the program itself."""
+    """What the engine does not carry out; what needs a package or a device is reported by the program."""
     instead = {Stage.PPO: "stage: dpo or kto.", Stage.GRPO: "backend: trl."}.get(job.config.stage)
     if instead is None:
         return []

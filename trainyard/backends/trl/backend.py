@@ -42,7 +42,7 @@ SCHEDULES = {
 
 
 def probe(_settings: Settings | None = None) -> Probe:
-    """All its packages are dependencies of ours; a broken installation is told all the same."""
+    """All its packages are dependencies of ours; a broken installation is reported all the same."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return Probe(

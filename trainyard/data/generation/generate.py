@@ -46,9 +46,9 @@ def generate(
     usage: dict[str, int] = {}
     with Books(folder / port.value, port) as books:
         if complete is None:
-            take(config, documents, books, seldom(report))
+            take(config, documents, books, report_rarely(report))
         else:
-            line = asyncio.run(ask(config, documents, books, complete, seldom(report)))
+            line = asyncio.run(ask(config, documents, books, complete, report_rarely(report)))
             usage = complete.usage() if hasattr(complete, "usage") else {}
             check_answered(line, books)
     facts: Facts = {
@@ -82,13 +82,13 @@ def check_inputs(config: AiGeneratorConfig, documents: Path, *, by_rule: bool) -
         )
 
 
-def seldom(report: Report) -> Report:
+def report_rarely(report: Report) -> Report:
     """The same report, at most twice a second."""
     last: dict[str, Any] = {"at": 0.0}
 
-    def told(fraction: float, text: str) -> None:
+    def report_now_and_then(fraction: float, text: str) -> None:
         if time.monotonic() - last["at"] >= REPORT_EVERY_S:
             last["at"] = time.monotonic()
             report(fraction, text)
 
-    return told
+    return report_now_and_then

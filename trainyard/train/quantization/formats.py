@@ -2,7 +2,7 @@
 
 Every format is a row of `FORMATS`. `probe` says whether it can be used here and, if not, which line installs what is
 missing; `load_config` gives what `from_pretrained` takes; `convert` does what transformers leaves undone; `settle`
-makes a loaded model compute the same in training and in evaluation, which bitsandbytes does not by itself on a CPU.
+makes a loaded model compute the same in training and in evaluation, which bitsandbytes leaves out on a CPU.
 
     load       config = load_config(format, device, stored_config(folder))
                model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, …)

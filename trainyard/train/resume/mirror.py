@@ -220,7 +220,7 @@ def mirrored_metric(store: MirrorStore, step: int) -> float | None:
 def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
     """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
 
-    Damaged ones, from either place, are put aside under `root/quarantine` and told in `FoundCheckpoint.quarantined`.
+    Damaged ones, from either place, move to `root/quarantine` and are reported in `FoundCheckpoint.quarantined`.
     Raises `E-MIRROR-UNAVAILABLE` when the mirror cannot be read: an older checkpoint would quietly lose what it may
     hold.
     """

@@ -10,7 +10,7 @@
 
 A call may carry `op_seq`: the same number again returns the first reply, so that a request that was sent twice over a
 network does not count twice. Deferred unscale: with fp16 the gradients carry the scaler's factor until `step`; a state
-that is saved in between says so, and goes on to the same bits.
+that is saved in between says so, and continues to the same bits.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ class Session:
         return Snapshot(parts, self.identity())
 
     def identity(self) -> dict[str, Any]:
-        """What a state has to have in common with this session so that it goes on here."""
+        """What a state has to have in common with this session so that it continues here."""
         return identity(self.config_sha256, self.engine.precision.value, self.sharing.layout)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:

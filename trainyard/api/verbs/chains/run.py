@@ -46,7 +46,7 @@ def continued(given: RunInput, settings: Settings) -> RunResult:
     if given.parameters or given.preset or given.refresh or given.tags:
         raise InvalidInput(
             "A run that is continued takes no parameters, preset, tags or refresh.",
-            why="It goes on with those that it was started with.",
+            why="It continues with those that it was started with.",
             do="Start a new run of the template or file.",
             code="E-PARAMETER",
         )
