@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
-
-Swap = tuple[Any, str, Any]
-"""(object, attribute, what stands there while the bug is injected)."""
+from trainyard.testing.swaps import Swap, swapped
 
 
 def no_fsync(self: SimulatedFiles, path: Path) -> None:
@@ -207,15 +205,6 @@ def table() -> dict[str, tuple[Swap, ...]]:
 INJECTED_BUGS = tuple(table())
 
 
-@contextmanager
-def injected_bug(name: str | None) -> Iterator[None]:
+def injected_bug(name: str | None) -> AbstractContextManager[None]:
     """The night with this bug in it; None changes nothing."""
-    swaps = table()[name] if name else ()
-    kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]
-    for where, what, wrong in swaps:
-        setattr(where, what, wrong)
-    try:
-        yield
-    finally:
-        for where, what, right in kept:
-            setattr(where, what, right)
+    return swapped(table()[name] if name else ())

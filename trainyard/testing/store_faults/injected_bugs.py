@@ -5,17 +5,14 @@ python -m trainyard.testing.store_faults.simulate --campaigns 2000 --plant found
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
+from trainyard.testing.swaps import Swap, swapped
 from trainyard.train import checkpoints
-
-Swap = tuple[Any, str, Any]
-"""(object, attribute, what stands there while the bug is injected)."""
 
 
 def no_flush(self: SimulatedFiles, path: Path) -> None:
@@ -100,15 +97,6 @@ def table() -> dict[str, tuple[Swap, ...]]:
 INJECTED_BUGS = tuple(table())
 
 
-@contextmanager
-def injected_bug(name: str | None) -> Iterator[None]:
+def injected_bug(name: str | None) -> AbstractContextManager[None]:
     """The stores with this mistake in them; None changes nothing."""
-    swaps = table()[name] if name else ()
-    kept = [(where, what, getattr(where, what)) for where, what, _ in swaps]
-    for where, what, wrong in swaps:
-        setattr(where, what, wrong)
-    try:
-        yield
-    finally:
-        for where, what, right in kept:
-            setattr(where, what, right)
+    return swapped(table()[name] if name else ())
