@@ -22,10 +22,11 @@ import click
 from click.shell_completion import get_completion_class
 
 import trainyard
-from trainyard.api.operations import GROUPS, OPERATIONS, load
+from trainyard.api.operations import GROUPS, OPERATIONS
 from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.api.terminal.text import print_error
 from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.loading import load
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

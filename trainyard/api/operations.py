@@ -1,7 +1,7 @@
 """Every verb of the product, once. The command line is a loop over this table, and so is every other surface.
 
-A row names its request, its response, its implementation and its renderer by dotted path, and `load` imports one of
-them when it is needed: importing this module imports nothing of ours.
+A row names its request, its response, its implementation and its renderer by dotted path, and `load` (`loading.py`)
+imports one of them when it is needed: importing this module imports nothing of ours.
 
 An implementation is `do(request, context) -> response`. It raises `TrainyardError` and prints nothing: progress goes
 through `Context.say`. A new operation is a request in `api/requests/`, a function in `api/verbs/`, a renderer in
@@ -10,10 +10,8 @@ through `Context.say`. A new operation is a request in `api/requests/`, a functi
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class Scope(StrEnum):
@@ -243,9 +241,3 @@ GROUPS: dict[str, str] = {
     "starter": "The small model that everything runs with by default.",
 }
 """First word of operations -> what they are about, for words that are no operation themselves."""
-
-
-def load(path: str) -> Any:
-    """Import what a dotted path of the table names."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -50,6 +49,7 @@ from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.supervise import ProcessTree, ended
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName
 from trainyard.stores.artifacts import write_json_durably
@@ -225,13 +225,6 @@ def build(name: BackendName, place: Path, say: Say) -> Health:
     }
     write_json_durably(place / RECORD_FILE, record)
     return tested
-
-
-def load(target: str) -> Callable[[Path, Say], None]:
-    """The build step that `module:function` names."""
-    module, _, function = target.partition(":")
-    step: Callable[[Path, Say], None] = getattr(import_module(module), function)
-    return step
 
 
 def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd: Path | None = None) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.loading import load
 from trainyard.spec.axes import Optimizer
 from trainyard.spec.packages import OPTIMIZER_PACKAGES, Package
 from trainyard.spec.training import TrainerConfig
@@ -74,12 +75,6 @@ class Availability:
     ok: bool
     why: str = ""
     fix: str = ""
-
-
-def load(path: str) -> Any:
-    """The object at `module:name`. Packages are imported when an optimizer asks for them, not before."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 class Assembly:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainyard.api.context import Context
-from trainyard.api.operations import GROUPS, OPERATIONS, Scope, load
+from trainyard.api.operations import GROUPS, OPERATIONS, Scope
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput
 from trainyard.api.requests.base import Nothing, Request
 from trainyard.api.requests.chains import CheckInput, RunInput
@@ -20,6 +20,7 @@ from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.doctor import examine
 from trainyard.api.verbs.stack import down, env
 from trainyard.errors import InvalidInput, Refused, Unavailable
+from trainyard.loading import load
 from trainyard.settings import Settings, load_settings, settings
 from trainyard.stores.adapters import AdapterRegistry
 

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.operations import OPERATIONS, load
+from trainyard.api.operations import OPERATIONS
 from trainyard.api.requests.fields import FieldError
 from trainyard.inherited import keep_files_private
+from trainyard.loading import load
 from trainyard.settings import settings
 
 

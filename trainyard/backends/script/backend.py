@@ -9,9 +9,7 @@ data, a script is code.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import trainyard
 from trainyard.backends import environments
@@ -21,6 +19,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.script.templates import FOLDER, template_reasons
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason, TrainyardError
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes import BackendName
@@ -62,11 +61,6 @@ def reasons(job: TrainingJob) -> list[Reason]:
 def prepare(job: TrainingJob, folder: Path) -> None:
     """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
     load(WRITER)(job, folder / FOLDER, keep_work=True)
-
-
-def load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

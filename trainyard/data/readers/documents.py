@@ -10,8 +10,6 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
-from importlib import import_module
 from pathlib import PurePosixPath
 
 from trainyard.data.formats.messages import filled
@@ -19,6 +17,7 @@ from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits, open_text
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 
 Read = Callable[[bytes, str], tuple[str, str]]
 TITLE_CHARS = 200
@@ -135,14 +134,6 @@ TYPES: dict[str, tuple[str, Read | str]] = {
 def type_of(name: str) -> tuple[str, Read | str]:
     """The row of a file's type; a file of unknown type is plain text."""
     return TYPES.get(PurePosixPath(name).suffix.lower(), ("text", read_plain))
-
-
-@cache
-def load(place: str) -> Read:
-    """The reader that a row of `TYPES` names."""
-    module, _, name = place.partition(":")
-    read: Read = getattr(import_module(module), name)
-    return read
 
 
 def load_readers(names: Iterable[str]) -> None:

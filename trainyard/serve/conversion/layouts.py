@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from enum import StrEnum
-from typing import cast
+
+from trainyard.loading import load
 
 
 class Layout(StrEnum):
@@ -24,5 +24,5 @@ PEFT_WRITERS = {
 
 
 def peft_writer(layout: Layout) -> Callable[..., None]:
-    module, _, name = PEFT_WRITERS[layout].partition(":")
-    return cast(Callable[..., None], getattr(importlib.import_module(module), name))
+    writer: Callable[..., None] = load(PEFT_WRITERS[layout])
+    return writer

@@ -21,7 +21,7 @@ from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.swaps import Swap, swapped
+from trainyard.testing.store_faults.swaps import Swap, swapped
 
 
 def no_fsync(self: SimulatedFiles, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.swaps import Swap, swapped
+from trainyard.testing.store_faults.swaps import Swap, swapped
 from trainyard.train import checkpoints
 
 

@@ -27,6 +27,7 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.loading import load
 from trainyard.spec.axes import Quantization
 from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
 from trainyard.train.precision import native_bf16
@@ -111,12 +112,6 @@ class Standing:
     ok: bool
     why: str = ""
     fix: str = ""
-
-
-def load(path: str) -> Any:
-    """The object at `module:name`. Optional packages are imported when a format asks for them, not before."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def version_of(package: str) -> str:
