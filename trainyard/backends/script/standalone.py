@@ -3,12 +3,11 @@
     python train.py spec.json
 
 Reads the spec and the rows that it names, trains, and leaves the adapter or the model in `output`. Ctrl-C or SIGTERM
-saves a checkpoint and ends with exit code 75; started again, it goes on from there. Stages: cpt, sft, dpo, reward.
-Methods: full, lora, dora, lora_plus, oft, freeze.
+saves a checkpoint and ends with code 75; it continues when started again. Stages: cpt, sft, dpo, reward. Methods: full,
+lora, dora, lora_plus, oft, freeze.
 
 It computes in float32. On a CPU its losses are those of the training that it was written from, step by step, if that
-one computes in float32 too: the same rows in the same order and micro-batches, the same first weights, the same groups
-of the optimizer. What is different: packed rows are padded here, and kernels of CUDA are those of transformers.
+one is in float32 too. What is different: packed rows are padded here, and kernels of CUDA are those of transformers.
 
 Shapes: B rows, T positions, V vocabulary.
 """
