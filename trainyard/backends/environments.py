@@ -3,7 +3,7 @@
 Each foreign trainer pins other versions than we do, so each has a virtual environment of its own:
 `TRAINYARD_HOME/envs/NAME`, or one that the operator names in `backend_envs`. Everything here looks from outside:
 versions are read from the files that pip leaves, and the one import test runs in that environment's own interpreter.
-Installing is in `installing.py`.
+Installing is in `foreign/installing.py`.
 
 Programs that run there see a slim copy of this package (`link`): `trainyard.compute`, `trainyard.errors` and the
 modules of their own backend, without the parent's half. They need nothing of ours but `orjson` and `psutil`.

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from trainyard.backends import environments as env
-from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
+from trainyard.backends.foreign import installing
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -293,7 +293,8 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
     told = settings.home.parent / "told"
     code = f"""
 from pathlib import Path
-from trainyard.backends import environments, installing
+from trainyard.backends import environments
+from trainyard.backends.foreign import installing
 from trainyard.settings import load_settings
 from trainyard.spec.axes import BackendName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})

@@ -6,8 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import BackendsInput, InstallInput
-from trainyard.backends import environments, installing
+from trainyard.backends import environments
 from trainyard.backends.base import probe
+from trainyard.backends.foreign import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Device
