@@ -34,6 +34,7 @@ from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
+from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
 
 LOCK_WAIT_S = 600
 """How long a trainer waits for the device: an orphan of a dead run may still be saving."""
@@ -72,17 +73,7 @@ def memory_errors_in_words() -> Iterator[None]:
     try:
         yield
     except load("torch").OutOfMemoryError as error:
-        raise out_of_memory(str(error)) from error
-
-
-def out_of_memory(text: str) -> TrainyardError:
-    """The error of a full device, whose first line says how much was asked for."""
-    return TrainyardError(
-        "The device ran out of memory.",
-        why=text.splitlines()[0],
-        do="Lower batch_size or max_length, or set gradient_checkpointing: true.",
-        code="E-DEVICE-MEMORY",
-    )
+        raise TrainyardError(**out_of_memory(str(error))) from error
 
 
 def fix_threads_and_seed(job: TrainingJob) -> None:
@@ -157,12 +148,7 @@ def require_finite_weights(model: Any) -> None:
     for name, parameter in model.named_parameters():
         own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if parameter.requires_grad and not torch.isfinite(own).all():
-            raise TrainyardError(
-                f"The trained weights hold NaN or infinite numbers, first in {name}.",
-                why="The training diverged; nothing of it is worth keeping.",
-                do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-                code="E-WEIGHTS-NONFINITE",
-            )
+            raise TrainyardError(**nonfinite_weights(name))
 
 
 def job_facts(job: TrainingJob) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import orjson
 import psutil
 
 from trainyard.backends import frame
-from trainyard.backends.foreign import names
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt, tell_restart
 from trainyard.compute.child import (
@@ -41,6 +40,7 @@ from trainyard.spec.axes import BackendName, Device
 from trainyard.spec.compat.training import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.workers.trainyard_worker import names
 
 POLL_S = 0.1
 HEAD_LINES, HEAD_CHARACTERS = 40, 4000

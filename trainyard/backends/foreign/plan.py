@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
-from trainyard.backends.foreign import names
 from trainyard.backends.foreign.tokenise import tokenise
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
@@ -42,6 +41,7 @@ from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
+from trainyard.workers.trainyard_worker import names
 
 
 def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:

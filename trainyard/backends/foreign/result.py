@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 from trainyard.backends import frame
-from trainyard.backends.foreign import names
 from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun, log_head
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes import Port
+from trainyard.workers.trainyard_worker import names
 
 
 def finish(run: ExternalRun, log_at: int) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.foreign import names
 from trainyard.backends.frame import read_job
 from trainyard.backends.llamacpp.back import write_back
 from trainyard.backends.llamacpp.plan import with_tokenizer
 from trainyard.compute.child import crash_error, write_error
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.to_gguf import convert, reach
+from trainyard.workers.trainyard_worker import names
 
 GGUF_FOLDER, GGUF_FILE = "gguf", "model-f32.gguf"
 

@@ -20,7 +20,6 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.backends.foreign import names
 from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
@@ -34,6 +33,7 @@ from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes import Stage
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.workers.trainyard_worker import names
 
 TEXT_FILE, BASE_FILE, SOURCE_FOLDER = "text.txt", "base.gguf", "source"
 WINDOW = 256

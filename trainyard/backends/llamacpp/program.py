@@ -20,7 +20,7 @@ import orjson
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.foreign import names, result
+from trainyard.backends.foreign import result
 from trainyard.backends.foreign.conductor import (
     BEGUN_FILE,
     ExternalRun,
@@ -42,6 +42,7 @@ from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space
 from trainyard.train.schedules import SCHEDULES
 from trainyard.train.session.finite import require_finite_loss
+from trainyard.workers.trainyard_worker import names
 
 DEVICE = "cpu"
 """The programs are built for CPUs: the one place where llama.cpp trains reliably."""
