@@ -54,6 +54,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return FlowsTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where coverage is measured, measure the children that read data as well (`child_coverage/sitecustomize.py`)."""
+    if getattr(config.option, "cov_source", None):
+        folder = str(REPOSITORY / "tests" / "child_coverage")
+        sys.path.insert(0, folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
+
+
 def others() -> set[threading.Thread | psutil.Process]:
     """The threads and child processes that are running."""
     return set(threading.enumerate()) | running_children()
