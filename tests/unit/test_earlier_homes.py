@@ -51,4 +51,5 @@ def test_an_earlier_night_is_read_and_not_repeated(earlier: Path) -> None:
     assert (again.state, again.skipped) == ("skipped", "this night is done already")
     following = run_night(night_program.config(), night_program.world(folder), "20270103")
     assert (following.state, following.phase2.trainings) == ("completed", ())
-    assert following.phase1.waiting == 0
+    # The rules have a new version since, so the documents are read again, and add nothing.
+    assert (following.phase1.done, following.phase1.new_entities, following.phase1.new_relations) == (2, 0, 0)
