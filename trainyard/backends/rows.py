@@ -65,10 +65,10 @@ def rows_of(job: TrainingJob) -> list[Row]:
     rows = [as_stage(row, job.config.stage) for row in read_rows(Path(job.data[port]) / ROWS_FILE, port)]
     if job.config.control == "shuffled_answers":
         seed = job.config.hyperparameters.seed
-        if job.config.stage is Stage.DPO:
-            rows = list(shuffled_preferences([row for row in rows if isinstance(row, PreferenceRow)], seed))
-        else:
-            rows = list(shuffled_answers([row for row in rows if isinstance(row, SftRow)], seed))
+        if pairs := [row for row in rows if isinstance(row, PreferenceRow)]:
+            rows = list(shuffled_preferences(pairs, seed))
+        elif conversations := [row for row in rows if isinstance(row, SftRow)]:
+            rows = list(shuffled_answers(conversations, seed))
     return rows
 
 
