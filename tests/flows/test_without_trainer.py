@@ -20,7 +20,7 @@ from flows.training_job import training_job
 from trainyard.api import services, stack
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult, RunState
-from trainyard.api.runs import listing, states
+from trainyard.api.runs import listing, server, states
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs import jobs
 from trainyard.backends.environments import ENVIRONMENTS, pins
