@@ -5,8 +5,9 @@ from __future__ import annotations
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import BackendsInput, InstallInput
 from trainyard.api.responses import Response
-from trainyard.backends import environments, installing
+from trainyard.backends import environments
 from trainyard.backends.base import probe
+from trainyard.backends.foreign import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes import BackendName, Device

@@ -14,7 +14,6 @@ from trainyard.compute.child import Events
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes import BackendName, Method
 
-WORKER = "trainyard.backends.unsloth.worker"
 CACHE_FOLDER = "unsloth_compiled_cache"
 
 
@@ -34,7 +33,7 @@ def check(run: ExternalRun) -> None:
 
 
 def argv(run: ExternalRun) -> list[str]:
-    return [str(environments.python_of(BackendName.UNSLOTH)), "-m", WORKER, str(run.folder)]
+    return [str(environments.python_of(BackendName.UNSLOTH)), *environments.WORKER, "unsloth", str(run.folder)]
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:
