@@ -37,7 +37,7 @@ from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
 from trainyard.backends.native.program import NativeRun, save_checkpoint
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.loop import done, train
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

@@ -31,7 +31,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.program import NativeRun, StepReporter, assemble, fix_numbers
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train

@@ -25,8 +25,9 @@ from trainyard.api.verbs import jobs
 from trainyard.backends.environments import ENVIRONMENTS, pins
 from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import settings
-from trainyard.spec.axes import BackendName, JobState
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.auth_string import keep_auth
 

@@ -31,7 +31,7 @@ from trainyard.errors import Unavailable
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import write_json_durably
 
 PACKAGE = Path(trainyard.__file__).parent

@@ -10,7 +10,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.compute.child import SPEC_FILE
-from trainyard.spec.axes import ADAPTER_METHODS, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 

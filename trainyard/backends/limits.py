@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import Reason
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.tools import not_carried_out
 from trainyard.spec.compat.training import BACKENDS
 

@@ -26,7 +26,8 @@ from trainyard.compute.supervise import Wanted, kernel_kills
 from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes import Device, Stage
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig

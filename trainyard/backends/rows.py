@@ -29,7 +29,8 @@ from trainyard.data.rows import (
     read_rows,
 )
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import DATA_PORTS, Port, Stage
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 
 CHAT_FILE, TOKENS_FILE, LEDGER_FILE = "rows.jsonl", "tokens.jsonl", "ledger.json"

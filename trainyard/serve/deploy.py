@@ -29,7 +29,8 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
 from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port, TargetType
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably

@@ -17,7 +17,9 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
 from trainyard.serve.targets.table import SERVERS, TARGETS
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, TargetType
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry

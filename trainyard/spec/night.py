@@ -18,7 +18,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.parse import reasons_of

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from trainyard.spec.axes import ADAPTER_METHODS, DataFormat, GenerationTemplate, Port, Stage
+from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 from trainyard.spec.training import Strict, TrainerConfig

@@ -12,16 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainyard.spec.axes import (
-    GenerationTemplate,
-    GeneratorKind,
-    Method,
-    Optimizer,
-    Port,
-    PreferenceLoss,
-    Schedule,
-    Stage,
-)
+from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import (
     AiGeneratorConfig,

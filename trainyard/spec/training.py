@@ -7,18 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes import (
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    Precision,
-    PreferenceLoss,
-    Quantization,
-    Schedule,
-    Stage,
-    Strategy,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
 

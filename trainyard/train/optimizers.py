@@ -21,7 +21,7 @@ import torch
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
-from trainyard.spec.axes import Optimizer
+from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.packages import OPTIMIZER_PACKAGES, Package
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.muon import Muon

@@ -20,7 +20,7 @@ from trainyard.backends import environments
 from trainyard.backends.script.templates import TEMPLATES_FOLDER
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.training import TrainerConfig
 
 JOB = """

@@ -17,7 +17,8 @@ from trainyard.backends.surroundings import environment
 from trainyard.backends.trl.backend import command, reasons
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 

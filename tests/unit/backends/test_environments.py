@@ -27,7 +27,7 @@ from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 MLX = BackendName.MLX
 
@@ -295,7 +295,7 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
 from pathlib import Path
 from trainyard.backends import environments, installing
 from trainyard.settings import load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
 installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
 """

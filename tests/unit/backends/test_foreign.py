@@ -36,7 +36,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth import backend as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Device, Port, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.training import BACKENDS
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 

@@ -15,7 +15,7 @@ from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDI
 from trainyard.compute.lease import device_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import read_events
 
 

@@ -27,7 +27,8 @@ from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.gguf import load as gguf_package
 from trainyard.serve.conversion.gguf import peft_to_gguf
 from trainyard.serve.conversion.to_gguf import rule_of
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 real = pytest.mark.backends
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"

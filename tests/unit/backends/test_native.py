@@ -17,7 +17,8 @@ from trainyard.backends.base import BACKENDS, load, probe
 from trainyard.backends.job import locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 NATIVE: dict[str, Any] = {"backend": "native"}
 STAGES: dict[str, tuple[Port, dict[str, Any]]] = {

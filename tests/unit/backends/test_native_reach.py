@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import BackendName, Device, Method, Optimizer, PreferenceLoss, Quantization, Schedule, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.engine import COMPARING_STAGES, FORMAT_DEVICES, OPTIMIZER_DEVICES, PACKABLE_STAGES
 from trainyard.spec.compat.training import BACKENDS, EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
 from trainyard.spec.training import TrainerConfig, resolve_trainer

@@ -13,7 +13,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import CHAT_FILE, READ_BY, rows_of, write_chat_rows
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.stages.table import STAGES
 
 ASK, BETTER, WORSE = Message("user", "q"), Message("assistant", "better"), Message("assistant", "worse")

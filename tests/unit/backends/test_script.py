@@ -25,7 +25,8 @@ from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError, Unavailable
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 RESULT = """
 import json, os, sys

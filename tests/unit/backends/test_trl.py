@@ -19,7 +19,9 @@ from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
 from trainyard.compute.child import Stopped
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, Refused, TrainyardError
-from trainyard.spec.axes import Optimizer, Port, Schedule
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.train.tokens import IGNORED, encode_sft
 
 

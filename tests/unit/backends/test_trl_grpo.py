@@ -23,7 +23,7 @@ from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
 from trainyard.compute.child import EVENTS_FILE, Stopped
 from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.metrics import curve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it

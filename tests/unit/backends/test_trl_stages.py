@@ -21,7 +21,8 @@ from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 from trainyard.spec.compat.training import BACKENDS
 from trainyard.train.tokens import encode_preference
 

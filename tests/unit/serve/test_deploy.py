@@ -18,7 +18,7 @@ from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve import embedded as embedded_server
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.adapters import AdapterRegistry

@@ -25,7 +25,7 @@ from trainyard.api.verbs import doctor
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"

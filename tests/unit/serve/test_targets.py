@@ -17,7 +17,7 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import load_settings
-from trainyard.spec.axes import TargetType
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing.vllm_server import VllmDouble, vllm_server

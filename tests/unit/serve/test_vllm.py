@@ -20,7 +20,7 @@ from trainyard.errors import TrainyardError, Unavailable
 from trainyard.serve.client.client import ChatClient, completer
 from trainyard.serve.vllm import confirm_closed, executable, free_port, install_line, required, serving
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 

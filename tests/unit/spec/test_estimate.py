@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, node, resolved, source
-from trainyard.spec.axes import Device, Method, Optimizer, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import FLOPS_PER_S, Estimate, Known, estimate, steps_of, time_of
 from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.estimate.memory import GIB, memory_of, positions, trainable

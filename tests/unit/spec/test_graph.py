@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, codes, cpu_seconds, node, reasons, resolved, source, unhurried
 from trainyard.errors import Refused
-from trainyard.spec.axes import GeneratorKind, Port
+from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
 from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
 from trainyard.spec.load.files import load_chain

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.spec.chains import chain, codes, links, node, reasons, resolved, source
-from trainyard.spec.axes import DataFormat, Port, Stage
+from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig

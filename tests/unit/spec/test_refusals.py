@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reasons, source
 from trainyard.errors import Reason, Refused
-from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.place import RunFacts
 from trainyard.spec.compat.table import ROWS, run_reasons
 from trainyard.spec.estimate.bases import BaseFacts

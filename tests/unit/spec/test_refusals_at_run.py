@@ -9,7 +9,7 @@ import pytest
 from tests.unit.spec.chains import chain, node, reasons, source
 from tests.unit.spec.test_refusals import at_run, run_codes
 from trainyard.errors import Reason
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.place import RunFacts
 
 

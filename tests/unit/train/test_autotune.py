@@ -15,7 +15,8 @@ import torch
 
 from tests.unit.train.memory_child import build
 from trainyard.errors import LimitExceeded
-from trainyard.spec.axes import Device, Method
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.estimate.memory import CHUNKED_ABOVE, CONTEXT_BYTES, LOGITS_PER_CHUNK, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig, resolve_trainer

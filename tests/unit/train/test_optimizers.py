@@ -14,7 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes import Optimizer, Schedule
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.estimate.memory import STATE_BYTES
 from trainyard.spec.packages import Package
 from trainyard.spec.training import Hyperparameters, TrainerConfig

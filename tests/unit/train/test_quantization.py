@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes import Quantization
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.memory import FORMAT_BITS
 from trainyard.train.quantization.formats import (
     CPU,

@@ -10,7 +10,8 @@ from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.training import BACKENDS
 
 

@@ -17,7 +17,8 @@ from trainyard.api.context import Context
 from trainyard.api.requests.trainers import ProveInput
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import Method, Stage
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 
 STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
 FEW: tuple[tuple[Stage, ...], tuple[Method, ...]] = ((Stage.SFT, Stage.DPO), (Method.LORA, Method.FULL))

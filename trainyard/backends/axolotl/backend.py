@@ -21,7 +21,8 @@ from trainyard.backends.limits import outside_reach
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.stages import Stage
 
 PROGRAM = "trainyard.backends.axolotl.program:train"
 CODE = "R-AXOLOTL"

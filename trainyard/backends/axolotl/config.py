@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.job import TrainingJob
-from trainyard.spec.axes import Method, Optimizer, Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
 OPTIMIZERS = {
     Optimizer.ADAMW: "adamw_torch",

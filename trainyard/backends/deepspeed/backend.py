@@ -18,7 +18,8 @@ from trainyard.backends.limits import outside_reach
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Strategy
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.strategies import Strategy
 
 PROGRAM = "trainyard.backends.deepspeed.program:train"
 CODE = "R-DEEPSPEED"

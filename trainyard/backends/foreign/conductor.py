@@ -37,7 +37,8 @@ from trainyard.compute.gpus import devices_here
 from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.training import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid

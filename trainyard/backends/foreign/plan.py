@@ -28,7 +28,8 @@ from trainyard.backends.trl.loading import load_tokenizer, template_sha256
 from trainyard.compute.child import SPEC_FILE, crash_error, write_error
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.batching import BatchPlan, Cut

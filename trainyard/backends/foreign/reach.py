@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import Reason
-from trainyard.spec.axes import ADAPTER_METHODS, Device, Method
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 
 
 @dataclass(frozen=True)

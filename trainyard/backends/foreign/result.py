@@ -15,7 +15,8 @@ from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.compute.child import faultpoint
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
 

@@ -19,7 +19,7 @@ from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.llamacpp.program:train"
 CODE = "R-LLAMACPP"

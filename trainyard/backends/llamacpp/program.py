@@ -43,7 +43,9 @@ from trainyard.compute.child import ERROR_FILE, LOG_FILE, SPEC_FILE, Events, Sto
 from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import BackendName, Quantization, Schedule
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space

@@ -16,7 +16,7 @@ from trainyard.backends.limits import outside_reach
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.mlx.program:train"
 CODE = "R-MLX"

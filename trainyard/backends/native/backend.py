@@ -12,7 +12,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import Stage, Strategy
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
 
 PROGRAM, SHARED_PROGRAM = "trainyard.backends.native.program:train", "trainyard.backends.native.ranks:train"
 NEEDED = ("torch", "transformers", "peft", "safetensors")

@@ -13,7 +13,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, chosen_side, read_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.stages.contract import StageSpec
 from trainyard.train.tokens import Encoded, TokenLedger, require_targets

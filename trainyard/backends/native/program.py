@@ -32,7 +32,7 @@ from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
 from trainyard.settings import settings
-from trainyard.spec.axes import Device, Precision
+from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape

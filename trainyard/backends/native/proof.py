@@ -32,7 +32,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.program import NativeRun, assemble, fix_numbers, resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
-from trainyard.spec.axes import Device, Method, Port, Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import (
     EngineSettings,
     Hyperparameters,

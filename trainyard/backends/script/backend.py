@@ -22,7 +22,7 @@ from trainyard.errors import Reason, TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.compat.place import value_at
 from trainyard.spec.compat.tools import BUILT_IN, beyond_the_built_in
 

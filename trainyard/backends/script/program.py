@@ -31,7 +31,9 @@ from trainyard.compute.supervise import ended, last_log_line
 from trainyard.compute.tail import Event, EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.metrics import curve
 from trainyard.train.checkpoints import seal, whole_or_nothing

@@ -18,7 +18,9 @@ from trl.trainer.sft_config import SFTConfig
 
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
-from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 

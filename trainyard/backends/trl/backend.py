@@ -12,7 +12,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Optimizer, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
 PROGRAM = "trainyard.backends.trl.program:train"
 NEEDED = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")

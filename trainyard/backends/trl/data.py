@@ -15,7 +15,8 @@ from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rol
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, LabelledRow, PreferenceRow, SftRow, read_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.batching import require_rows
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.stages import kto

@@ -50,7 +50,10 @@ from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.data.renderers.choice import choose
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Precision, Stage, Strategy
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space, seal, whole_or_nothing
 from trainyard.train.methods.contract import PolicyRequest

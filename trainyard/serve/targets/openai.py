@@ -11,7 +11,7 @@ from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.targets.calling import call, garbage
 from trainyard.serve.targets.contract import Site
 from trainyard.settings import settings_file
-from trainyard.spec.axes import TargetType
+from trainyard.spec.axes.targets import TargetType
 
 VLLM_MAX_LORA_RANK = 16
 """What vLLM starts with when `--max-lora-rank` is not given."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, PreferenceLoss, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)

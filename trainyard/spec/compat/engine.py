@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    PreferenceLoss,
-    Quantization,
-    Stage,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
+from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, Words, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from trainyard.spec.axes import BackendName, Device, Method, Optimizer, Stage, Strategy
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.place import Hits, NodeView, Row, listed
 from trainyard.spec.training import TrainerConfig
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainyard.spec.axes import BackendName, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row
 from trainyard.spec.training import TrainerConfig
 

@@ -7,7 +7,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import BackendName, Device, GeneratorKind, Precision, TargetType
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import GeneratorKind
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.spec.axes import (
-    BackendName,
-    Method,
-    Optimizer,
-    Precision,
-    PreferenceLoss,
-    Quantization,
-    Schedule,
-    Stage,
-    Strategy,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed, value_at
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    Port,
-    Precision,
-    PreferenceLoss,
-    Quantization,
-    Schedule,
-    Stage,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 

@@ -13,7 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import LEARNING_RATES, LoraSettings, Strict, TrainerConfig, resolve_lora

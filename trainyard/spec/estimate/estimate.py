@@ -13,7 +13,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, BackendName, Device, Port, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
 from trainyard.spec.estimate.memory import PAIR_STAGES, STATE_BYTES, Memory, memory_of, trainable

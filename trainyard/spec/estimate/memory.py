@@ -22,16 +22,12 @@ The figures for a CPU are a fit to the resident memory of real runs, fp32, glibc
 
 from __future__ import annotations
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    PreferenceLoss,
-    Quantization,
-    Stage,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.sharing import divided, gathered

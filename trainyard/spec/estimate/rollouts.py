@@ -12,7 +12,9 @@ computes the logits of a step in chunks; they are estimated as if it did not.
 
 from __future__ import annotations
 
-from trainyard.spec.axes import ADAPTER_METHODS, Device, Stage
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 

@@ -8,7 +8,7 @@ layer. ddp divides nothing, and activations are each process's own.
 
 from __future__ import annotations
 
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import LaunchSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainyard.spec.axes import Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.algebra import adapter_policy, save_policy, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest

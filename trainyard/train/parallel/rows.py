@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 MASKS = ("attention_mask", "kl_attention_mask")

@@ -28,7 +28,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
-from trainyard.spec.axes import Quantization
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
 from trainyard.train.precision import native_bf16
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from bitsandbytes import functional
 
-from trainyard.spec.axes import Quantization
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.quantization.formats import (
     CPU,
     FORMATS,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import DocumentRow, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import StageSpec

@@ -32,7 +32,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import PreferenceRow
-from trainyard.spec.axes import Port, PreferenceLoss
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.stages import PreferenceLoss
 from trainyard.spec.training import PreferenceSettings, TrainerConfig
 from trainyard.train.head import IGNORED, Head, LabelLogprobs, label_logprobs
 from trainyard.train.stages import pairs

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.stages import sft

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
 from trainyard.train.stages import pairs

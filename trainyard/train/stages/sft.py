@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, label_logprobs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec

@@ -13,7 +13,8 @@ import pytest
 from tests.small_jobs import Jobs, write_data
 from tests.unit.train.parallel.conftest import ONE, PROCESSES, STRATEGIES, Ask, Ran, case
 from tests.unit.train.parallel.test_parallel import close
-from trainyard.spec.axes import Optimizer, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.compat.launch import WHOLE_TENSOR_OPTIMIZERS
 from trainyard.train.optimizers import OPTIMIZERS
 

@@ -19,7 +19,7 @@ from tests.unit.train.stages.stage_rows import (
 )
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.stages.contract import Scores
 from trainyard.train.stages.dpo import LOSSES, log1mexp

@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs, settings
 from trainyard.data.rows import DocumentRow, TextRow
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.ports import STAGE_DATA
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head
