@@ -6,19 +6,14 @@ import pytest
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
-from trainyard.spec.axes.optimizers import Optimizer
-from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.compat.engine import COMPARING_STAGES, FORMAT_DEVICES, OPTIMIZER_DEVICES, PACKABLE_STAGES
-from trainyard.spec.compat.training import BACKENDS, EXPORT_ONLY, NEVER_WHOLE, SUMMED_METHODS, WHOLE_METHODS
+from trainyard.spec.compat.engine import COMPARING_STAGES, PACKABLE_STAGES
+from trainyard.spec.compat.training import BACKENDS, SUMMED_METHODS, WHOLE_METHODS
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import choose_cut
 from trainyard.train.methods.table import METHODS
-from trainyard.train.optimizers import OPTIMIZERS
-from trainyard.train.quantization.formats import FORMATS
 from trainyard.train.schedules import SCHEDULES
 from trainyard.train.stages.dpo import LOSSES
 from trainyard.train.stages.table import STAGES
@@ -36,25 +31,6 @@ def test_the_engine_has_every_stage_and_method_that_it_is_given() -> None:
 def test_the_engine_tells_whole_weights_and_sums_apart_as_the_refusals_do() -> None:
     assert {name for name, spec in METHODS.items() if spec.choose is not None} == set(WHOLE_METHODS)
     assert {name for name, spec in METHODS.items() if spec.adapter_config is not None} > SUMMED_METHODS
-
-
-def test_optimizers_run_where_the_refusals_say() -> None:
-    assert set(OPTIMIZERS) == set(Optimizer)
-    devices = {name: set(row.devices) for name, row in OPTIMIZERS.items()}
-    everywhere = {device.value for device in Device if device is not Device.AUTO}
-    assert {name: found for name, found in devices.items() if found != everywhere} == {
-        name: {device.value for device in found} for name, found in OPTIMIZER_DEVICES.items()
-    }
-
-
-def test_bases_are_quantised_as_the_refusals_say() -> None:
-    assert set(FORMATS) == set(Quantization)
-    bases = {name: row for name, row in FORMATS.items() if row.use == "base"}
-    assert {name: set(row.devices) for name, row in bases.items()} == {
-        name: {device.value for device in devices} for name, devices in FORMAT_DEVICES.items()
-    }
-    assert {name for name, row in FORMATS.items() if not row.trains} == set(EXPORT_ONLY)
-    assert {name for name, row in bases.items() if not row.mergeable} == set(NEVER_WHOLE)
 
 
 @pytest.mark.parametrize("stage", STAGES)

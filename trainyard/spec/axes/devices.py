@@ -14,6 +14,9 @@ class Device(StrEnum):
     MPS = "mps"
 
 
+EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.MPS)
+
+
 class Precision(StrEnum):
     AUTO = "auto"
     BF16 = "bf16"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device
 from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
@@ -31,17 +30,6 @@ COMPARING_STAGES = (Stage.KTO,)
 CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
 """Setting of the engine -> values whose kernels are written for CUDA."""
 WITHOUT_CUDA = (Device.CPU, Device.MPS)
-
-CPU_AND_CUDA = (Device.CPU, Device.CUDA)
-OPTIMIZER_DEVICES: dict[Optimizer, tuple[Device, ...]] = dict.fromkeys(
-    (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION, Optimizer.ADEMAMIX), CPU_AND_CUDA
-)
-"""Devices of the optimizers that do not run on all."""
-FORMAT_DEVICES: dict[Quantization, tuple[Device, ...]] = dict.fromkeys(
-    (format for format in Quantization if format not in (Quantization.FP8, Quantization.GGUF)), CPU_AND_CUDA
-)
-"""The same for the formats that a frozen base can be held in."""
-
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 """Cloud Storage's rule for the name of a bucket."""
@@ -175,15 +163,21 @@ def needs_cuda(config: TrainerConfig) -> Hits:
     return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
 
 
-def outside_devices(reach: dict[Any, tuple[Device, ...]], asked: Callable[[TrainerConfig], Any]) -> When:
-    """What is asked for, where the device that is asked for does not carry it out."""
+def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
+    """What is asked for, where it does not run on the device that is asked for."""
 
     def when(config: TrainerConfig, _: NodeView) -> Hits:
         value = asked(config)
-        devices = reach.get(value, tuple(Device))
+        devices = value.facts.devices if value else EVERY_DEVICE
         return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
 
     return when
+
+
+def trained_through(config: TrainerConfig) -> Quantization | None:
+    """The format of the base that qlora trains through; None where no adapter can be trained through it."""
+    format = config.quantization or Quantization.NF4
+    return format if config.method is Method.QLORA and format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -226,16 +220,13 @@ ENGINE_ROWS = (
     ),
     Row(
         "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",
-        outside_devices(OPTIMIZER_DEVICES, lambda config: config.hyperparameters.optimizer),
+        outside_devices(lambda config: config.hyperparameters.optimizer),
         "The optimizer {value} is made by bitsandbytes, which does not run on {config.device}.",
         "Use device {here}, or optimizer adamw.",
     ),
     Row(
         "R-QUANT-DEVICE", "trainer", "config.quantization",
-        outside_devices(
-            FORMAT_DEVICES,
-            lambda config: (config.quantization or Quantization.NF4) if config.method is Method.QLORA else None,
-        ),
+        outside_devices(trained_through),
         "A base in {value} cannot be computed with on {config.device}.",
         "Use device {here}, or method lora.",
     ),

@@ -30,10 +30,6 @@ LAUNCHERS: dict[BackendName, tuple[str, ...]] = {
 }
 SHARDED = (Strategy.FSDP, Strategy.FSDP_HYBRID)
 """Strategies that hold weights in parts by torch's FSDP."""
-WHOLE_TENSOR_OPTIMIZERS = (
-    Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR, Optimizer.MUON, Optimizer.GALORE,
-)  # fmt: skip
-"""Optimizers that look at whole matrices or blocks, and compute something else on a part of one."""
 
 
 def unfit_count(config: TrainerConfig, _: NodeView) -> Hits:
@@ -151,7 +147,7 @@ LAUNCH_ROWS = (
     Row(
         "R-SHARD-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",
         lambda config, _: config.backend is BackendName.NATIVE and config.launch.strategy is Strategy.FSDP_HYBRID
-        and config.hyperparameters.optimizer in WHOLE_TENSOR_OPTIMIZERS,
+        and config.hyperparameters.optimizer.facts.whole_tensors,
         "The optimizer {config.hyperparameters.optimizer} works on whole tensors, and fsdp_hybrid holds parts of them.",
         "Use strategy zero2, which deals tensors out whole, or optimizer adamw.",
     ),

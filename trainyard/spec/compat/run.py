@@ -15,7 +15,7 @@ from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
+from trainyard.spec.packages import GCS
 from trainyard.spec.training import TrainerConfig
 
 
@@ -115,8 +115,8 @@ def no_package(config: TrainerConfig, at: NodeView) -> Hits:
     if has is None or config.backend is not BackendName.NATIVE:
         return False
     optimizer, format = config.hyperparameters.optimizer, config.quantization
-    wanted = [("hyperparameters.optimizer", optimizer.value, OPTIMIZER_PACKAGES[optimizer])]
-    wanted += [("quantization", format.value, FORMAT_PACKAGES[format])] if format else []
+    wanted = [("hyperparameters.optimizer", optimizer.value, optimizer.facts.package)]
+    wanted += [("quantization", format.value, format.facts.package)] if format else []
     mirror = config.engine.mirror or ""
     wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     return [

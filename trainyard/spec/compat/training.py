@@ -63,12 +63,9 @@ OUTPUT_LAYER = "lm_head"
 HEADLESS_STAGES = (Stage.DPO, Stage.KTO, Stage.GRPO)
 """Stages whose trainers of TRL do not call the output layer."""
 CONSTANT_SCHEDULES = (Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP)
-EXPORT_ONLY = (Quantization.GGUF, Quantization.FP8)
 CONTROL_STAGES = (Stage.SFT, Stage.DPO)
 SUMMED_METHODS = ADAPTER_METHODS - {Method.DORA, Method.OFT}
 """Methods whose adapters are plain sums of low-rank matrices, so that two can be written as one."""
-NEVER_WHOLE = (Quantization.GPTQ, Quantization.AWQ)
-"""Formats in which somebody else stored the base, which is then not here in full precision to merge into."""
 WHOLE_METHODS = (Method.FULL, Method.FREEZE)
 """Methods that move the model's own weights."""
 
@@ -156,10 +153,8 @@ def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
 
 def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Hits:
     before = earlier(at)
-    return (
-        before is not None and config.adapter == "merge" and before.quantization in NEVER_WHOLE
-        and {"format": before.quantization}
-    )  # fmt: skip
+    format = before.quantization if before is not None else None
+    return config.adapter == "merge" and format is not None and not format.facts.mergeable and {"format": format}
 
 
 def other_base(config: TrainerConfig, at: NodeView) -> Hits:
@@ -259,7 +254,8 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-QUANT-EXPORT", "trainer", "config.quantization",
-        lambda config, _: config.method is Method.QLORA and config.quantization in EXPORT_ONLY,
+        lambda config, _: config.method is Method.QLORA and config.quantization is not None
+        and not config.quantization.facts.trains,
         "No adapter can be trained through a base in {config.quantization}.",
         "Use nf4, fp4 or int8.",
     ),

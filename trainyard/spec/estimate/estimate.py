@@ -20,7 +20,7 @@ from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
-from trainyard.spec.estimate.memory import PAIR_STAGES, STATE_BYTES, Memory, memory_of, trainable
+from trainyard.spec.estimate.memory import PAIR_STAGES, Memory, memory_of, trainable
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
@@ -169,7 +169,7 @@ def kept_checkpoints(config: TrainerConfig) -> int:
 
 def disk_of(trained: int, config: TrainerConfig) -> int:
     """The result, and the checkpoints beside it with their optimizer state."""
-    state = STATE_BYTES.get(config.hyperparameters.optimizer, 8)
+    state = config.hyperparameters.optimizer.facts.state_bytes
     return 4 * trained + kept_checkpoints(config) * (4 + state) * trained
 
 

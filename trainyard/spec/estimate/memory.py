@@ -25,7 +25,6 @@ from __future__ import annotations
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
-from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
@@ -37,29 +36,6 @@ GIB = 2**30
 CONTEXT_BYTES = {Device.CUDA: int(0.8 * GIB), Device.MPS: int(0.45 * GIB), Device.CPU: int(0.45 * GIB)}
 TRL_BYTES = int(0.1 * GIB)
 """What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
-STATE_BYTES = {
-    Optimizer.SGD: 4,
-    Optimizer.ADAMW_8BIT: 2,
-    Optimizer.PAGED_ADAMW_8BIT: 2,
-    Optimizer.ADAFACTOR: 0,
-    Optimizer.LION: 4,
-    Optimizer.MUON: 4,
-    Optimizer.GALORE: 2,
-    Optimizer.ADEMAMIX: 12,
-}
-"""Bytes of optimizer state per trained parameter; 8 where a row is missing (two fp32 moments)."""
-NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""Bits per weight with double quantisation: 4, a byte for each 64 weights and a float32 for each 256 of those."""
-FORMAT_BITS = {
-    Quantization.NF4: NF4_BITS,
-    Quantization.FP4: NF4_BITS,
-    Quantization.INT8: 8.0,
-    Quantization.HQQ_INT4: 4 + 2 * 32 / 64,
-    Quantization.TORCHAO_INT8: 8.0,
-    Quantization.GPTQ: 4 + 20 / 128,
-    Quantization.AWQ: 4 + 20 / 128,
-}
-"""Bits per weight of the linear layers; one scale a row (int8) is left out."""
 PAIR_STAGES = (Stage.DPO, Stage.REWARD)
 """Stages whose step holds two sequences a row. KTO's second sequence is scored without a graph."""
 WITHOUT_REFERENCE = (PreferenceLoss.ORPO, PreferenceLoss.SIMPO)
@@ -110,7 +86,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     whole = {
         "weights": weights,
         "gradients": 4 * trained,
-        "optimizer": STATE_BYTES.get(hyper.optimizer, 8) * trained,
+        "optimizer": hyper.optimizer.facts.state_bytes * trained,
         "activations": activations + dropped,
         "logits": logits,
         "dequantised": half * shape.hidden * shape.feed_forward if config.method is Method.QLORA else 0,
@@ -178,7 +154,7 @@ def needs_reference(config: TrainerConfig) -> bool:
 def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
     """Bytes of the model's own weights: float32 where they move, half precision or a format's bits where frozen."""
     if config.method is Method.QLORA:
-        bits = FORMAT_BITS.get(config.quantization or Quantization.NF4, NF4_BITS)
+        bits = (config.quantization or Quantization.NF4).facts.bits
         return int(shape.linear * bits / 8) + half * (shape.parameters - shape.linear)
     return (half if config.method in ADAPTER_METHODS else 4) * shape.parameters
 
