@@ -56,12 +56,6 @@ def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:
     assert load(BackendName.NATIVE).reasons(jobs(**NATIVE)) == []
 
 
-def test_ppo_is_refused_with_what_to_use(jobs: Jobs) -> None:
-    (reason,) = load(BackendName.NATIVE).reasons(jobs(**NATIVE, stage="ppo"))
-    assert reason.code == "R-NATIVE"
-    assert "dpo or kto" in reason.instead
-
-
 def test_ledger_balances_and_the_record_says_what_was_done(native_run: Ran, tiny_model: Path) -> None:
     record = native_run.record
     tokens, rows = record["data"]["tokens"], record["data"]["rows"]

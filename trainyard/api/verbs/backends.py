@@ -12,7 +12,6 @@ from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.compat.training import BACKENDS
 
 
 class Model(BaseModel):
@@ -52,7 +51,7 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
 def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
     said = tested(name, settings, imports=imports)
     found = probe(name, settings)
-    devices = BACKENDS[name].devices
+    devices = name.facts.devices
     fits = bool(here & set(devices))
     why, fix = found.why, found.fix
     if found.available and not fits:

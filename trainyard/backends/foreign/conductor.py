@@ -39,7 +39,6 @@ from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.compat.training import BACKENDS
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 
@@ -120,7 +119,7 @@ def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, in
 
 def pick_device(asked: Device, backend: BackendName) -> str:
     """Where a backend computes on this machine. Raises `InvalidInput` (`E-DEVICE`)."""
-    return device_for(asked, BACKENDS[backend].devices, devices_here())
+    return device_for(asked, backend.facts.devices, devices_here())
 
 
 def device_for(asked: Device, taken: Sequence[Device], here: Sequence[Device]) -> str:

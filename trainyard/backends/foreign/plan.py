@@ -171,7 +171,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
         config.save_pretrained(str(place / names.ADAPTER_FOLDER))
-        plain = STAGES[job.config.stage].head == "causal" and not config.use_dora and not config.modules_to_save
+        plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
     chosen = config.target_modules

@@ -17,7 +17,6 @@ from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -102,10 +101,10 @@ def common_arguments(
         "gradient_accumulation_steps": hyper.gradient_accumulation,
         "max_steps": length.total_steps,
         "learning_rate": hyper.learning_rate,
-        "lr_scheduler_type": SCHEDULES[hyper.schedule],
+        "lr_scheduler_type": job.config.backend.facts.schedules[hyper.schedule],
         "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
         "warmup_steps": math.ceil(hyper.warmup_ratio * length.total_steps),
-        "optim": OPTIMIZERS[hyper.optimizer],
+        "optim": job.config.backend.facts.optimizers[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "max_length": hyper.max_length,

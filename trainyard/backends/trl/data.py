@@ -41,8 +41,7 @@ class PreparedRun:
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
-    if job.config.stage is Stage.KTO:
-        require_rows(job.config, kto.SMALLEST_BATCH)
+    require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import EVERY_DEVICE, Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import ADAPTER_METHODS, LOW_RANK_METHODS, Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -23,10 +23,6 @@ from trainyard.spec.training import (
     resolve_lora,
 )
 
-PACKABLE_STAGES = (Stage.CPT, Stage.SFT)
-"""Stages whose loss is a sum over tokens, whichever row they are in."""
-COMPARING_STAGES = (Stage.KTO,)
-"""Stages whose loss compares the rows of a batch, so that a batch has to keep its rows."""
 CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
 """Setting of the engine -> values whose kernels are written for CUDA."""
 WITHOUT_CUDA = (Device.CPU, Device.MPS)
@@ -69,7 +65,7 @@ def without_stage(*other: Stage) -> Callable[[TrainerConfig], bool]:
 
 def has_budget(config: TrainerConfig) -> bool:
     """Batches that are cut by rows have no budget of positions."""
-    return config.engine.batching != "padded" and config.stage not in COMPARING_STAGES
+    return config.engine.batching != "padded" and not config.stage.facts.compares_rows
 
 
 def has_simpo(config: TrainerConfig) -> bool:
@@ -93,7 +89,7 @@ ENGINE_READERS = (
 LORA_READERS = (
     Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
     *(
-        Reader(f"lora.{name}", "a low-rank method such as lora", method(*ADAPTER_METHODS - {Method.OFT}))
+        Reader(f"lora.{name}", "a low-rank method such as lora", method(*LOW_RANK_METHODS))
         for name in ("rank", "alpha", "rslora")
     ),
 )
@@ -116,8 +112,8 @@ def unread(config: TrainerConfig, _: NodeView) -> Hits:
     readers: list[Reader] = []
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
     readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
-    readers += PREFERENCE_READERS if config.stage in (Stage.DPO, Stage.KTO) else ()
-    readers += ROLLOUT_READERS if config.stage is Stage.GRPO and config.rollouts is not None else ()
+    readers += PREFERENCE_READERS if config.stage.facts.preference else ()
+    readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
     defaults = at_defaults(config)
     return [
         {"setting": reader.setting, "by": reader.by}
@@ -148,8 +144,8 @@ def on_native(condition: Callable[[TrainerConfig], Hits]) -> When:
 
 
 def unfit_batching(config: TrainerConfig) -> Hits:
-    asked, compares = config.engine.batching, config.stage in COMPARING_STAGES
-    if asked == "packed" and config.stage not in PACKABLE_STAGES:
+    asked, compares = config.engine.batching, config.stage.facts.compares_rows
+    if asked == "packed" and not config.stage.facts.packable:
         why = "needs each row by itself, so rows cannot be packed into one"
         return {"why": why, "allowed": "padded" if compares else "buckets"}
     if asked == "buckets" and compares:

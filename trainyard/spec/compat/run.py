@@ -88,7 +88,7 @@ def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Hits:
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Hits:
-    if at.facts.backends is None or config.backend is BackendName.SCRIPT:
+    if at.facts.backends is None or config.backend.facts.runs_scripts:
         return False  # a script has a row of its own
     why = at.facts.backends.get(config.backend, "This version does not have it.")
     here = [name.value for name, problem in at.facts.backends.items() if problem is None]
@@ -138,7 +138,7 @@ ARTICLES = {
 
 
 def other_layout(config: TrainerConfig, base: BaseFacts) -> Hits:
-    own_script = config.backend is BackendName.SCRIPT and config.launch.script is not None
+    own_script = config.backend.facts.runs_scripts and config.launch.script is not None
     return not own_script and base.layout in ARTICLES and {"what": ARTICLES[base.layout], "type": base.model_type}
 
 
@@ -188,8 +188,19 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
     ]
 
 
+def switched_off(config: TrainerConfig, at: NodeView) -> Hits:
+    facts = at.facts.backends
+    why = None if facts is None else facts.get(config.backend, "This version does not have it.")
+    return config.backend.facts.runs_scripts and why is not None and {"why": why}
+
+
 RUN_ROWS = (
     *BASE_ROWS,
+    Row(
+        "R-SCRIPT-OFF", "trainer", "config.backend", switched_off,
+        "Training scripts do not run here: {why}",
+        "Use another backend, or run the script of `trainyard eject` by hand.", scope="run",
+    ),
     Row(
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
         "{because}.", "{instead}.", scope="run",

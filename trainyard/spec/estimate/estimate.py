@@ -17,10 +17,9 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import ADAPTER_METHODS
-from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
-from trainyard.spec.estimate.memory import PAIR_STAGES, Memory, memory_of, trainable
+from trainyard.spec.estimate.memory import Memory, memory_of, trainable
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
@@ -181,11 +180,10 @@ def time_of(
         return None, "time: not known without the rows"
     hyper = config.hyperparameters
     per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length) + drawn_length(config)
-    sequences = hyper.batch_size * hyper.gradient_accumulation * (2 if config.stage in PAIR_STAGES else 1)
+    sequences = hyper.batch_size * hyper.gradient_accumulation * config.stage.facts.sequences_with_graph
     per_parameter = 4 if config.method in ADAPTER_METHODS else 6
     per_parameter += 2 if hyper.gradient_checkpointing else 0
-    per_parameter += 2 if config.stage is Stage.DPO else 0  # the reference's forward pass
-    per_parameter += 2 if config.stage is Stage.GRPO else 0  # drawing
+    per_parameter += config.stage.facts.extra_operations
     speed = known.flops_per_s or FLOPS_PER_S.get(device, FLOPS_PER_S[Device.CPU])
     origin = "measured here" if known.flops_per_s else f"assumed for {device}, not measured"
     length = f"{per_row:,} tokens a row" + ("" if known.tokens_per_row else " (the longest allowed)")

@@ -35,7 +35,7 @@ class RowShare:
 
 def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """A run of neighbouring examples; as many for each process, but for one."""
-    sides = 2 if stage.ports == (Port.PREFERENCE,) else 1
+    sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
         return packed_share(batch, rank, size)
     examples = batch["input_ids"].shape[0] // sides

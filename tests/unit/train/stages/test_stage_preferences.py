@@ -256,7 +256,7 @@ def test_a_batch_of_one_is_refused() -> None:
     with pytest.raises(InvalidInput, match="this batch has one") as caught:
         KTO.collate(examples[:1], PAD)
     assert caught.value.code == "E-BATCH-SMALL"
-    assert KTO.smallest_batch == 2
+    assert KTO.facts.smallest_batch == 2
 
 
 def test_a_completion_without_room_is_dropped_and_one_without_text_still_learns_to_stop() -> None:
