@@ -322,20 +322,17 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-reward-deploy", "dpo", [("1.config.stage", "dpo")]),
     ("r-full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
     ("r-full-hotload", "lora", [("2.config.method", "lora")]),
-    ("r-dora-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-dora-vllm", "lora", [("2.config.method", "lora")]),
-    ("r-oft-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
     ("r-rank-server", "16", [("2.config.lora.rank", 16)]),
     ("r-rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
     ("r-rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-modules-to-save", "none", [("2.config.lora.modules_to_save", [])]),
-    ("r-modules-to-save", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
     ("r-target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "endpoint", [("4.config.targets.0.endpoint", "house")]),
     ("r-endpoint-url-target", "the endpoint", [("4.config.targets.0.url", DROP)]),
-    ("r-target-convert", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-convert", "mlx", [("4.config.targets.0.type", "mlx")]),
+    ("r-target-adapter", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter", "mlx", [("4.config.targets.0.type", "mlx")]),
     ("r-target-own", "registry", [("4.config.targets.0", {"type": "llama_server"})]),
     ("r-role-twice", "other role", [("5.config", {"role": "other"})]),
     ("r-role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
@@ -497,7 +494,7 @@ def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
     assert [r.code for r in deployed({"method": "full"}, VLLM)] == ["R-FULL-HOTLOAD"]
-    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-OFT-VLLM"]
+    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-TARGET-ADAPTER"]
     assert [r.code for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["R-FULL-HOTLOAD"]
 
 
@@ -507,21 +504,21 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
         {"type": "vllm", "base_model": "org/other"},
     )
     assert [reason.code for reason in found] == [
-        "R-DORA-VLLM", "R-RANK-SERVER", "R-MODULES-TO-SAVE", "R-BASE-MISMATCH", "R-TARGET-URL",
+        "R-TARGET-ADAPTER", "R-TARGET-ADAPTER", "R-RANK-SERVER", "R-BASE-MISMATCH", "R-TARGET-URL",
     ]  # fmt: skip
-    assert "(lm_head, embed_tokens)" in found[2].because
+    assert "(lm_head, embed_tokens)" in found[1].because
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "codes"),
     [
         ("llama_server", "lora", []),
-        ("llama_server", "dora", ["R-TARGET-CONVERT"]),
+        ("llama_server", "dora", ["R-TARGET-ADAPTER"]),
         ("llama_server", "full", []),
         ("ollama", "qlora", []),
-        ("ollama", "oft", ["R-TARGET-CONVERT"]),
+        ("ollama", "oft", ["R-TARGET-ADAPTER"]),
         ("mlx", "dora", []),
-        ("mlx", "oft", ["R-TARGET-CONVERT"]),
+        ("mlx", "oft", ["R-TARGET-ADAPTER"]),
     ],
 )
 def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:

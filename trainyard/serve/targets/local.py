@@ -24,11 +24,12 @@ from trainyard.errors import TrainyardError, Unavailable
 from trainyard.inherited import UMASK, child_environment
 from trainyard.serve.embedded import Instance, end_tree
 from trainyard.settings import Settings
+from trainyard.spec.axes.targets import TargetType
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import process_start
 
 START_S, POLL_S = 300.0, 0.1
-KINDS = ("llama_server", "mlx")
+KINDS = tuple(target.value for target in TargetType if target.facts.server == "started")
 """Targets whose servers are started here."""
 LAUNCHED: list[subprocess.Popen[bytes]] = []
 """Servers that this process started; the interpreter reaps those that ended."""

@@ -27,5 +27,3 @@ TARGETS: dict[TargetType, Actions] = {
     TargetType.OLLAMA: ollama.ACTIONS,
     TargetType.MLX: mlx.ACTIONS,
 }
-SERVERS = frozenset({TargetType.EMBEDDED, TargetType.VLLM, TargetType.OLLAMA})
-"""Targets that are there before the deployment and are spoken to over HTTP; the others are started by it."""

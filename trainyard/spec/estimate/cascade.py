@@ -17,6 +17,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
@@ -24,7 +25,6 @@ from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default
 SAFETY = 1.1
 """What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
 PLAIN_ADAPTERS = tuple(method for method in Method if method.facts.adapter and not method.facts.quantised)
-QUANTISED_DEVICES = (Device.CPU, Device.CUDA)
 EIGHT_BIT = {Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT}
 """Device -> the 8-bit twin of adamw there; paged states can leave the GPU when it is full."""
 SMALLER = "micro-batches of"
@@ -135,7 +135,7 @@ def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
     """full, freeze if that is the method, the low-rank method that is asked for or lora, and qlora where it runs."""
     low_rank = config.method if config.method in PLAIN_ADAPTERS else Method.LORA
     freeze = (Method.FREEZE,) if config.method is Method.FREEZE else ()
-    quantised = (Method.QLORA,) if device in QUANTISED_DEVICES else ()
+    quantised = (Method.QLORA,) if device in Quantization.NF4.facts.devices else ()
     return (Method.FULL, *freeze, low_rank, *quantised)
 
 

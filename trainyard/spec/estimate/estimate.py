@@ -25,8 +25,6 @@ from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
 
-FLOPS_PER_S = {Device.CUDA: 5e13, Device.MPS: 3e12, Device.CPU: 1e11}
-"""Assumed where nothing was measured: 40 % of a 125 TFLOP/s accelerator, an integrated GPU, two CPU cores."""
 KEPT_CHECKPOINTS = 2
 """Of a backend that does not say how many it keeps."""
 
@@ -184,7 +182,7 @@ def time_of(
     per_parameter = 4 if config.method in ADAPTER_METHODS else 6
     per_parameter += 2 if hyper.gradient_checkpointing else 0
     per_parameter += config.stage.facts.extra_operations
-    speed = known.flops_per_s or FLOPS_PER_S.get(device, FLOPS_PER_S[Device.CPU])
+    speed = known.flops_per_s or device.facts.flops_per_s
     origin = "measured here" if known.flops_per_s else f"assumed for {device}, not measured"
     length = f"{per_row:,} tokens a row" + ("" if known.tokens_per_row else " (the longest allowed)")
     seconds = steps * sequences * per_row * per_parameter * shape.parameters / speed

@@ -32,7 +32,6 @@ from trainyard.spec.estimate.sharing import divided, gathered
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, needs_reference
 
 GIB = 2**30
-CONTEXT_BYTES = {Device.CUDA: int(0.8 * GIB), Device.MPS: int(0.45 * GIB), Device.CPU: int(0.45 * GIB)}
 TRL_BYTES = int(0.1 * GIB)
 """What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
 LOGITS_PER_CHUNK = 1 << 25
@@ -94,7 +93,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     else:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
     kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
-    context = CONTEXT_BYTES.get(device, CONTEXT_BYTES[Device.CPU])
+    context = int(device.facts.context_gib * GIB)
     if config.backend is BackendName.TRL and not on_cuda:
         context += TRL_BYTES
     return Memory(**kept, fragments=int(fragments), context=context)
