@@ -26,8 +26,9 @@ from trainyard.backends.environments import ENVIRONMENTS, pins
 from trainyard.compute.services import Service, record_path, write_record
 from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import settings
-from trainyard.spec.axes import BackendName, JobState
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import keep_auth
 
 pytestmark = pytest.mark.usefixtures("prefect")

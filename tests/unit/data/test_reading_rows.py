@@ -30,7 +30,7 @@ from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.data.rows import SftRow
 from trainyard.data.sources import jsonl_to_arrow
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 GOOD = {"instruction": "Why?", "output": "Because."}
 LINE = json.dumps(GOOD)

@@ -28,7 +28,8 @@ from trainyard.backends.trl.loading import load_tokenizer, template_sha256
 from trainyard.compute.child import crash_error, write_error
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.batching import BatchPlan, Cut
@@ -159,7 +160,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
         config.save_pretrained(str(place / names.ADAPTER_FOLDER))
-        plain = STAGES[job.config.stage].head == "causal" and not config.use_dora and not config.modules_to_save
+        plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
     chosen = config.target_modules

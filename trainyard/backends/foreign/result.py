@@ -13,7 +13,7 @@ from trainyard.backends import frame
 from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun, log_head
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.workers.trainyard_worker import names
 
 

@@ -29,7 +29,8 @@ from trainyard.compute.supervise import ended, last_log_line
 from trainyard.compute.tail import Event, EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
 
 POLL_S = 0.1
