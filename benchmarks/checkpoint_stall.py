@@ -38,7 +38,7 @@ from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, qu
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.loop import done, train
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

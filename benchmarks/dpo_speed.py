@@ -40,7 +40,7 @@ from benchmarks.trainers import (
 )
 from trainyard.backends.native.assembly import policy_request, reference_scores
 from trainyard.data.rows import Message, PreferenceRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.methods.table import build
 from trainyard.train.session.session import Session
 

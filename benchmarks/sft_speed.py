@@ -43,7 +43,7 @@ from benchmarks.trainers import (
 )
 from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.head import IGNORED
 from trainyard.train.precision import cpu_bf16
 

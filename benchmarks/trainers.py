@@ -32,7 +32,7 @@ from trainyard.backends.native.assembly import NativeRun, assemble, set_determin
 from trainyard.backends.native.program import StepReporter
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train

@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 
 from trainyard.api.records import JOB_TAG, NodeResult, NodeState, RunResult
 from trainyard.compute.events import EventTail
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
 
 MAX_REPORT_CHARS = 200_000

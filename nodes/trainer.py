@@ -18,7 +18,7 @@ from trainyard.backends.job import TrainingJob, changed_since, job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.errors import Conflict
-from trainyard.spec.axes import DATA_PORTS, Port
+from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference

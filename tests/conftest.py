@@ -29,7 +29,7 @@ hypothesis_settings.load_profile("busy")  # how long a draw takes says how busy 
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
 
-END_S = 5.0
+END_S = 10.0
 """How long a thread or process may take to end after its test."""
 PREFECTS_THREADS = (
     "APILogWorkerThread",

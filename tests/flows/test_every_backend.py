@@ -22,8 +22,9 @@ from tests.conftest import REPOSITORY
 from trainyard.api.records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
-from trainyard.spec.axes import BackendName, JobState
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 
 pytestmark = [
     pytest.mark.usefixtures("prefect"),

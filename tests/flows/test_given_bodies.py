@@ -22,8 +22,9 @@ from tests.conftest import REPOSITORY
 from trainyard.api.records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
-from trainyard.spec.axes import JobState, Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 from trainyard.testing.scripted_server import ScriptedServer
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.timeout(900)]

@@ -36,7 +36,7 @@ from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 pytestmark = pytest.mark.usefixtures("prefect", "fresh")
 

@@ -17,7 +17,7 @@ from trainyard.api.runs.watching import tell_state, worker_runs
 from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 ASKED = {"documents": "docs"}
 

@@ -23,7 +23,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.compute.events import Event, EventTail
-from trainyard.spec.axes import JobState, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import DISK, Reference, write_json_durably
 from trainyard.stores.files import append_line, telling
 

@@ -42,7 +42,7 @@ from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import Produced, write_json_durably
 
 __all__ = [

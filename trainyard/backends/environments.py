@@ -29,7 +29,7 @@ from trainyard.errors import Unavailable
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import write_json_durably
 
 WORKERS = Path(workers.__file__).parent

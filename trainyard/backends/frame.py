@@ -29,7 +29,9 @@ from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Precision, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing

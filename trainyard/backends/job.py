@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import resolve_model

@@ -21,7 +21,7 @@ from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.world import NightVerdict, Order, Trained
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer

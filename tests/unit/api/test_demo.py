@@ -10,7 +10,7 @@ from trainyard.api.records import RunResult
 from trainyard.api.terminal.demo import demo_text
 from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
 
 BETTER = {"mean": 0.2, "low": 0.1, "high": 0.3}

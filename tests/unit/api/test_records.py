@@ -13,7 +13,7 @@ from trainyard.api.records import (
     read_events,
     read_result,
 )
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 
 def result(state: JobState) -> RunResult:

@@ -13,7 +13,7 @@ from trainyard.api.terminal.progress import Progress
 from trainyard.api.terminal.text import print_error, table
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 
 

@@ -29,7 +29,7 @@ from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.workers.trainyard_worker.failures import WorkerError, fields_of
 
 MLX = BackendName.MLX
@@ -340,7 +340,7 @@ from pathlib import Path
 from trainyard.backends import environments
 from trainyard.backends.foreign import installing
 from trainyard.settings import load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
 installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
 """

@@ -25,7 +25,6 @@ from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
 from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
 from trainyard.backends.deepspeed import backend as deepspeed
 from trainyard.backends.deepspeed import program as deepspeed_program
-from trainyard.backends.deepspeed.backend import ZERO_STAGES
 from trainyard.backends.deepspeed.build import clear_stale_locks
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
@@ -34,8 +33,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth import backend as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Device, Port, Stage
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 from trainyard.workers.trainyard_worker.failures import WorkerError
@@ -58,49 +59,6 @@ def planned(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
         write_plan(work_folder(job, folder), "cpu", first_weights=options.get("first_weights", False))
     (folder / names.PLAN_FOLDER / names.RESUME_FILE).write_bytes(orjson.dumps({"path": None, "restarted_from": None}))
     return WorkerFiles(folder)
-
-
-# What they refuse
-
-
-@pytest.mark.parametrize(
-    ("tool", "config", "fields"),
-    [
-        ("deepspeed", {"method": "full", "launch": {"strategy": "zero3", "processes": 2}}, []),
-        ("deepspeed", {"method": "dora"}, ["config.method"]),
-        ("deepspeed", {"hyperparameters": {"optimizer": "lion"}}, ["config.hyperparameters.optimizer"]),
-        ("deepspeed", {"launch": {"strategy": "fsdp", "processes": 2}}, ["config.launch.strategy"]),
-        ("deepspeed", {"launch": {"launcher": "accelerate"}}, ["config.launch.launcher"]),
-        ("unsloth", {"method": "lora"}, []),
-        ("unsloth", {"method": "full"}, ["config.method"]),
-        ("unsloth", {"method": "qlora", "device": "cpu"}, ["config.method"]),
-        ("unsloth", {"launch": {"strategy": "ddp", "processes": 2}}, ["config.launch.processes"]),
-        ("axolotl", {"method": "dora"}, []),
-        ("axolotl", {"method": "qlora", "device": "cpu"}, ["config.method"]),
-        ("axolotl", {"lora": {"rank": 3, "alpha": 4.5}}, ["config.lora.alpha"]),
-        ("axolotl", {"hyperparameters": {"schedule": "one_cycle"}}, ["config.hyperparameters.schedule"]),
-    ],
-)
-def test_what_a_tool_lacks_is_told_by_setting(tool: str, config: dict[str, Any], fields: list[str], jobs: Jobs) -> None:
-    found = PARENTS[tool].reasons(jobs(backend=tool, **config))
-    assert [reason.field for reason in found] == fields
-    assert all(reason.code == f"R-{tool.upper()}" and reason.instead for reason in found)
-
-
-def test_axolotl_knows_three_losses_of_dpo(jobs: Jobs) -> None:
-    (reason,) = axolotl.reasons(jobs(Port.PREFERENCE, backend="axolotl", preference={"loss": "orpo"}))
-    assert (reason.field, reason.because) == (
-        "config.preference.loss",
-        "The axolotl backend does not carry out loss orpo.",
-    )
-
-
-@pytest.mark.parametrize("tool", PARENTS)
-def test_earlier_adapter_is_continued_and_nothing_else(tool: str, jobs: Jobs, tmp_path: Path) -> None:
-    (reason,) = PARENTS[tool].reasons(jobs(backend=tool, adapter=tmp_path / "adapter").model_copy(
-        update={"config": jobs(backend=tool).config.model_copy(update={"adapter": "merge"})}
-    ))  # fmt: skip
-    assert reason.field == "config.adapter"
 
 
 @pytest.mark.parametrize("tool", PARENTS)
@@ -134,20 +92,20 @@ def test_processes_of_deepspeed_each_see_a_device(jobs: Jobs, monkeypatch: pytes
 def test_auto_takes_the_first_device_here_that_the_backend_takes(
     backend: str, here: tuple[str, ...], device: str
 ) -> None:
-    taken = BACKENDS[BackendName(backend)].devices
+    taken = BackendName(backend).facts.devices
     assert device_for(Device.AUTO, taken, [Device(one) for one in here]) == device
 
 
 def test_apple_s_device_is_taken_where_the_backend_computes_on_it() -> None:
     here = (Device.MPS, Device.CPU)
-    assert device_for(Device.MPS, BACKENDS[BackendName.SCRIPT].devices, here) == "mps"
-    assert device_for(Device.CPU, BACKENDS[BackendName.SCRIPT].devices, here) == "cpu"
+    assert device_for(Device.MPS, BackendName.SCRIPT.facts.devices, here) == "mps"
+    assert device_for(Device.CPU, BackendName.SCRIPT.facts.devices, here) == "cpu"
     with pytest.raises(
         InvalidInput, match=r"E-DEVICE: .*'mps'.*It computes on cpu, cuda, and this machine has mps, cpu"
     ):
-        device_for(Device.MPS, BACKENDS[BackendName.UNSLOTH].devices, here)
+        device_for(Device.MPS, BackendName.UNSLOTH.facts.devices, here)
     with pytest.raises(InvalidInput, match=r"E-DEVICE: .*'cuda'.*this machine has mps, cpu"):
-        device_for(Device.CUDA, BACKENDS[BackendName.SCRIPT].devices, here)
+        device_for(Device.CUDA, BackendName.SCRIPT.facts.devices, here)
 
 
 # The plan
@@ -282,10 +240,6 @@ def test_checkpoint_counts_when_its_last_file_is_whole(tmp_path: Path) -> None:
 
 
 # DeepSpeed's launcher, locks and checkpoints
-
-
-def test_every_strategy_is_a_zero_stage() -> None:
-    assert sorted(set(ZERO_STAGES.values())) == [0, 1, 2, 3]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.errors import Conflict, NotFound
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 PAGE = 200
 """Rows that the server gives at once, at most."""

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Scheduled
 
 from trainyard.api.records import NodeState
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 STATES: dict[StateType, tuple[JobState, str]] = {
     StateType.SCHEDULED: (JobState.PENDING, ""),

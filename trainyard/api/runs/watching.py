@@ -22,12 +22,11 @@ from trainyard.api.records import JOB_TAG, NodeResult, RunRecord, RunResult, rea
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
-from trainyard.api.services import running
-from trainyard.api.stack import worker_name
+from trainyard.api.stack import running, worker_name
 from trainyard.compute.events import Event, EventTail
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 OnProgress = Callable[[Event], None]
 

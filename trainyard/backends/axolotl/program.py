@@ -38,7 +38,9 @@ from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE, Events
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit
 from trainyard.workers.trainyard_worker import names

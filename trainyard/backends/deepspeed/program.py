@@ -18,7 +18,7 @@ from trainyard.backends.foreign.result import finish
 from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
 from trainyard.compute.child import Events
 from trainyard.errors import Corrupt
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.whole import MANIFEST
 
 MEETING_FOLDER = "meeting"

@@ -29,8 +29,8 @@ from trainyard.compute.gpus import devices_here
 from trainyard.compute.shim import POLL_S, die_with_parent, follow, how_ended, start
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
-from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
@@ -115,7 +115,7 @@ def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, in
 
 def pick_device(asked: Device, backend: BackendName) -> str:
     """Where a backend computes on this machine. Raises `InvalidInput` (`E-DEVICE`)."""
-    return device_for(asked, BACKENDS[backend].devices, devices_here())
+    return device_for(asked, backend.facts.devices, devices_here())
 
 
 def device_for(asked: Device, taken: Sequence[Device], here: Sequence[Device]) -> str:

@@ -50,7 +50,7 @@ from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.inherited import installer_environment
 from trainyard.loading import load
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import write_json_durably
 
 Say = Callable[[str], None]

@@ -27,7 +27,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.batching import BatchPlan, Cut
@@ -158,7 +159,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
         config.save_pretrained(str(place / names.ADAPTER_FOLDER))
-        plain = STAGES[job.config.stage].head == "causal" and not config.use_dora and not config.modules_to_save
+        plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
     write_json_durably(place / names.MODULES_FILE, modules)

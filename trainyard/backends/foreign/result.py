@@ -15,7 +15,7 @@ from trainyard.backends.results import log_head
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.compute.child import LOG_FILE
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.workers.trainyard_worker import names
 
 

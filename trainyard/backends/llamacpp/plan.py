@@ -31,7 +31,7 @@ from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.workers.trainyard_worker import names
 

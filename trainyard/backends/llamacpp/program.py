@@ -36,7 +36,9 @@ from trainyard.backends.llamacpp.build import FOLDER, own_version
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import LOG_FILE, Events, Stopped
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import BackendName, Quantization, Schedule
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space

@@ -18,7 +18,8 @@ from trainyard.compute.child import Events
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
 from trainyard.serve.conversion.mlx import mlx_to_peft, peft_to_mlx
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.workers.trainyard_worker import names
 
 START_FOLDER = "start"

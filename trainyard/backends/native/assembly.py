@@ -18,7 +18,7 @@ from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
 from trainyard.data.renderers.choice import choose
 from trainyard.settings import settings
-from trainyard.spec.axes import Device, Precision
+from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.compat.advice import advice
 from trainyard.train.batching import BatchPlan, Cut, Feed, choose_cut, sound_cut
 from trainyard.train.head import Head, require_head

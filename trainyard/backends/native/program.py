@@ -33,7 +33,8 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.data.renderers.choice import choose
-from trainyard.spec.axes import Device, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig

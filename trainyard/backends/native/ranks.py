@@ -17,7 +17,7 @@ from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import Events, Stopped
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.train.head import Head
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import Team, joined, take_device

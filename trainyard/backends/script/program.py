@@ -29,7 +29,8 @@ from trainyard.compute.shim import follow, how_ended, start
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
 
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})

@@ -18,8 +18,9 @@ from trl.trainer.sft_config import SFTConfig
 
 from trainyard.backends.frame import save_steps, total_steps
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
-from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
@@ -98,10 +99,10 @@ def common_arguments(
         "gradient_accumulation_steps": hyper.gradient_accumulation,
         "max_steps": length.total_steps,
         "learning_rate": hyper.learning_rate,
-        "lr_scheduler_type": SCHEDULES[hyper.schedule],
+        "lr_scheduler_type": job.config.backend.facts.schedules[hyper.schedule],
         "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
         "warmup_steps": math.ceil(hyper.warmup_ratio * length.total_steps),
-        "optim": OPTIMIZERS[hyper.optimizer],
+        "optim": job.config.backend.facts.optimizers[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "max_length": hyper.max_length,

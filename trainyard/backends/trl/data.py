@@ -14,7 +14,7 @@ from trainyard.backends.trl.arguments import Length, left_out, prompts_of_a_step
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rollouts_of
 from trainyard.compute.child import Events
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.batching import require_rows
 from trainyard.train.stages import kto
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
@@ -38,8 +38,7 @@ class PreparedRun:
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
-    if job.config.stage is Stage.KTO:
-        require_rows(job.config, kto.SMALLEST_BATCH)
+    require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)

@@ -17,7 +17,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer,
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
-from trainyard.spec.axes import Device, Method, Stage
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config

@@ -32,7 +32,9 @@ from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCurve, TrlCallback, newest_trainer_state
 from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose
-from trainyard.spec.axes import ADAPTER_METHODS, Precision, Strategy
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import lineage

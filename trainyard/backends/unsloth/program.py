@@ -12,7 +12,8 @@ from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, cond
 from trainyard.backends.foreign.result import finish
 from trainyard.compute.child import Events
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import BackendName, Method
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
 
 CACHE_FOLDER = "unsloth_compiled_cache"
 

@@ -26,7 +26,7 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, require_known_logits

@@ -19,7 +19,8 @@ from trainyard.backends.script import files
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
-from trainyard.spec.axes import DATA_PORTS, BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
