@@ -16,7 +16,6 @@ from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
 from trainyard.compute.child import faultpoint
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.methods import ADAPTER_METHODS
-from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
 
@@ -86,7 +85,7 @@ def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict
         "base_sha256": job.base_sha256,
         "chat_template_sha256": run.plan["ledger"]["chat_template_sha256"],
         "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if config.stage in (Stage.DPO, Stage.KTO) else None,
+        "preference": config.preference.model_dump(mode="json") if config.stage.facts.preference else None,
         "lora": run.plan["lora"],
         "control": config.control,
         "parents": list(job.parents),
