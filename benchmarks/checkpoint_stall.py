@@ -35,7 +35,8 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.harness import Row, alternate, finish, median
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
-from trainyard.backends.native.program import NativeRun, save_checkpoint
+from trainyard.backends.native.assembly import NativeRun
+from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes.data import Port
 from trainyard.train.loop import done, train

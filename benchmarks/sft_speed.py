@@ -41,7 +41,7 @@ from benchmarks.trainers import (
     text_of,
     theirs,
 )
-from trainyard.backends.native.program import NativeRun
+from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
 from trainyard.spec.axes.data import Port
 from trainyard.train.head import IGNORED

@@ -26,11 +26,9 @@ from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
 from trainyard.backends.deepspeed import backend as deepspeed
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.build import clear_stale_locks
-from trainyard.backends.foreign import names
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
 from trainyard.backends.foreign.result import finish
-from trainyard.backends.foreign.worker import Desk, checkpoint_places, commit, require_finite
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth import backend as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
@@ -40,6 +38,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.workers.trainyard_worker import names
+from trainyard.workers.trainyard_worker.failures import WorkerError
+from trainyard.workers.trainyard_worker.files import WorkerFiles, checkpoint_places, commit, require_finite
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
 PARENTS = {"deepspeed": deepspeed, "unsloth": unsloth, "axolotl": axolotl}
@@ -51,13 +52,13 @@ def work_folder(job: TrainingJob, folder: Path) -> Path:
     return folder
 
 
-def planned(job: TrainingJob, folder: Path, **options: bool) -> Desk:
+def planned(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
     """The job as its tool would see it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
         write_plan(work_folder(job, folder), "cpu", first_weights=options.get("first_weights", False))
     (folder / names.PLAN_FOLDER / names.RESUME_FILE).write_bytes(orjson.dumps({"path": None, "restarted_from": None}))
-    return Desk(folder)
+    return WorkerFiles(folder)
 
 
 @pytest.mark.parametrize("tool", PARENTS)
@@ -261,7 +262,7 @@ def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_p
     argv = deepspeed_program.argv(run_of(job, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
-    assert argv[-3:] == ["-m", deepspeed_program.WORKER, str(tmp_path)]
+    assert argv[-4:] == ["-m", *deepspeed_program.WORKER, str(tmp_path)]
     own = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
     argv = deepspeed_program.argv(run_of(own, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
@@ -335,7 +336,7 @@ def test_pointer_to_a_missing_state_is_refused(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_loss_that_is_no_number_is_told() -> None:
-    with pytest.raises(TrainyardError, match="E-LOSS-NONFINITE: The loss of step 3 is nan"):
+    with pytest.raises(WorkerError, match="E-LOSS-NONFINITE: The loss of step 3 is nan"):
         require_finite(3, float("nan"))
 
 

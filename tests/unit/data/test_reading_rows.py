@@ -118,6 +118,13 @@ def test_unknown_keys_are_ignored_and_counted(tmp_path: Path) -> None:
     assert result.report["ignored_keys"] == {"id": 5, "other": 1, "tag": 5}
 
 
+@pytest.mark.parametrize("key", ["to\nols", 'a "b"', "a\\b", "\x1f"])
+def test_a_key_that_is_escaped_is_ignored_and_counted(tmp_path: Path, key: str) -> None:
+    result = read_text(tmp_path, json_lines(*[{**CHAT, key: number} for number in range(5)]))
+    assert len(result.rows) == 5
+    assert result.report["ignored_keys"] == {key: 5}
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
 def test_keys_inside_turns_are_kept_counted_or_refused_in_every_kind_of_file(tmp_path: Path, name: str) -> None:
     """A plain first row makes the fast decoder, which must not swallow what later rows have."""

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from trainyard.api import services, stack
+from trainyard.api import stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import UpInput
+from trainyard.api.responses import Response
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
+from trainyard.compute.services import Service
 from trainyard.errors import NotFound
 from trainyard.serve import embedded
 from trainyard.serve.targets import local
@@ -22,10 +22,8 @@ from trainyard.stores.auth_string import auth_file
 from trainyard.stores.models import resolve_model
 
 
-class UpOutput(BaseModel):
+class UpOutput(Response):
     """What is up, and where."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_url: str
     ui_url: str
@@ -38,21 +36,17 @@ class UpOutput(BaseModel):
     home: str
 
 
-class DownOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class DownOutput(Response):
     stopped: tuple[str, ...]
 
 
-class EnvOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EnvOutput(Response):
     variables: dict[str, str]
 
 
 def up(given: UpInput, context: Context) -> UpOutput:
     settings = context.settings
-    with services.exclusive(settings, context.say):
+    with stack.exclusive(settings, context.say):
         attached = stack.attached(settings, auth=not given.no_auth)
         url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
         asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
@@ -75,17 +69,17 @@ def up(given: UpInput, context: Context) -> UpOutput:
     )
 
 
-def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
+def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
     """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
     for line in sweep_leftovers(settings.home):
         say(line)
     for pid in sweep(settings.home):
         say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():
-        runs = stack.import_prefect_client(settings)
-        for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
+        operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
+        for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+        for device in slots.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
@@ -93,7 +87,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
 def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     say("writing the work pool, the device limit, the automation and the deployments")
     os.environ.update(stack.prefect_environment(settings, url))
-    stack.import_prefect_client(settings).bootstrap(settings)
+    stack.import_prefect_client(settings, "server").bootstrap(settings)
     stack.import_prefect_client(settings, "nights").ensure_night_automations()
     stack.deploy_all(settings, url)
     stack.mark_bootstrapped(settings, url)
@@ -118,11 +112,11 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
 
 def down(_: Nothing, context: Context) -> DownOutput:
     settings = context.settings
-    with services.exclusive(settings):
-        stopped = [name for name in ("worker", "watchdog") if services.stop(settings, name)]
+    with stack.exclusive(settings):
+        stopped = [name for name in ("worker", "watchdog") if stack.stop(settings, name)]
         stopped += ["embedded"] if embedded.stop(settings) else []
         stopped += local.end_all(settings)
-        stopped += [name for name in ("server",) if services.stop(settings, name)]
+        stopped += [name for name in ("server",) if stack.stop(settings, name)]
     return DownOutput(stopped=tuple(stopped))
 
 

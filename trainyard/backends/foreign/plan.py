@@ -20,12 +20,12 @@ from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainyard.backends.foreign import names
+from trainyard.backends import frame
 from trainyard.backends.foreign.tokenise import tokenise
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.compute.child import crash_error, write_error
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.methods import ADAPTER_METHODS
@@ -42,13 +42,12 @@ from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
-
-CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
+from trainyard.workers.trainyard_worker import names
 
 
 def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     """Fill `folder/plan`. Raises what the data, the template or the adapter's shape raise."""
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = frame.read_job(folder)
     place = folder / names.PLAN_FOLDER
     place.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(job)
@@ -63,7 +62,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
         widths = [1] * len(shares)
     plan = plan_of(job, widths)
-    total = total_steps(job, plan.steps_per_epoch)
+    total = frame.total_steps(job.config.hyperparameters, plan.steps_per_epoch)
     planned = Counted()
     with (place / names.STEPS_FILE).open("wb") as stream:
         for line in islice(steps(job, plan, total), total):
@@ -75,7 +74,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "attention": default_attention(job.base),
         "total_steps": total,
         "steps_per_epoch": plan.steps_per_epoch,
-        "save_steps": save_steps(job, total),
+        "save_steps": frame.save_steps(job.config.hyperparameters, total),
         "pad_id": tokenizer.pad_token_id,
         "lora": adapter(job, place, first_weights=first_weights),
         "ledger": ledger,
@@ -127,16 +126,6 @@ def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
     hyper = job.config.hyperparameters
     rows = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     return BatchPlan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
-
-
-def total_steps(job: TrainingJob, per_epoch: int) -> int:
-    hyper = job.config.hyperparameters
-    return hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
-
-
-def save_steps(job: TrainingJob, total: int) -> int:
-    share = math.ceil(total / CHECKPOINTS_PER_RUN)
-    return job.config.hyperparameters.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
 
 
 def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.program import NativeRun, assemble, fix_numbers, resume, save_checkpoint
+from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
+from trainyard.backends.native.program import resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
@@ -199,7 +200,7 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
     `dropped` names a part of the state that is not taken back: a proof that cannot fail would prove nothing.
     """
     job = job_of(cell, world)
-    fix_numbers(job)
+    set_determinism(job)
     folder.mkdir(parents=True, exist_ok=True)
     events: Any = Silent()
     run = assemble(job, folder, events, "cpu")

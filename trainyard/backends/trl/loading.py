@@ -101,10 +101,6 @@ def with_adapter(model: Any, job: TrainingJob) -> Any:
     return inject(model, config, NEW)
 
 
-def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 def lora_facts(model: Any, job: TrainingJob) -> dict[str, Any] | None:
     """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
     if not isinstance(model, PeftModel):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.serve.conversion.layouts import Layout, peft_writer
-from trainyard.serve.targets import local
 from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import (
@@ -37,7 +37,7 @@ def check(site: Site) -> list[Reason]:
 def load(site: Site) -> None:
     """Make the files and start the server."""
     version = site.registry.path(site.new)
-    port = local.free_port()
+    port = free_port()
     argv = [str(tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
     if site.candidate.kind == "adapter":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard.compute.services import end_service, find_service, write_record
 from trainyard.errors import InvalidInput, Reason
 from trainyard.serve.conversion.architectures import Base, base_config, refused, require_plain
 from trainyard.serve.targets import local
@@ -56,7 +57,7 @@ def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
 def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server beside the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
-    old, before = local.running(place(site)), local.recipe_of(place(site))
+    old, before = find_service(place(site)), local.recipe_of(place(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
     site.http = http_client(site.target, site.server.new.url, settings_of(site))
@@ -64,7 +65,7 @@ def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] |
 
 def switch(site: Site) -> None:
     assert site.server is not None, "the canary has answered"
-    local.point(place(site), site.server.new)
+    write_record(place(site), site.server.new)
     local.remember(place(site), site.server.recipe)
     site.switched = True
 
@@ -73,11 +74,11 @@ def undo(site: Site) -> None:
     if site.server is None:
         return
     if site.switched:
-        local.point(place(site), site.server.old)
+        write_record(place(site), site.server.old)
         local.remember(place(site), site.server.before)
         site.switched = False
     close(site)
-    local.end(site.server.new)
+    end_service(site.server.new)
     site.server, site.loaded = None, False
 
 
@@ -85,7 +86,7 @@ def retire(site: Site) -> None:
     """The old server ends after the switch; nobody reads its address any more."""
     close(site)
     if site.server is not None and site.server.old is not None:
-        local.end(site.server.old)
+        end_service(site.server.old)
 
 
 def close(site: Site) -> None:

@@ -452,14 +452,3 @@ def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
             do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
             code="E-GRAD-NONFINITE",
         )
-
-
-def require_finite(value: float, step: int) -> None:
-    """Raise `E-LOSS-NONFINITE` for a loss that is NaN or infinite."""
-    if not math.isfinite(value):
-        raise TrainyardError(
-            f"The loss of step {step} is {value}.",
-            why="The weights left the range of numbers: usually the learning rate is too high for this data.",
-            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-            code="E-LOSS-NONFINITE",
-        )

@@ -30,8 +30,8 @@ from mlx_lm.tuner.trainer import train as mlx_train
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-from trainyard.backends.foreign.worker import Desk, StopFlag, checkpoint_places, commit, require_finite
-from trainyard.errors import InvalidInput, TrainyardError
+from .failures import WorkerError
+from .files import StopFlag, WorkerFiles, checkpoint_places, commit, require_finite
 
 IGNORED = -100
 PAD_TO = 32
@@ -50,32 +50,32 @@ class Halted(Exception):
 
 def train(folder: Path, stop: StopFlag) -> None:
     """Run the plan in `folder` to its end, or to a stop."""
-    desk = Desk(folder)
-    use_device(desk.plan["device"])
-    mx.random.seed(desk.hyper["seed"])
-    model, _ = load_model(Path(desk.spec["base"]))
-    precision = cast(model, desk.hyper["precision"])
-    shape = inject(model, desk)
-    optimizer = make_optimizer(desk)
-    run = MlxTraining(desk, stop, model, optimizer, shape)
+    files = WorkerFiles(folder)
+    use_device(files.plan["device"])
+    mx.random.seed(files.hyper["seed"])
+    model, _ = load_model(Path(files.spec["base"]))
+    precision = cast(model, files.hyper["precision"])
+    shape = inject(model, files)
+    optimizer = make_optimizer(files)
+    run = MlxTraining(files, stop, model, optimizer, shape)
     first = run.restore()
-    facts = {"device": device_name(), "precision": precision, "precision_why": why(precision, desk)}
-    desk.begin(threads=desk.spec["threads"], **facts)
-    total, accumulation = desk.plan["total_steps"], desk.hyper["gradient_accumulation"]
+    facts = {"device": device_name(), "precision": precision, "precision_why": why(precision, files)}
+    files.begin(threads=files.spec["threads"], **facts)
+    total, accumulation = files.plan["total_steps"], files.hyper["gradient_accumulation"]
     own = folder / "made-by-mlx"
     own.mkdir(exist_ok=True)
     arguments = TrainingArgs(
-        batch_size=desk.hyper["batch_size"],
+        batch_size=files.hyper["batch_size"],
         iters=(total - first) * accumulation,
         steps_per_report=accumulation,
         steps_per_save=total * accumulation + 1,  # ours are whole and verified
-        max_seq_length=desk.hyper["max_length"],
+        max_seq_length=files.hyper["max_length"],
         adapter_file=str(own / ADAPTER_FILE),
-        grad_checkpoint=desk.hyper["gradient_checkpointing"],
+        grad_checkpoint=files.hyper["gradient_checkpointing"],
         grad_accumulation_steps=accumulation,
     )
     try:
-        mlx_train(model, optimizer, desk.examples(), None, arguments, loss, run.batches, run)
+        mlx_train(model, optimizer, files.examples(), None, arguments, loss, run.batches, run)
     except Halted:
         return
     run.leave(own / ADAPTER_FILE, facts)
@@ -98,33 +98,33 @@ def cast(model: nn.Module, asked: str) -> str:
     return name
 
 
-def why(precision: str, desk: Desk) -> str:
-    return "asked for" if desk.hyper["precision"] == precision else f"auto on {device_name()}"
+def why(precision: str, files: WorkerFiles) -> str:
+    return "asked for" if files.hyper["precision"] == precision else f"auto on {device_name()}"
 
 
 # Layers
 
 
-def inject(model: nn.Module, desk: Desk) -> dict[str, Any] | None:
+def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
     """Freeze the model and put the adapter in; returns mlx-lm's `lora_parameters`. Full weights are all unfrozen."""
     model.freeze()
-    if desk.config["method"] == "full":
+    if files.config["method"] == "full":
         model.unfreeze()
         return None
-    start = desk.place / START_FOLDER
-    if desk.spec["adapter"] is not None:
+    start = files.place / START_FOLDER
+    if files.spec["adapter"] is not None:
         told = json.loads((start / "adapter_config.json").read_text(encoding="utf-8"))
         parameters: dict[str, Any] = told["lora_parameters"]
     else:
-        parameters = new_parameters(model, desk)
-    linear_to_lora_layers(model, -1, parameters, use_dora=desk.config["method"] == "dora")
-    if desk.spec["adapter"] is not None:
+        parameters = new_parameters(model, files)
+    linear_to_lora_layers(model, -1, parameters, use_dora=files.config["method"] == "dora")
+    if files.spec["adapter"] is not None:
         model.load_weights(str(start / ADAPTER_FILE), strict=False)
     return parameters
 
 
-def new_parameters(model: nn.Module, desk: Desk) -> dict[str, Any]:
-    config = json.loads((desk.place / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+def new_parameters(model: nn.Module, files: WorkerFiles) -> dict[str, Any]:
+    config = json.loads((files.place / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
     rank = int(config["r"])
     divisor = math.sqrt(rank) if config["use_rslora"] else rank
     return {
@@ -136,7 +136,7 @@ def new_parameters(model: nn.Module, desk: Desk) -> dict[str, Any]:
 
 
 def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
-    """Full names of the modules that PEFT would adapt. Raises `InvalidInput` (`E-TARGET-MODULES`)."""
+    """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TARGET-MODULES`)."""
     wanted, blocks = config["target_modules"], config.get("layers_to_transform")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.QuantizedLinear)]
     if wanted == "all-linear":
@@ -146,11 +146,12 @@ def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
     if blocks is not None:
         found = [name for name in found if any(f".layers.{block}." in f".{name}" for block in blocks)]
     if not found:
-        raise InvalidInput(
+        raise WorkerError(
             "The adapter does not fit the model as mlx-lm builds it.",
             why=f"None of its linear modules is named {wanted}.",
             do="Use lora.target_modules: all-linear.",
             code="E-TARGET-MODULES",
+            kind="InvalidInput",
         )
     return found
 
@@ -167,10 +168,10 @@ def loss(model: nn.Module, ids_BT: mx.array, labels_BT: mx.array, share: mx.arra
     return entropy_BT.astype(mx.float32).sum() * share, mask_BT.sum()
 
 
-def make_optimizer(desk: Desk) -> optim.Optimizer:
+def make_optimizer(files: WorkerFiles) -> optim.Optimizer:
     """mlx's optimizer of that name with the constants of every other backend; the norm of the gradient is clipped."""
-    rates = mx.array([step["rate"] for step in desk.steps(0)], dtype=mx.float32)
-    decay, most = desk.hyper["weight_decay"], desk.hyper["max_grad_norm"]
+    rates = mx.array([step["rate"] for step in files.steps(0)], dtype=mx.float32)
+    decay, most = files.hyper["weight_decay"], files.hyper["max_grad_norm"]
 
     def rate(step: mx.array) -> mx.array:
         return rates[mx.minimum(step, len(rates) - 1).astype(mx.int32)]
@@ -181,7 +182,7 @@ def make_optimizer(desk: Desk) -> optim.Optimizer:
         "lion": (optim.Lion, {"weight_decay": decay, "betas": list(LION_BETAS)}),
         "adafactor": (optim.Adafactor, {"weight_decay": decay, "relative_step": False, "scale_parameter": False}),
     }
-    kind, options = kinds[desk.hyper["optimizer"]]
+    kind, options = kinds[files.hyper["optimizer"]]
 
     class Clipping(kind):  # type: ignore[misc, valid-type]
         def apply_gradients(self, gradients: dict[str, Any], parameters: dict[str, Any]) -> Any:
@@ -196,10 +197,15 @@ class MlxTraining(TrainingCallback):
     """One run: gives mlx-lm its batches, hears of every step, saves and stops between two."""
 
     def __init__(
-        self, desk: Desk, stop: StopFlag, model: nn.Module, optimizer: optim.Optimizer, shape: dict[str, Any] | None
+        self,
+        files: WorkerFiles,
+        stop: StopFlag,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        shape: dict[str, Any] | None,
     ) -> None:
-        self.desk, self.stop, self.model, self.optimizer, self.shape = desk, stop, model, optimizer, shape
-        self.accumulation: int = desk.hyper["gradient_accumulation"]
+        self.files, self.stop, self.model, self.optimizer, self.shape = files, stop, model, optimizer, shape
+        self.accumulation: int = files.hyper["gradient_accumulation"]
         self.losses: list[list[float]] = []
         self.tokens = 0
 
@@ -214,15 +220,15 @@ class MlxTraining(TrainingCallback):
     def batches(self, dataset: list[dict[str, list[int]]], **_: Any) -> Iterator[tuple[mx.array, ...]]:
         """Micro-batches from the next step on, as many for each step as mlx-lm sums up."""
         number = self.done * self.accumulation
-        for step in self.desk.steps(self.done):
+        for step in self.files.steps(self.done):
             rows = [[dataset[number] for number in part] for part in step["rows"]]
             targets = sum(label != IGNORED for part in rows for row in part for label in row["labels"][1:])
             share = self.accumulation / max(1, targets)
             parts = [(part, share) for part in rows]
             parts += [(rows[-1], 0.0)] * (self.accumulation - len(rows))  # the last step of an epoch has fewer rows
             for part, weight in parts:
-                mx.random.seed(self.desk.hyper["seed"] * SEEDS + number)
-                yield padded(part, self.desk.plan["pad_id"], weight)
+                mx.random.seed(self.files.hyper["seed"] * SEEDS + number)
+                yield padded(part, self.files.plan["pad_id"], weight)
                 number += 1
 
     def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
@@ -231,30 +237,30 @@ class MlxTraining(TrainingCallback):
         require_finite(self.done + 1, value)
         self.losses.append([self.done + 1, value, rate])
         self.tokens += int(train_info["trained_tokens"]) - self.tokens
-        self.desk.progress(self.done, value, rate, tokens=self.tokens)
-        wanted = self.stop.raised and self.done < self.desk.plan["total_steps"]
-        if wanted or self.done % self.desk.plan["save_steps"] == 0:
+        self.files.progress(self.done, value, rate, tokens=self.tokens)
+        wanted = self.stop.raised and self.done < self.files.plan["total_steps"]
+        if wanted or self.done % self.files.plan["save_steps"] == 0:
             self.save()
         if wanted:
-            self.desk.halt(self.done)
+            self.files.halt(self.done)
             raise Halted
 
     def save(self) -> None:
         """Write a checkpoint of the step that is done: weights, optimizer and curve."""
-        temporary, _ = checkpoint_places(self.desk.folder, self.done)
+        temporary, _ = checkpoint_places(self.files.folder, self.done)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         mx.save_safetensors(str(temporary / WEIGHTS_FILE), self.moving())
         mx.save_safetensors(str(temporary / OPTIMIZER_FILE), dict(tree_flatten(self.optimizer.state)))
         state = {"losses": self.losses, "lora": self.shape}
         (temporary / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
-        self.desk.emit("checkpoint", **commit(self.desk.folder, self.done, {"step": self.done, "backend": "mlx"}))
+        self.files.emit("checkpoint", **commit(self.files.folder, self.done, {"step": self.done, "backend": "mlx"}))
 
     def restore(self) -> int:
         """Go on from the checkpoint that the conductor found; returns the steps that are done."""
-        if self.desk.resume is None or self.desk.resume.get("path") is None:
+        if self.files.resume is None or self.files.resume.get("path") is None:
             return 0
-        path = Path(self.desk.resume["path"])
+        path = Path(self.files.resume["path"])
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         self.model.load_weights(str(path / WEIGHTS_FILE), strict=False)
         self.optimizer.state = tree_unflatten(list(mx.load(str(path / OPTIMIZER_FILE)).items()))
@@ -263,21 +269,21 @@ class MlxTraining(TrainingCallback):
 
     def leave(self, adapter: Path, facts: dict[str, Any]) -> None:
         """Hand the weights over: an adapter as mlx-lm wrote it, or a model in the layout of its base."""
-        weights = self.desk.made()
+        weights = self.files.made()
         if self.shape is None:
-            write_model(self.moving(), Path(self.desk.spec["base"]), weights)
+            write_model(self.moving(), Path(self.files.spec["base"]), weights)
         else:
             self.leave_adapter(adapter, weights.parent / OWN_FOLDER)
         tool = {"name": "mlx-lm", "version": mlx_lm.__version__}
-        self.desk.report(losses=self.losses, versions=versions(), tool=tool, **facts)
+        self.files.report(losses=self.losses, versions=versions(), tool=tool, **facts)
 
     def leave_adapter(self, adapter: Path, own: Path) -> None:
         own.mkdir()
         shutil.copyfile(adapter, own / ADAPTER_FILE)
-        source = self.desk.place / ("adapter" if self.desk.spec["adapter"] is None else START_FOLDER)
+        source = self.files.place / ("adapter" if self.files.spec["adapter"] is None else START_FOLDER)
         told = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         value = {
-            "fine_tune_type": self.desk.config["method"],
+            "fine_tune_type": self.files.config["method"],
             "num_layers": -1,
             "lora_parameters": self.shape,
             "peft": told.get("peft", told),
@@ -298,7 +304,7 @@ def padded(rows: list[dict[str, list[int]]], pad_id: int, share: float) -> tuple
 
 
 def write_model(trained: dict[str, mx.array], base: Path, target: Path) -> None:
-    """The base's files with the trained weights in their places. Raises `TrainyardError` (`E-MODEL-LAYOUT`).
+    """The base's files with the trained weights in their places. Raises `WorkerError` (`E-MODEL-LAYOUT`).
 
     For most families mlx-lm keeps names and shapes as transformers has them; where it stacks or transposes weights the
     way back is not known, and no guess is written.
@@ -320,8 +326,8 @@ def write_model(trained: dict[str, mx.array], base: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def no_layout(why: str) -> TrainyardError:
-    return TrainyardError(
+def no_layout(why: str) -> WorkerError:
+    return WorkerError(
         "mlx-lm holds this model in another layout than transformers.",
         why=why,
         do="Train it with method lora, or with another backend.",

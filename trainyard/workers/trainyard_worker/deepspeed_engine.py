@@ -23,9 +23,9 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, set_seed
 
-from trainyard.backends.deepspeed import shards
-from trainyard.backends.foreign import names
-from trainyard.backends.foreign.worker import Desk, StopFlag, require_finite
+from . import deepspeed_shards as shards
+from . import names
+from .files import StopFlag, WorkerFiles, require_finite
 
 IGNORED = -100
 ZERO_STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -36,7 +36,7 @@ NEVER = 1 << 30
 class DeepspeedTraining:
     """One process of a run, put together."""
 
-    desk: Desk
+    files: WorkerFiles
     engine: Any
     rank: int
     world: int
@@ -54,91 +54,95 @@ class DeepspeedTraining:
 
     @property
     def accumulation(self) -> int:
-        return int(self.desk.hyper["gradient_accumulation"])
+        return int(self.files.hyper["gradient_accumulation"])
 
 
 def train(folder: Path, stop: StopFlag) -> None:
     """Train to the end, or to the step at which all processes agreed to stop."""
-    desk = Desk(folder)
-    torch.set_num_threads(max(1, int(desk.spec["threads"]) // int(desk.config["launch"]["processes"])))
+    files = WorkerFiles(folder)
+    torch.set_num_threads(max(1, int(files.spec["threads"]) // int(files.config["launch"]["processes"])))
     deepspeed.init_distributed()
-    run = assemble(desk)
-    if desk.resume["path"]:
-        adapter = desk.plan["lora"] is not None
-        run.step, run.losses, run.tokens = shards.load(run.engine, Path(desk.resume["path"]), adapter=adapter)
+    run = assemble(files)
+    if files.resume["path"]:
+        adapter = files.plan["lora"] is not None
+        run.step, run.losses, run.tokens = shards.load(run.engine, Path(files.resume["path"]), adapter=adapter)
     if run.first:
-        desk.begin(device=desk.plan["device"], threads=torch.get_num_threads(), **run.facts)
+        files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **run.facts)
     if not loop(run, stop):
         if run.first:
-            desk.halt(run.step)
+            files.halt(run.step)
     else:
         hand_over(run)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def assemble(desk: Desk) -> DeepspeedTraining:
+def assemble(files: WorkerFiles) -> DeepspeedTraining:
     """Model, engine and rows, with what is known of how the weights are shared."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     device = torch.device("cpu")
-    if desk.plan["device"] == "cuda":
+    if files.plan["device"] == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    bf16 = precision(desk) == "bf16"
-    stage = ZERO_STAGES[desk.config["launch"]["strategy"]]
-    set_seed(int(desk.hyper["seed"]))  # every process begins with the same weights
-    model = with_adapter(desk, load_base(desk))
+    bf16 = precision(files) == "bf16"
+    stage = ZERO_STAGES[files.config["launch"]["strategy"]]
+    set_seed(int(files.hyper["seed"]))  # every process begins with the same weights
+    model = with_adapter(files, load_base(files))
     sizes = shards.sizes_of(model)
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=groups(model, desk), config=engine_config(desk, stage, world, bf16=bf16)
+        model=model, model_parameters=groups(model, files), config=engine_config(files, stage, world, bf16=bf16)
     )
     facts = {
         "precision": "bf16" if bf16 else "fp32",
-        "precision_why": "asked for" if desk.hyper["precision"] != "auto" else f"the default on {desk.plan['device']}",
+        "precision_why": precision_why(files),
         "processes": world,
         "zero_stage": stage,
         "sharding": shards.measure(engine, sizes, stage, world),
     }
-    return DeepspeedTraining(desk, engine, rank, world, device, desk.examples(), facts)
+    return DeepspeedTraining(files, engine, rank, world, device, files.examples(), facts)
 
 
-def precision(desk: Desk) -> str:
+def precision(files: WorkerFiles) -> str:
     """What was asked for; bf16 on a GPU that has it, fp32 elsewhere."""
-    asked = str(desk.hyper["precision"])
+    asked = str(files.hyper["precision"])
     if asked != "auto":
         return asked
-    return "bf16" if desk.plan["device"] == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if files.plan["device"] == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 
-def load_base(desk: Desk) -> Any:
+def precision_why(files: WorkerFiles) -> str:
+    return "asked for" if files.hyper["precision"] != "auto" else f"the default on {files.plan['device']}"
+
+
+def load_base(files: WorkerFiles) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
-        desk.spec["base"],
+        files.spec["base"],
         trust_remote_code=False,
         use_safetensors=True,
         dtype=torch.float32,
-        attn_implementation=desk.plan["attention"],
+        attn_implementation=files.plan["attention"],
     )
     model.config.use_cache = False
-    if desk.hyper["gradient_checkpointing"]:
+    if files.hyper["gradient_checkpointing"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model.train()
 
 
-def with_adapter(desk: Desk, model: Any) -> Any:
+def with_adapter(files: WorkerFiles, model: Any) -> Any:
     """The model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
-    if desk.plan["lora"] is None:
+    if files.plan["lora"] is None:
         return model
-    if desk.spec["adapter"] is not None:
-        return PeftModel.from_pretrained(model, desk.spec["adapter"], is_trainable=True)
-    config = LoraConfig.from_pretrained(str(desk.place / names.ADAPTER_FOLDER))
+    if files.spec["adapter"] is not None:
+        return PeftModel.from_pretrained(model, files.spec["adapter"], is_trainable=True)
+    config = LoraConfig.from_pretrained(str(files.place / names.ADAPTER_FOLDER))
     config.inference_mode = False
     return get_peft_model(model, config)
 
 
-def groups(model: Any, desk: Desk) -> list[dict[str, Any]]:
+def groups(model: Any, files: WorkerFiles) -> list[dict[str, Any]]:
     """Weight decay on matrices, none on biases and norms."""
-    decay = float(desk.hyper["weight_decay"])
+    decay = float(files.hyper["weight_decay"])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if decay == 0.0:
         return [{"params": trained, "weight_decay": 0.0}]
@@ -148,9 +152,9 @@ def groups(model: Any, desk: Desk) -> list[dict[str, Any]]:
     return [part for part in parts if part["params"]]
 
 
-def engine_config(desk: Desk, stage: int, world: int, *, bf16: bool) -> dict[str, Any]:
+def engine_config(files: WorkerFiles, stage: int, world: int, *, bf16: bool) -> dict[str, Any]:
     """DeepSpeed's configuration. `torch_adam`: its own Adam would be compiled at the first start."""
-    hyper = desk.hyper
+    hyper = files.hyper
     micro, accumulation = int(hyper["batch_size"]), int(hyper["gradient_accumulation"])
     rate = float(hyper["learning_rate"])
     return {
@@ -168,10 +172,10 @@ def engine_config(desk: Desk, stage: int, world: int, *, bf16: bool) -> dict[str
 
 def loop(run: DeepspeedTraining, stop: StopFlag) -> bool:
     """The remaining steps; False when all processes agreed to stop before the last one."""
-    total, save_steps = run.desk.plan["total_steps"], run.desk.plan["save_steps"]
+    total, save_steps = run.files.plan["total_steps"], run.files.plan["save_steps"]
     if agreed(stop, run.device):
         return False
-    for line in run.desk.steps(run.step):
+    for line in run.files.steps(run.step):
         take_step(run, line)
         halt = agreed(stop, run.device) and run.step < total
         if run.step < total and (halt or run.step % save_steps == 0):
@@ -191,7 +195,7 @@ def agreed(stop: StopFlag, device: torch.device) -> bool:
 def take_step(run: DeepspeedTraining, line: dict[str, Any]) -> None:
     """Forward and backward over this process's micro-batches of one step, then move the weights."""
     micros: list[list[int]] = line["rows"]
-    torch.manual_seed(int(run.desk.hyper["seed"]) * 1_000_003 + run.step * run.world + run.rank)
+    torch.manual_seed(int(run.files.hyper["seed"]) * 1_000_003 + run.step * run.world + run.rank)
     labelled = sum(labels_of(run.examples[row]) for rows in micros for row in rows)
     for group in run.engine.optimizer.param_groups:
         group["lr"] = line["rate"]
@@ -211,7 +215,7 @@ def take_step(run: DeepspeedTraining, line: dict[str, Any]) -> None:
     run.tokens += sum(len(run.examples[row]["input_ids"]) for rows in micros for row in rows)
     if run.first:
         norm = run.engine.get_global_grad_norm()
-        run.desk.progress(
+        run.files.progress(
             run.step, mean, line["rate"], grad_norm=None if norm is None else float(norm), tokens=run.tokens
         )
 
@@ -225,10 +229,10 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
     """Cross-entropy of a micro-batch, summed over its labelled tokens. Without rows, zero with a gradient of zeros:
     every process has to take part in every collective operation."""
     chosen = [run.examples[row] for row in rows] or [
-        {"input_ids": [run.desk.plan["pad_id"]] * 2, "labels": [IGNORED] * 2}
+        {"input_ids": [run.files.plan["pad_id"]] * 2, "labels": [IGNORED] * 2}
     ]
     longest = max(len(row["input_ids"]) for row in chosen)
-    pad = int(run.desk.plan["pad_id"])
+    pad = int(run.files.plan["pad_id"])
 
     def filled(values: list[int], filler: int) -> list[int]:
         return values + [filler] * (longest - len(values))
@@ -245,22 +249,22 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
 
 
 def save(run: DeepspeedTraining) -> None:
-    facts = {"processes": run.world, "strategy": run.desk.config["launch"]["strategy"]}
+    facts = {"processes": run.world, "strategy": run.files.config["launch"]["strategy"]}
     state = {"step": run.step, "losses": run.losses, "tokens": run.tokens}
-    told = shards.save(run.engine, run.desk.folder, state, facts, adapter=run.desk.plan["lora"] is not None)
+    told = shards.save(run.engine, run.files.folder, state, facts, adapter=run.files.plan["lora"] is not None)
     if run.first:
-        run.desk.emit("checkpoint", **told)
+        run.files.emit("checkpoint", **told)
 
 
 def hand_over(run: DeepspeedTraining) -> None:
     """Gather the weights in process 0 and write them as PEFT or transformers would."""
-    target = run.desk.made() if run.first else None
+    target = run.files.made() if run.first else None
     shards.gather(run.engine, target)
     if target is None:
         return
     tools = (torch, transformers, peft, deepspeed)
     versions = {module.__name__: module.__version__ for module in tools}
-    run.desk.report(
+    run.files.report(
         losses=run.losses,
         tool={"name": "deepspeed", "version": importlib.metadata.version("deepspeed")},
         versions=versions,

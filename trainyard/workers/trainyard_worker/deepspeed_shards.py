@@ -15,8 +15,8 @@ import deepspeed
 import orjson
 import torch
 
-from trainyard.backends.foreign.worker import checkpoint_places, commit, write_whole
-from trainyard.errors import TrainyardError
+from .failures import WorkerError, nonfinite_weights
+from .files import checkpoint_places, commit, write_whole
 
 STATE_FILE = "progress.json"
 
@@ -29,7 +29,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def measure(engine: Any, sizes: dict[str, int], stage: int, world: int) -> dict[str, int]:
     """Elements of weights and of trained weights, and how many of each are in this process.
 
-    Raises `TrainyardError` (`E-NOT-SHARDED`) when stage 3 has left a parameter whole, or a stage from 1 on the state.
+    Raises `WorkerError` (`E-NOT-SHARDED`) when stage 3 has left a parameter whole, or a stage from 1 on the state.
     """
     parameters = dict(engine.module.named_parameters())
     trained = sum(sizes[name] for name, parameter in parameters.items() if parameter.requires_grad)
@@ -69,8 +69,8 @@ def padding(engine: Any, world: int) -> int:
     return 64 * world * max(1, len(engine.optimizer.param_groups)) + len(list(engine.module.parameters()))
 
 
-def not_sharded(what: str) -> TrainyardError:
-    return TrainyardError(
+def not_sharded(what: str) -> WorkerError:
+    return WorkerError(
         what,
         why="The run would take the memory of an unshared one under the name of a shared one.",
         do="Report the versions in the log; use another launch.strategy until then.",
@@ -102,7 +102,7 @@ def load(engine: Any, checkpoint: Path, *, adapter: bool) -> tuple[int, list[lis
     state = orjson.loads((checkpoint / STATE_FILE).read_bytes())
     path, _ = engine.load_checkpoint(str(checkpoint), load_module_strict=not adapter)
     if path is None:
-        raise TrainyardError(
+        raise WorkerError(
             f"DeepSpeed found nothing to load in {checkpoint}.",
             do="Remove that folder: the training goes on from the one before it.",
             code="E-CHECKPOINT-CORRUPT",
@@ -135,11 +135,6 @@ def gather(engine: Any, target: Path | None) -> None:
 
 
 def require_finite_weight(name: str, weight: torch.Tensor) -> None:
-    """Raise `TrainyardError` (`E-WEIGHTS-NONFINITE`)."""
+    """Raise `WorkerError` (`E-WEIGHTS-NONFINITE`)."""
     if not torch.isfinite(weight).all():
-        raise TrainyardError(
-            f"The trained weights hold NaN or infinite numbers, first in {name}.",
-            why="The training diverged; nothing of it is worth keeping.",
-            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-            code="E-WEIGHTS-NONFINITE",
-        )
+        raise WorkerError(**nonfinite_weights(name))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.api.services import exclusive, free_port, record_path, running, spawn, stop
-from trainyard.errors import Conflict
+from trainyard.api.stack import exclusive, running, spawn, stop
+from trainyard.compute.services import record_path
 from trainyard.settings import Settings, settings
 
 PARENT = """
@@ -91,29 +90,9 @@ def test_a_dead_service_is_not_running(here: Settings) -> None:
     assert running(here, "sleeper") is None
 
 
-def test_free_port_skips_a_port_that_is_taken() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert free_port(port) > port
-
-
-def test_free_port_lets_the_system_choose() -> None:
-    assert free_port(0) > 1023
-
-
-def test_no_free_port_names_the_range() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 65535))
-        taken.listen()
-        with pytest.raises(Conflict, match=r"E-NO-PORT: No free port between 65535 and 65535\. Do: Set TRAINYARD_"):
-            free_port(65535)
-
-
 def test_two_commands_on_one_home_wait_for_each_other(here: Settings) -> None:
     code = (
-        "import sys; from trainyard.settings import settings; from trainyard.api.services import exclusive\n"
+        "import sys; from trainyard.settings import settings; from trainyard.api.stack import exclusive\n"
         "with exclusive(settings()): print('inside', flush=True)"
     )
     with exclusive(here):

@@ -24,8 +24,8 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from trainyard.backends.foreign import names
-from trainyard.backends.foreign.worker import Desk, StopFlag, checkpoint_places, commit, require_finite
+from . import names
+from .files import StopFlag, WorkerFiles, checkpoint_places, commit, require_finite
 
 OPTIMIZERS = {
     "adamw": "adamw_torch",
@@ -76,83 +76,83 @@ class PlannedTrainer(SFTTrainer):
 class UnslothCallback(TrainerCallback):
     """Between two steps: report, look for a stop request, say when to save, and commit what was saved."""
 
-    def __init__(self, desk: Desk, stop: StopFlag) -> None:
-        self.desk, self.stop = desk, stop
+    def __init__(self, files: WorkerFiles, stop: StopFlag) -> None:
+        self.files, self.stop = files, stop
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
             loss = float(logs["loss"])
             require_finite(state.global_step, loss)
-            self.desk.progress(
+            self.files.progress(
                 state.global_step, loss, float(logs.get("learning_rate", 0.0)), grad_norm=logs.get("grad_norm")
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        last = state.global_step >= self.desk.plan["total_steps"]
+        last = state.global_step >= self.files.plan["total_steps"]
         if self.stop.raised and not last:
             control.should_save = control.should_training_stop = True
-        elif state.global_step % self.desk.plan["save_steps"] == 0 and not last:
+        elif state.global_step % self.files.plan["save_steps"] == 0 and not last:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Make what transformers has just written a checkpoint of ours."""
-        temporary, _final = checkpoint_places(self.desk.folder, state.global_step)
+        temporary, _final = checkpoint_places(self.files.folder, state.global_step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         written = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         written.rename(temporary / written.name)
-        self.desk.emit("checkpoint", **commit(self.desk.folder, state.global_step, {}))
+        self.files.emit("checkpoint", **commit(self.files.folder, state.global_step, {}))
 
 
 def train(folder: Path, stop: StopFlag) -> None:
     """Train to the end, or to the step after a stop request."""
-    desk = Desk(folder)
-    torch.set_num_threads(int(desk.spec["threads"]))
+    files = WorkerFiles(folder)
+    torch.set_num_threads(int(files.spec["threads"]))
     transformers.logging.set_verbosity(logging.WARNING)
-    set_seed(int(desk.hyper["seed"]))
-    bf16 = precision(desk) == "bf16"
-    model, tokenizer = load_model(desk, bf16=bf16)
-    trainer = build(desk, model, tokenizer, stop, bf16=bf16)
-    facts = {"precision": "bf16" if bf16 else "fp32", "precision_why": precision_why(desk)}
-    desk.begin(device=desk.plan["device"], threads=torch.get_num_threads(), **facts)
+    set_seed(int(files.hyper["seed"]))
+    bf16 = precision(files) == "bf16"
+    model, tokenizer = load_model(files, bf16=bf16)
+    trainer = build(files, model, tokenizer, stop, bf16=bf16)
+    facts = {"precision": "bf16" if bf16 else "fp32", "precision_why": precision_why(files)}
+    files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **facts)
     if not stop.raised:
-        trainer.train(resume_from_checkpoint=resume_point(desk))
-    if trainer.state.global_step < desk.plan["total_steps"]:
-        desk.halt(trainer.state.global_step)
+        trainer.train(resume_from_checkpoint=resume_point(files))
+    if trainer.state.global_step < files.plan["total_steps"]:
+        files.halt(trainer.state.global_step)
         return
-    hand_over(desk, trainer, facts)
+    hand_over(files, trainer, facts)
 
 
-def precision(desk: Desk) -> str:
-    asked = str(desk.hyper["precision"])
+def precision(files: WorkerFiles) -> str:
+    asked = str(files.hyper["precision"])
     if asked != "auto":
         return asked
-    return "bf16" if desk.plan["device"] == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if files.plan["device"] == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 
-def precision_why(desk: Desk) -> str:
-    return "asked for" if desk.hyper["precision"] != "auto" else f"the default on {desk.plan['device']}"
+def precision_why(files: WorkerFiles) -> str:
+    return "asked for" if files.hyper["precision"] != "auto" else f"the default on {files.plan['device']}"
 
 
-def load_model(desk: Desk, *, bf16: bool) -> tuple[Any, Any]:
+def load_model(files: WorkerFiles, *, bf16: bool) -> tuple[Any, Any]:
     """Base and adapter by unsloth's own calls, and the tokenizer of the plan."""
-    hyper = desk.hyper
+    hyper = files.hyper
     model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
-        model_name=desk.spec["adapter"] or desk.spec["base"],
+        model_name=files.spec["adapter"] or files.spec["base"],
         max_seq_length=int(hyper["max_length"]),
         dtype=torch.bfloat16 if bf16 else torch.float32,
-        load_in_4bit=desk.config["method"] == "qlora",
-        local_files_only=Path(desk.spec["base"]).is_dir(),
+        load_in_4bit=files.config["method"] == "qlora",
+        local_files_only=Path(files.spec["base"]).is_dir(),
         trust_remote_code=False,
     )
-    if desk.spec["adapter"] is None:
-        shape = orjson.loads((desk.place / names.ADAPTER_FOLDER / "adapter_config.json").read_bytes())
+    if files.spec["adapter"] is None:
+        shape = orjson.loads((files.place / names.ADAPTER_FOLDER / "adapter_config.json").read_bytes())
         model = unsloth.FastLanguageModel.get_peft_model(
             model,
             r=shape["r"],
             lora_alpha=shape["lora_alpha"],
             lora_dropout=shape["lora_dropout"],
-            target_modules=orjson.loads((desk.place / names.MODULES_FILE).read_bytes()),
+            target_modules=orjson.loads((files.place / names.MODULES_FILE).read_bytes()),
             layers_to_transform=shape["layers_to_transform"],
             bias="none",
             use_gradient_checkpointing="unsloth" if hyper["gradient_checkpointing"] else False,
@@ -162,30 +162,30 @@ def load_model(desk: Desk, *, bf16: bool) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def build(desk: Desk, model: Any, tokenizer: Any, stop: StopFlag, *, bf16: bool) -> PlannedTrainer:
-    examples = desk.examples()
-    lines = list(desk.steps(0))
+def build(files: WorkerFiles, model: Any, tokenizer: Any, stop: StopFlag, *, bf16: bool) -> PlannedTrainer:
+    examples = files.examples()
+    lines = list(files.steps(0))
     trainer = PlannedTrainer(
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(examples),
-        args=arguments(desk, bf16=bf16),
-        callbacks=[UnslothCallback(desk, stop)],
+        args=arguments(files, bf16=bf16),
+        callbacks=[UnslothCallback(files, stop)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.order = PlannedOrder([row for line in lines for micro in line["rows"] for row in micro], len(examples))
-    trainer.factors = [line["rate"] / float(desk.hyper["learning_rate"]) for line in lines]
+    trainer.factors = [line["rate"] / float(files.hyper["learning_rate"]) for line in lines]
     return trainer
 
 
-def arguments(desk: Desk, *, bf16: bool) -> Any:
+def arguments(files: WorkerFiles, *, bf16: bool) -> Any:
     """Every default that changes numbers is set, so that none is inherited."""
-    hyper, cpu = desk.hyper, desk.plan["device"] == "cpu"
+    hyper, cpu = files.hyper, files.plan["device"] == "cpu"
     return SFTConfig(
-        output_dir=str(desk.folder / "checkpoints" / TRAINER_FOLDER),
+        output_dir=str(files.folder / "checkpoints" / TRAINER_FOLDER),
         per_device_train_batch_size=int(hyper["batch_size"]),
         gradient_accumulation_steps=int(hyper["gradient_accumulation"]),
-        max_steps=desk.plan["total_steps"],
+        max_steps=files.plan["total_steps"],
         learning_rate=float(hyper["learning_rate"]),
         lr_scheduler_type="constant",  # the plan's rates are put in its place
         optim=OPTIMIZERS[hyper["optimizer"]],
@@ -210,18 +210,18 @@ def arguments(desk: Desk, *, bf16: bool) -> Any:
     )
 
 
-def resume_point(desk: Desk) -> str | None:
+def resume_point(files: WorkerFiles) -> str | None:
     """The folder inside a committed checkpoint that transformers resumes from."""
-    if not desk.resume["path"]:
+    if not files.resume["path"]:
         return None
-    return str(next(path for path in Path(desk.resume["path"]).iterdir() if path.name.startswith("checkpoint-")))
+    return str(next(path for path in Path(files.resume["path"]).iterdir() if path.name.startswith("checkpoint-")))
 
 
-def hand_over(desk: Desk, trainer: Any, facts: dict[str, Any]) -> None:
-    target = desk.made()
+def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
+    target = files.made()
     trainer.model.save_pretrained(str(target), safe_serialization=True)
     tools = ("unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft")
-    desk.report(
+    files.report(
         losses=[[one["step"], one["loss"], one["learning_rate"]] for one in trainer.state.log_history if "loss" in one],
         tool={"name": "unsloth", "version": unsloth.__version__},
         versions={name: importlib.metadata.version(name) for name in tools},

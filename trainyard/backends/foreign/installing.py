@@ -42,7 +42,6 @@ from trainyard.backends.environments import (
     install_line,
     is_named,
     outside,
-    replace_link,
     requirements_digest,
 )
 from trainyard.compute.lease import device_lock, holder
@@ -299,3 +298,11 @@ def require_room(root: Path) -> None:
             do="Free space, or point TRAINYARD_HOME at a larger disk.",
             code="E-INSTALL",
         )
+
+
+def replace_link(place: Path, source: Path) -> None:
+    """Set a link in one step: another process may be reading it."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(source)
+    temporary.replace(place)

@@ -1,4 +1,4 @@
-"""`python -m trainyard.backends.axolotl.validate CONFIG.yaml RESULT.json`, in axolotl's own interpreter.
+"""`python -m trainyard_worker.axolotl_schema CONFIG.yaml RESULT.json`, in axolotl's own interpreter.
 
 Two questions, since the first alone lets a misspelt key pass: does axolotl's schema accept the values, and does it know
 every key? The answer is written as {"errors": [...], "unknown": [[key, nearest]...]}.

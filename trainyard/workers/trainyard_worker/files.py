@@ -1,7 +1,4 @@
-"""What a program in a tool's own interpreter needs of us: its plan, the event file, whole checkpoints, an honest end.
-
-Imports nothing but the standard library, `orjson` and our contract, so that it runs in any environment.
-"""
+"""What a worker reads and leaves in the folder of a job: its plan, the event file, whole checkpoints, its result."""
 
 from __future__ import annotations
 
@@ -11,26 +8,21 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import orjson
 
-from trainyard.backends.foreign import names
-from trainyard.compute.child import EVENTS_FILE, PR_SET_PDEATHSIG, SPEC_FILE, crash_error, prctl
-from trainyard.compute.rank import LOST
-from trainyard.errors import TrainyardError
+from . import names
+from .contract import EVENTS_FILE, SPEC_FILE, event_line, open_events
+from .failures import WorkerError, nonfinite_loss
 
 CHECKPOINT_FOLDER, MANIFEST, KEPT = "checkpoints", "manifest.json", 2
 CHECKPOINT_NAME = re.compile(r"step-(\d{10})")
 TOKENS_FILE = "tokens.jsonl"
-LOST_CODE = "E-RANK-LOST"
 
 
 class StopFlag:
@@ -45,12 +37,7 @@ class StopFlag:
         self.raised = True
 
 
-def tie_to_parent() -> None:
-    """End with the process that started this one: nobody else would free the device."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-class Desk:
+class WorkerFiles:
     """The files of one job, as its program sees them."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,13 +51,10 @@ class Desk:
         self.started = time.monotonic()
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Append one event as one write, beside the conductor that appends to the same file."""
-        line = orjson.dumps(
-            {"event": event, "time": time.time(), **fields}, default=str, option=orjson.OPT_APPEND_NEWLINE
-        )
-        descriptor = os.open(self.folder / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Append one event as one write, next to the runner that appends to the same file."""
+        descriptor = open_events(self.folder / EVENTS_FILE)
         try:
-            os.write(descriptor, line)
+            os.write(descriptor, event_line(event, fields))
         finally:
             os.close(descriptor)
 
@@ -165,69 +149,7 @@ def commit(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
     return {"step": step, "path": str(final), "bytes": sum(entry["bytes"] for entry in files.values())}
 
 
-def guarded(folder: Path, work: Callable[[], None]) -> None:
-    """Run the work of a tool's process; an error is left in `failure.json` for the conductor, once."""
-    try:
-        work()
-    except Exception as error:
-        traceback.print_exc()
-        fail(folder, in_words(error))
-
-
-def load(engine: str) -> Callable[[Path, StopFlag], None]:
-    """The `train` of an engine, whose imports take up to ten seconds."""
-    train: Callable[[Path, StopFlag], None] = import_module(engine).train
-    return train
-
-
-def train_with(engine: str, folder: Path) -> None:
-    """Train the job of a folder. A SIGTERM during the slow imports is a stop request like any other."""
-    tie_to_parent()
-    stop = StopFlag()
-    guarded(folder, lambda: load(engine)(folder, stop))
-
-
-def in_words(error: Exception) -> TrainyardError:
-    """An error of a tool as one of ours: its own, a full memory, or that another process is gone."""
-    text = str(error)
-    if isinstance(error, TrainyardError):
-        return error
-    if "out of memory" in text.lower():
-        return TrainyardError(
-            "The device ran out of memory.",
-            why=text.splitlines()[0],
-            do="Lower batch_size or max_length, or set gradient_checkpointing: true.",
-            code="E-DEVICE-MEMORY",
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(word in text for word in LOST):
-        return TrainyardError(
-            f"One of the {os.environ['WORLD_SIZE']} processes of the training is gone.",
-            why="It was ended from outside, perhaps because the memory did not suffice for all of them.",
-            do="Look into the log; with less memory, use fewer processes or a smaller batch_size.",
-            code=LOST_CODE,
-        )
-    return crash_error(error)
-
-
-def fail(folder: Path, error: TrainyardError) -> None:
-    """Leave the error for the conductor and end.
-
-    The first process that fails tells the cause; that another one is gone is only told where nobody knows more.
-    """
-    path = folder / names.FAILURE_FILE
-    if not path.exists() or orjson.loads(path.read_bytes())["code"] == LOST_CODE:
-        write_whole(path, {"kind": type(error).__name__, **error.as_dict()})
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)  # other ranks may wait in a collective operation; an orderly exit would wait for them
-
-
 def require_finite(step: int, loss: float) -> None:
-    """Raise `TrainyardError` (`E-LOSS-NONFINITE`)."""
+    """Raise `WorkerError` (`E-LOSS-NONFINITE`)."""
     if not math.isfinite(loss):
-        raise TrainyardError(
-            f"The loss of step {step} is {loss}.",
-            why="The weights left the range of numbers: usually the learning rate is too high for this data.",
-            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-            code="E-LOSS-NONFINITE",
-        )
+        raise WorkerError(**nonfinite_loss(step, loss))
