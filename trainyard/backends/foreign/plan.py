@@ -88,7 +88,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
     max_length) is not written.
     """
-    rows, hyper = rows_of(job), job.config.hyperparameters
+    rows, hyper = list(rows_of(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
     require_targets(account)
     share = kto.share if job.config.stage is Stage.KTO else pairs.share

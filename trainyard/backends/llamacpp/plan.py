@@ -114,7 +114,7 @@ def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
     Raises `InvalidInput` (`E-GGUF-WEIGHT`) for a turn without loss: llama-finetune learns every token.
     """
     counts = {"read": 0, "written": 0, "held_out": 0}
-    rows = rows_of(job)
+    rows = list(rows_of(job))
     if any(not message.learned for row in rows if isinstance(row, SftRow) for message in row.messages):
         raise InvalidInput(
             "The rows have turns with weight 0, and llama.cpp's trainer gives every token a loss.",

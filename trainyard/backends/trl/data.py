@@ -69,7 +69,7 @@ def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
 
     Raises `InvalidInput` (`E-NO-DATA`; `E-KTO-ONE-SIDED` when all answers of stage kto have the same verdict).
     """
-    rows: Any = rows_of(job)
+    rows: Any = list(rows_of(job))
     if job.config.stage is Stage.KTO:
         return kto.encode(rows, tokenizer, job.config)
     return ENCODERS[job.config.stage](rows, tokenizer, job.config.hyperparameters.max_length)

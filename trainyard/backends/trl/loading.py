@@ -19,7 +19,6 @@ from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
-from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
@@ -76,7 +75,7 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def head_of(job: TrainingJob) -> Head:
     """What the model puts out: text, or one score a row."""
-    return "reward" if job.config.stage is Stage.REWARD else "causal"
+    return job.config.stage.facts.head
 
 
 def load_base(job: TrainingJob, device: str) -> Any:
