@@ -38,14 +38,13 @@ from trainyard.backends.results import (
 )
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, after, replayed
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE
+from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import device_lock
 from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
-from trainyard.compute.tail import Event
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import Produced, write_json_durably
-from trainyard.stores.metrics import read_events
 
 __all__ = [
     "BACKENDS",
