@@ -274,8 +274,9 @@ def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deploye
 
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
-    with runs.gpu_slot(settings()), pytest.raises(TrainingStopped, match="while it waited for the device") as told:
-        runs.gpu_slot(settings(), wanted=runs.wanted_by(run_id)).__enter__()
+    waited = pytest.raises(TrainingStopped, match="while it waited for the device")
+    with runs.device_slots(settings(), among=(0,)), waited as told:
+        runs.device_slots(settings(), among=(0,), wanted=runs.wanted_by(run_id)).__enter__()
     assert told.value.reason == "pause"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.points import nothing
@@ -91,8 +91,9 @@ def world_of(
     root, files, clock = tenant_root(settings, config.tenant), RealFiles(), RealClock()
     objects = open_store(settings.weights_store) if settings.weights_store else None
 
-    def alone(run: str) -> AbstractContextManager[None]:
-        return nullcontext() if held else exclusive(settings, run)
+    def alone(run: str) -> AbstractContextManager[object]:
+        """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
+        return nullcontext() if held else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
 
     return NightDeps(
         root=root,
@@ -116,11 +117,6 @@ def world_of(
         at=faultpoint,
         say=say,
     )
-
-
-def exclusive(settings: Settings, run: str) -> AbstractContextManager[None]:
-    """The lock that every training of this machine takes too. Raises `Conflict` (`E-DEVICE-BUSY`)."""
-    return device_lock(settings.services / f"slot-{device_numbers()[0]}.lock", run=run)  # type: ignore[return-value]
 
 
 def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:

@@ -151,7 +151,7 @@ class NightDeps:
     owner: Owner
     boot_id: str
     base_model: str
-    alone: Callable[[str], AbstractContextManager[None]]
+    alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
     at: Callable[[str], None] = nothing
     say: Callable[[str], None] = nothing

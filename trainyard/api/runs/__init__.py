@@ -9,7 +9,7 @@ from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, state_now, w
 from trainyard.api.runs.listing import find_job, list_jobs, read_log
 from trainyard.api.runs.operating import cancel_run, crash_dead_runs, dead_runs, pause_run, resume_run, settle
 from trainyard.api.runs.server import ZOMBIES, bootstrap, client, limit_name, zombie_automation
-from trainyard.api.runs.slots import free_unheld_slots, gpu_slot, gpu_slots
+from trainyard.api.runs.slots import device_slots, free_unheld_slots
 from trainyard.api.runs.states import (
     BUDGET_EXCEEDED,
     NO_TRAINER,
@@ -41,10 +41,9 @@ __all__ = [
     "continue_run",
     "crash_dead_runs",
     "dead_runs",
+    "device_slots",
     "find_job",
     "free_unheld_slots",
-    "gpu_slot",
-    "gpu_slots",
     "limit_name",
     "list_jobs",
     "node_state",
