@@ -13,7 +13,7 @@ from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_
 from trainyard.api.runs.slots import device_slots
 from trainyard.compute.gpus import device_numbers
 from trainyard.data.generation.generate import generate
-from trainyard.spec.axes import GeneratorKind, Port
+from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference

@@ -13,7 +13,7 @@ from trainyard.serve import embedded, vllm
 from trainyard.serve.client.client import api_key_from, completer
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.settings import Settings
-from trainyard.spec.axes import GeneratorKind
+from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.models import resolve_model
 

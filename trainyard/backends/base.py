@@ -41,7 +41,7 @@ from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ign
 from trainyard.compute.tail import Event
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import Produced, write_json_durably
 from trainyard.stores.metrics import read_events
 

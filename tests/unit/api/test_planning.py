@@ -12,7 +12,7 @@ from trainyard.api.terminal.command import render
 from trainyard.api.verbs.chains.waiting import refuse_or_wait
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 
 
@@ -23,7 +23,7 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
-def plan_of(here: Settings, **parameters: Any) -> planning.Plan:
+def plan_of(here: Settings, **parameters: Any) -> planning.ChainPlan:
     return planning.plan(planning.asked("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
 
 

@@ -26,7 +26,7 @@ from trainyard.compute.services import LAUNCHED, Service, find_service, free_por
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
@@ -169,7 +169,7 @@ def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: P
     with pytest.raises(Refused) as refused:
         yard.deploy({"type": "llama_server", "url": "http://x"}, {"type": "mlx"}, unevaluated=True)
     codes = [(reason.code, reason.field.split(".")[2]) for reason in refused.value.reasons]
-    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-CONVERT"]
+    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-ADAPTER"]
     assert codes == [("R-TARGET-OWN", "0"), *((code, "0") for code in of_each), *((code, "1") for code in of_each)]
     assert yard.registry.list() == []
 

@@ -23,7 +23,7 @@ from trainyard.serve.client.client import ChatClient, completer
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.vllm import executable, install_line, profile_of, program, require_gpu
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import BackendsInput, InstallInput
-from trainyard.backends import environments, installing
+from trainyard.api.responses import Response
+from trainyard.backends import environments
 from trainyard.backends.base import probe
+from trainyard.backends.foreign import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BackendRow(Model):
+class BackendRow(Response):
     """One trainer as this machine sees it."""
 
     name: BackendName
@@ -34,7 +30,7 @@ class BackendRow(Model):
     fix: str
 
 
-class BackendTable(Model):
+class BackendTable(Response):
     rows: tuple[BackendRow, ...]
 
 
@@ -51,7 +47,7 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
 def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
     said = tested(name, settings, imports=imports)
     found = probe(name, settings)
-    devices = BACKENDS[name].devices
+    devices = name.facts.devices
     fits = bool(here & set(devices))
     why, fix = found.why, found.fix
     if found.available and not fits:

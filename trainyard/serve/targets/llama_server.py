@@ -38,7 +38,7 @@ CONTEXT = 4096
 
 def check(site: Site) -> list[Reason]:
     program = tools_of(tool_folder(site, BACKEND)) / "bin" / "llama-server"
-    return [*check_started(site, program, BACKEND), *check_layout(site, "GGUF", dora=False)]
+    return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
 def load(site: Site) -> None:

@@ -31,7 +31,7 @@ VARIABLES = {"USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
 
 def check(site: Site) -> list[Reason]:
     program = tool_folder(site, BACKEND) / "bin" / "python"
-    return [*check_started(site, program, BACKEND), *check_layout(site, "mlx", dora=True)]
+    return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
 def load(site: Site) -> None:

@@ -11,6 +11,7 @@ from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import Site
 from trainyard.settings import Settings
+from trainyard.spec.axes.methods import Method
 
 
 def settings_of(site: Site) -> Settings:
@@ -93,18 +94,18 @@ def close(site: Site) -> None:
         site.http.close()
 
 
-def check_layout(site: Site, layout: str, *, dora: bool) -> list[Reason]:
+def check_layout(site: Site) -> list[Reason]:
     """What the server's own layout has no words for, read from the adapter's config before anything is touched."""
-    config = site.candidate.adapter_config
+    config, facts = site.candidate.adapter_config, site.target.type.facts
     if site.candidate.kind != "adapter":
         return []
     try:
         require_plain(config)
-        if config.get("use_dora") and not dora:
-            raise refused(f"It is a DoRA adapter, and {layout} has no magnitudes.")
-        if layout == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
+        if config.get("use_dora") and Method.DORA not in facts.methods:
+            raise refused(f"It is a DoRA adapter, and {facts.converts_to} has no magnitudes.")
+        if facts.converts_to == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:
         instead = "train with method lora and without lora.modules_to_save, or use target embedded."
-        return [site.reason("R-TARGET-CONVERT", "type", f"{error.what} {error.why}", instead)]
+        return [site.reason("R-TARGET-ADAPTER", "type", f"{error.what} {error.why}", instead)]
     return []
