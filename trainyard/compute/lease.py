@@ -77,6 +77,11 @@ def slot_lock(settings: Settings, device: int) -> Path:
     return settings.services / f"slot-{device}.lock"
 
 
+def device_folder(settings: Settings) -> Path:
+    """The folder of the files of step 7."""
+    return settings.services / "devices"
+
+
 def turn_lock(work: Path) -> Path:
     """The file of step 1 of a training, by its work folder."""
     return work.with_suffix(".turn")

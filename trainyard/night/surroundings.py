@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
@@ -36,38 +37,18 @@ PROFILES = project_folder() / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"
 
 
-class LocalServer:
-    """`world.ModelServer` over `serve/inference_server`."""
+class LocalServer(InferenceServer):
+    """`world.ModelServer` of one night."""
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
-        self.server = InferenceServer(profile, folder, settings, index=device_numbers()[0])
-        self.config, self.drain_s = config, profile.drain_s
+        super().__init__(profile, folder, settings, index=device_numbers()[0])
+        self.serving, self.drain_s = config.serving, profile.drain_s
 
-    def start(self) -> None:
-        self.server.start()
-
-    def wait_ready(self, timeout_s: float) -> None:
-        self.server.wait_ready(timeout_s)
-
-    def warm(self) -> None:
-        self.server.warm(SCHEMA)
+    def warm(self, schema: dict[str, Any] | None = SCHEMA) -> float:
+        return super().warm(schema)
 
     def client(self) -> AbstractAsyncContextManager[Complete]:
-        serving = self.config.serving
-        return self.server.completing(serving.concurrency, timeout_s=serving.timeout_s)
-
-    def drain(self, timeout_s: float) -> None:
-        self.server.drain(timeout_s)
-
-    def stop(self) -> None:
-        """End the server of this night, or one that a killed night left in the same folder."""
-        if self.server.service.running is None and self.server.profile.url is None:
-            self.server.service.end_leftover()
-        else:
-            self.server.stop()
-
-    def prove_free(self, timeout_s: float) -> None:
-        self.server.prove_free(timeout_s)
+        return self.completing(self.serving.concurrency, timeout_s=self.serving.timeout_s)
 
 
 def world_of(
