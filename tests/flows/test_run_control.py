@@ -275,8 +275,9 @@ def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deploye
 
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
-    with slots.gpu_slot(settings()), pytest.raises(TrainingStopped, match="while it waited for the device") as told:
-        slots.gpu_slot(settings(), wanted=control.wanted_by(run_id)).__enter__()
+    waited = pytest.raises(TrainingStopped, match="while it waited for the device")
+    with slots.device_slots(settings(), among=(0,)), waited as told:
+        slots.device_slots(settings(), among=(0,), wanted=control.wanted_by(run_id)).__enter__()
     assert told.value.reason == "pause"
 
 

@@ -25,7 +25,7 @@ from trainyard.backends.results import TrainingStopped
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, moved
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
-from trainyard.compute.lease import device_locks
+from trainyard.compute.lease import claim_devices
 from trainyard.compute.supervise import Wanted, ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
@@ -34,8 +34,6 @@ from trainyard.stores import metrics as stored
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
-DEVICE_KIND, DEVICE_LOCK = "slot", "slot-0.lock"
-"""The locks that a server's runs take, too: one training at a time on each of this machine's devices."""
 WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {Wanted.PAUSE: PAUSED, Wanted.CANCEL: CANCELED}
@@ -155,12 +153,12 @@ class TrainingManager:
 
     def carry_out(self, job_id: str, one: Submitted) -> None:
         """The life of one job, in a thread of its own; its end is in its record, whatever it was."""
-        places, devices = self.settings.services, one.job.devices
-        turn = device_locks(
-            places, DEVICE_KIND, devices, run=job_id, wait_s=float("inf"), give_up=lambda: one.wanted is not Wanted.RUN
+        devices = one.job.devices
+        claim = claim_devices(
+            self.settings, len(devices), run=job_id, among=devices, give_up=lambda: one.wanted is not Wanted.RUN
         )
         try:
-            with turn:
+            with claim:
                 self.train(job_id, one)
         except TrainyardError as error:
             self.told(job_id, one, error)

@@ -11,20 +11,22 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import Outcome, Status
-from trainyard.errors import TrainyardError, from_fields
+from trainyard.compute.supervise import Outcome, Status, Wanted
+from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint
 
+Claimed = TypeVar("Claimed")
 TRAINING_FILE = "training.json"
 RESULT_FOLDER, CHECKPOINT_FOLDER = "result", "checkpoints"
 DECISIONS_FILE, FITTED_FILE = "decisions.json", "fitted.json"
@@ -61,6 +63,21 @@ class TrainingStopped(TrainyardError):
     def reason(self) -> str:
         """pause, cancel, budget, or what the child said."""
         return self.why
+
+
+@contextmanager
+def unless_stopped(
+    claim: AbstractContextManager[Claimed], wanted: Callable[[], Wanted], what: str
+) -> Iterator[Claimed]:
+    """Enter a claim; one that is given up because the run was stopped meanwhile raises `TrainingStopped`."""
+    with ExitStack() as held:
+        try:
+            claimed = held.enter_context(claim)
+        except Conflict:
+            if wanted() is Wanted.RUN:
+                raise
+            raise TrainingStopped(what, why=wanted().value, do="Resume it: nothing was lost.") from None
+        yield claimed
 
 
 LOG_HEAD_BYTES = 2000

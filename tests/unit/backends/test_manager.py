@@ -10,10 +10,10 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends.base import LocalBackend, Options, work_folder
-from trainyard.backends.manager import DEVICE_LOCK, MARKER_ONLY, WAITING, TrainingManager
+from trainyard.backends.manager import MARKER_ONLY, WAITING, TrainingManager
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING
 from trainyard.compute.events import read_events
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import device_lock, slot_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.backends import BackendName
@@ -58,7 +58,7 @@ def test_a_job_runs_pauses_resumes_and_completes(manager: TrainingManager, jobs:
 
 
 def test_a_job_waits_for_the_device_and_can_be_cancelled_there(manager: TrainingManager, jobs: Jobs) -> None:
-    with device_lock(manager.settings.services / DEVICE_LOCK, run="another"):
+    with device_lock(slot_lock(manager.settings, 0), run="another"):
         job_id = manager.submit_local(jobs())
         assert manager.status(job_id).reason == WAITING
         manager.cancel(job_id)
@@ -102,7 +102,7 @@ def test_the_same_job_on_two_devices_is_trained_by_one_after_the_other(home: Pat
 
 
 def test_paused_before_the_first_step_it_is_paused(manager: TrainingManager, jobs: Jobs) -> None:
-    with device_lock(manager.settings.services / DEVICE_LOCK, run="another"):
+    with device_lock(slot_lock(manager.settings, 0), run="another"):
         job_id = manager.submit_local(jobs())
         manager.pause(job_id)
         assert manager.wait(job_id, 10).state is PAUSED
