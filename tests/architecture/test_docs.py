@@ -15,7 +15,7 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
-COMMAND = re.compile(r"(?:^ {4,}|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
+COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
 
 GROUPS = {name.split()[0] for name in OPERATIONS if " " in name}
 
