@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ check: setup ## Style, types, import arrows and budgets
 
 test: setup ## The default tests but those of `make check` (at most six minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains'
+
+test-fast: setup ## The unit tests that need neither torch nor a Prefect server (a minute on two cores)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit
 
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)
 	$(PYTEST) -q -m chains

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.fast import is_heavy, needs_a_model
 from trainyard import settings as settings_module
 
 REPOSITORY = Path(__file__).parent.parent
@@ -28,7 +29,7 @@ hypothesis_settings.load_profile("busy")  # how long a draw takes says how busy 
 tqdm.monitor_interval = 0  # the thread that looks after slow progress bars is not started
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
 
-END_S = 5.0
+END_S = 10.0
 """How long a thread or process may take to end after its test."""
 PREFECTS_THREADS = (
     "APILogWorkerThread",
@@ -52,6 +53,21 @@ class FlowsTogether(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Take the place of `--dist loadfile`; any other value of `--dist` means what it says."""
     return FlowsTogether(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="Only tests without torch and without a Prefect server.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that import torch (`tests/fast.py`)."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.getoption("fast") and is_heavy(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("fast"):
+        items[:] = [item for item in items if not needs_a_model(item)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,6 +126,9 @@ def thread_name(one: threading.Thread | psutil.Process) -> str:
 def nothing_is_left_by_the_session() -> Iterator[None]:
     before = others()
     yield
+    limited = sys.modules.get("trainyard.data.renderers.limited")
+    for each in list(limited.RUNNING.values()) if limited else ():
+        each.stop()
     nothing_left(before)
 
 

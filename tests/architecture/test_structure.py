@@ -13,8 +13,6 @@ import pytest
 from tests.architecture.test_budgets import ROOMS, name_of, sources, tree_of
 
 ALLOWED_ASSIGNMENTS = {"trainyard/__init__.py": {"__version__"}}
-READ_AS_ONE_MODULE = {"trainyard/api/runs/__init__.py"}
-"""Re-exports. `api/operations` and `api/verbs/jobs` take this package as one module, because it imports Prefect."""
 
 
 def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
@@ -25,11 +23,6 @@ def logic_in(tree: ast.Module, allowed: set[str] = frozenset()) -> list[str]:
         for statement in body
         if not (isinstance(statement, ast.Assign) and {ast.unparse(one) for one in statement.targets} <= allowed)
     ]
-
-
-REPEATED = {"Model", "Plan"}
-"""`Model` is the base of each file of `api/verbs` and of `api/operations`, until requests have a folder of their own;
-`Plan` is in `api/planning` and in the script that `trainyard eject` writes, whose digest is part of results."""
 
 
 def repeated_classes(trees: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
@@ -90,7 +83,7 @@ def test_init_files_contain_a_docstring_alone() -> None:
         name: logic
         for path in sources()
         if path.name == "__init__.py"
-        and (name := name_of(path)) not in READ_AS_ONE_MODULE
+        and (name := name_of(path))
         and (logic := logic_in(tree_of(path), ALLOWED_ASSIGNMENTS.get(name, set())))
     }
     assert not found
@@ -109,7 +102,7 @@ def test_logic_in_an_init_file_is_found(text: str) -> None:
 
 def test_class_names_are_unique() -> None:
     """Jumping to a symbol in an editor leads to one place."""
-    assert repeated_classes((name_of(path), tree_of(path)) for path in sources()).keys() == REPEATED
+    assert not repeated_classes((name_of(path), tree_of(path)) for path in sources())
 
 
 def test_a_repeated_class_name_is_found() -> None:

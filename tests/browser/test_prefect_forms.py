@@ -47,12 +47,16 @@ class Form:
         self.field(*labels).get_by_role("switch").click()
 
     def submit(self) -> str:
-        """Start the run and open its page. Returns its id."""
-        self.page.get_by_role("button", name="Submit", exact=True).click()
-        run = self.page.locator("a[href*='/runs/flow-run/']").first
-        run.click()
-        self.page.wait_for_url("**/runs/flow-run/*")
-        return self.page.url.partition("/flow-run/")[2].partition("?")[0]
+        """Start the run and open its page. Returns its id.
+
+        The notice with the link to the run disappears after some seconds, so the run's page is opened by its id.
+        """
+        with self.page.expect_response("**/create_flow_run") as answered:
+            self.page.get_by_role("button", name="Submit", exact=True).click()
+        assert answered.value.ok, answered.value.text()
+        run_id = str(answered.value.json()["id"])
+        self.page.goto(f"{self.page.url.partition('/deployments/')[0]}/runs/flow-run/{run_id}")
+        return run_id
 
 
 @pytest.fixture(scope="module")

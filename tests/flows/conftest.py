@@ -59,15 +59,22 @@ class FlowServer:
 FLOW_SERVER = FlowServer()
 
 
+@pytest.fixture(scope="session")
+def flow_server() -> Iterator[FlowServer]:
+    """The server, stopped at the latest before the session looks for what is left."""
+    yield FLOW_SERVER
+    FLOW_SERVER.stop()
+
+
 @pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def prefect(flow_server: FlowServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The server of the flow tests, as the one that this process talks to."""
-    own = FLOW_SERVER.start(tmp_path_factory.mktemp("server"))
+    own = flow_server.start(tmp_path_factory.mktemp("server"))
     given = {
-        PREFECT_API_URL: FLOW_SERVER.url,
+        PREFECT_API_URL: flow_server.url,
         PREFECT_API_AUTH_STRING: read_auth(own),
         PREFECT_HOME: own.prefect_home,
-        PREFECT_API_SSL_CERT_FILE: few_certificates(own, FLOW_SERVER.url)[CERTIFICATE],
+        PREFECT_API_SSL_CERT_FILE: few_certificates(own, flow_server.url)[CERTIFICATE],
     }
     # The second context is for threads that a test starts: they have none of their own.
     with temporary_settings(given), _temporary_global_settings_context(get_settings_context()):

@@ -25,8 +25,8 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows.training_job import training_job
-from trainyard.api import runs
 from trainyard.api.records import RunRecord, RunResult, RunState, read_events
+from trainyard.api.runs import control, listing, operating, server, slots, states, watching
 from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
 from trainyard.api.stack import worker_name
@@ -57,7 +57,7 @@ def fresh(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def deployed(home: Path, fresh: None) -> Settings:
     """A server that knows `training-job/test`, with nobody who would run it."""
-    runs.bootstrap(settings())
+    server.bootstrap(settings())
     deployment = training_job.to_deployment(name="test", work_pool_name=settings().work_pool, tags=["job"])
     deployment.entrypoint = "flows/training_job.py:training_job"
     deployment.apply(work_pool_name=settings().work_pool)
@@ -66,7 +66,7 @@ def deployed(home: Path, fresh: None) -> Settings:
 
 def started(here: Settings, state: State[Any] | None = None) -> str:
     """A run in that state. It has had a process: without one the server cancels instead of waiting for a worker."""
-    run_id = runs.start_run("training-job/test", JOB, settings=here).run_id
+    run_id = watching.start_run("training-job/test", JOB, settings=here).run_id
     if state is not None:
         with get_client(sync_client=True) as client:
             client.update_flow_run(run_id, infrastructure_pid=str(GONE))  # type: ignore[arg-type]
@@ -100,12 +100,12 @@ def belongs_to(run_id: str, here: Settings, pid: int) -> None:
 @pytest.mark.slow
 def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Settings) -> None:
     run_id = started(deployed, Running())
-    runs.pause_run(run_id)
+    operating.pause_run(run_id)
     state = state_of(run_id)
     assert (state.type, state.name) == (StateType.PAUSED, "Suspended")
     assert state.state_details.pause_timeout is None
-    runs.resume_run(run_id)
-    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    operating.resume_run(run_id)
+    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
 )
 def test_what_does_not_run_cannot_be_paused(deployed: Settings, state: State[Any] | None, words: str) -> None:
     with pytest.raises(Conflict, match=f"E-JOB-STATE: The run .* cannot be paused: {words}"):
-        runs.pause_run(started(deployed, state))
+        operating.pause_run(started(deployed, state))
 
 
 def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> None:
@@ -130,7 +130,7 @@ def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> N
 
     def pause(_: int) -> None:
         try:
-            runs.pause_run(run_id)
+            operating.pause_run(run_id)
             told.append("paused")
         except Conflict as conflict:
             told.append(conflict.code)
@@ -143,68 +143,68 @@ def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> N
 @pytest.mark.parametrize("state", [Failed(), Crashed(), Failed(name="BudgetExceeded")])
 def test_a_run_that_ended_without_its_result_is_resumed(deployed: Settings, state: State[Any]) -> None:
     run_id = started(deployed, state)
-    runs.resume_run(run_id)
-    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    operating.resume_run(run_id)
+    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize("state", [None, Running(), Completed(), Cancelling()])
 def test_what_works_or_is_finished_cannot_be_resumed(deployed: Settings, state: State[Any] | None) -> None:
     with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be resumed"):
-        runs.resume_run(started(deployed, state))
+        operating.resume_run(started(deployed, state))
 
 
 @pytest.mark.parametrize("state", [None, Suspended()])
 def test_a_run_without_a_process_is_cancelled_at_once(deployed: Settings, state: State[Any] | None) -> None:
     run_id = started(deployed, state)
-    runs.cancel_run(run_id)
+    operating.cancel_run(run_id)
     assert state_of(run_id).type is StateType.CANCELLED
     with pytest.raises(Conflict, match=r"E-JOB-STATE: The run .* cannot be cancelled: it is canceled"):
-        runs.cancel_run(run_id)
+        operating.cancel_run(run_id)
 
 
 def test_a_running_run_is_cancelled_by_its_worker(deployed: Settings) -> None:
     run_id = started(deployed, Running())
-    runs.cancel_run(run_id)
+    operating.cancel_run(run_id)
     assert state_of(run_id).type is StateType.CANCELLING
     with pytest.raises(Conflict, match=r"cannot be cancelled: it is running \(cancelling\)"):
-        runs.cancel_run(run_id)
+        operating.cancel_run(run_id)
 
 
 def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settings) -> None:
     """The worker writes `Cancelled` seconds after the run itself did, whatever the state is by then."""
     run_id = started(deployed, Running())
-    runs.cancel_run(run_id)
+    operating.cancel_run(run_id)
     put(run_id, Cancelled(message="trainer: its checkpoint is kept."))
     with ThreadPoolExecutor() as pool:
-        resumed = pool.submit(runs.resume_run, run_id)
+        resumed = pool.submit(operating.resume_run, run_id)
         time.sleep(1.0)
         assert not resumed.done()
         put(run_id, Cancelled(message="Flow run was cancelled successfully."))
         resumed.result(timeout=10)
-    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
 
 
 def test_an_unknown_run_is_told() -> None:
-    for verb in (runs.pause_run, runs.resume_run, runs.cancel_run):
+    for verb in (operating.pause_run, operating.resume_run, operating.cancel_run):
         with pytest.raises(NotFound, match="E-NO-RUN"):
             verb(NOBODY)
 
 
 def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     run_id = started(deployed)
-    row = runs.find_job(run_id)
-    assert row == runs.find_job(run_id[:12]) == runs.find_job(row["name"])
-    assert run_id in [one["id"] for one in runs.list_jobs(RunState.PENDING)]
-    assert run_id not in [one["id"] for one in runs.list_jobs(RunState.COMPLETED)]
+    row = listing.find_job(run_id)
+    assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
+    assert run_id in [one["id"] for one in listing.list_jobs(RunState.PENDING)]
+    assert run_id not in [one["id"] for one in listing.list_jobs(RunState.COMPLETED)]
     with pytest.raises(NotFound, match="E-NO-RUN: There is no job 'nothing'"):
-        runs.find_job("nothing")
+        listing.find_job("nothing")
 
 
 def test_the_seconds_of_a_running_job_count(deployed: Settings) -> None:
     run_id = started(deployed, Running())
-    before = runs.find_job(run_id)["seconds"]
+    before = listing.find_job(run_id)["seconds"]
     time.sleep(1.1)
-    assert runs.find_job(run_id)["seconds"] >= before + 1.0
+    assert listing.find_job(run_id)["seconds"] >= before + 1.0
 
 
 def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_log_of_a_job_shows_its_steps(deployed: Settings, tmp_path: Path) ->
         {"event": "progress", "time": now + 62, "step": 9, "total_steps": 9, "loss": 3.5},
     ]
     (work / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = jobs.read_logs(runs, jobs.LogsInput(job=run_id), deployed, lambda line: None)
+    log = jobs.read_logs(listing, jobs.LogsInput(job=run_id), deployed, lambda line: None)
     assert [line.text for line in log.lines if line.source == "trainer"] == [
         "tokens: read 10",
         "step 1/9, loss 4.5000, 1,234 tokens/s",
@@ -242,7 +242,7 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
         for run_id in ids:
             client.update_flow_run(run_id, name="twins")  # type: ignore[arg-type]
     with pytest.raises(Conflict, match="E-JOB-AMBIGUOUS: 'twins' means 2 jobs"):
-        runs.find_job("twins")
+        listing.find_job("twins")
 
 
 # What a training is told
@@ -258,24 +258,24 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
     ],
 )
 def test_a_training_is_told_by_the_state_of_its_run(deployed: Settings, state: State[Any], expected: Wanted) -> None:
-    assert runs.wanted_by(started(deployed, state))() is expected
+    assert control.wanted_by(started(deployed, state))() is expected
 
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
     preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
-    wanted = [runs.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
+    wanted = [control.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
     assert [one() for one in wanted] == [Wanted.RUN, Wanted.RUN]
-    runs.INTERRUPTED.set()
+    control.INTERRUPTED.set()
     try:
         assert [one() for one in wanted] == [Wanted.PREEMPT, Wanted.CANCEL]
     finally:
-        runs.INTERRUPTED.clear()
+        control.INTERRUPTED.clear()
 
 
 def test_waiting_for_the_device_ends_with_a_pause(deployed: Settings) -> None:
     run_id = started(deployed, Suspended())
-    with runs.gpu_slot(settings()), pytest.raises(TrainingStopped, match="while it waited for the device") as told:
-        runs.gpu_slot(settings(), wanted=runs.wanted_by(run_id)).__enter__()
+    with slots.gpu_slot(settings()), pytest.raises(TrainingStopped, match="while it waited for the device") as told:
+        slots.gpu_slot(settings(), wanted=control.wanted_by(run_id)).__enter__()
     assert told.value.reason == "pause"
 
 
@@ -342,10 +342,10 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
         walk_shape(chain)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not runs.INTERRUPTED.is_set()
+    assert not control.INTERRUPTED.is_set()
     state = state_of(runs_seen[0])
     assert (state.type, state.name) == (StateType.SCHEDULED, "Preempted")
-    assert runs.run_state(state) == (RunState.PENDING, "preempted")
+    assert states.run_state(state) == (RunState.PENDING, "preempted")
     (event,) = [e for e in read_events(settings().runs / runs_seen[0]) if e["event"] == "stopped"]
     assert (event["node"], event["reason"]) == ("a", "preempt")
     assert shapes.MADE == []

@@ -11,8 +11,8 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
 
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api import runs
 from trainyard.api.records import JOB_TAG, NodeState, RunState
+from trainyard.api.runs import listing, server, states, watching
 from trainyard.api.runs.watching import tell_state, worker_runs
 from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("prefect")
 @pytest.fixture
 def deployed(home: Path) -> Settings:
     """A server that knows `qa-pipeline/test`, with nobody who would run it."""
-    runs.bootstrap(settings())
+    server.bootstrap(settings())
     deployment = qa_pipeline.to_deployment(name="test", work_pool_name=settings().work_pool)
     deployment.entrypoint = "flows/qa_pipeline.py:qa_pipeline"
     deployment.apply(work_pool_name=settings().work_pool)
@@ -34,53 +34,53 @@ def deployed(home: Path) -> Settings:
 
 
 def test_bootstrap_twice_leaves_one_of_each() -> None:
-    runs.bootstrap(settings())
-    runs.bootstrap(settings())
+    server.bootstrap(settings())
+    server.bootstrap(settings())
     with get_client(sync_client=True) as client:
         assert client.read_work_pool("trainyard").type == "process"
-        assert client.read_global_concurrency_limit_by_name(runs.limit_name()).limit == 1
+        assert client.read_global_concurrency_limit_by_name(server.limit_name()).limit == 1
         found = client.request("POST", "/automations/filter", json={}).json()
-    assert [automation["name"] for automation in found].count(runs.ZOMBIES) == 1
+    assert [automation["name"] for automation in found].count(server.ZOMBIES) == 1
 
 
 def test_the_automation_crashes_a_run_after_three_missed_beats() -> None:
-    automation = runs.zombie_automation()
+    automation = server.zombie_automation()
     assert automation.trigger.within.total_seconds() == 90
     assert automation.actions[0].state is StateType.CRASHED
     assert "trainyard up" in automation.actions[0].message
 
 
 def test_bootstrap_keeps_a_limit_that_an_operator_changed() -> None:
-    runs.bootstrap(settings())
+    server.bootstrap(settings())
     with get_client(sync_client=True) as client:
-        client.upsert_global_concurrency_limit_by_name(runs.limit_name(), limit=2)
-        runs.bootstrap(settings())
-        assert client.read_global_concurrency_limit_by_name(runs.limit_name()).limit == 2
-        client.upsert_global_concurrency_limit_by_name(runs.limit_name(), limit=1)
+        client.upsert_global_concurrency_limit_by_name(server.limit_name(), limit=2)
+        server.bootstrap(settings())
+        assert client.read_global_concurrency_limit_by_name(server.limit_name()).limit == 2
+        client.upsert_global_concurrency_limit_by_name(server.limit_name(), limit=1)
 
 
 def test_an_unknown_deployment_names_the_known_ones(deployed: Settings) -> None:
     with pytest.raises(NotFound, match=r"E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
-        runs.start_run("qa-pipeline/nope", {}, settings=deployed)
+        watching.start_run("qa-pipeline/nope", {}, settings=deployed)
 
 
 def test_a_name_without_a_slash_is_an_unknown_deployment(deployed: Settings) -> None:
     with pytest.raises(NotFound, match="E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline' on this server"):
-        runs.start_run("qa-pipeline", {}, settings=deployed)
+        watching.start_run("qa-pipeline", {}, settings=deployed)
 
 
 def test_wrong_parameters_are_one_sentence_with_the_field(deployed: Settings) -> None:
     with pytest.raises(InvalidInput, match=r"E-PARAMETERS: The parameters for qa-pipeline/test are not valid.*count"):
-        runs.start_run("qa-pipeline/test", {**ASKED, "count": 0}, settings=deployed)
+        watching.start_run("qa-pipeline/test", {**ASKED, "count": 0}, settings=deployed)
 
 
 def test_a_misspelt_parameter_is_refused(deployed: Settings) -> None:
     with pytest.raises(InvalidInput, match="epochz"):
-        runs.start_run("qa-pipeline/test", {**ASKED, "training": {"epochz": 1}}, settings=deployed)
+        watching.start_run("qa-pipeline/test", {**ASKED, "training": {"epochz": 1}}, settings=deployed)
 
 
 def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
-    started = runs.start_run("qa-pipeline/test", {**ASKED, "count": 5}, settings=deployed, tags=("mine",))
+    started = watching.start_run("qa-pipeline/test", {**ASKED, "count": 5}, settings=deployed, tags=("mine",))
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(started.run_id)
     assert run.job_variables is not None
@@ -92,29 +92,29 @@ def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
 
 def test_a_run_has_its_name_from_its_creation_on(deployed: Settings) -> None:
     runs_of_one_chain = [
-        runs.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12ab") for _ in "123"
+        watching.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12ab") for _ in "123"
     ]
     assert [run.name for run in runs_of_one_chain] == ["guide-12ab", "guide-12ab-2", "guide-12ab-3"]
     with get_client(sync_client=True) as client:
         for run in runs_of_one_chain:
             client.update_flow_run(UUID(run.run_id), tags=[JOB_TAG])
-    assert [runs.find_job(run.name)["id"] for run in runs_of_one_chain] == [run.run_id for run in runs_of_one_chain]
-    assert runs.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12").name == "guide-12"
+    assert [listing.find_job(run.name)["id"] for run in runs_of_one_chain] == [run.run_id for run in runs_of_one_chain]
+    assert watching.start_run("qa-pipeline/test", ASKED, settings=deployed, called="guide-12").name == "guide-12"
 
 
 def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None:
-    started = runs.start_run("qa-pipeline/test", ASKED, settings=deployed)
+    started = watching.start_run("qa-pipeline/test", ASKED, settings=deployed)
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(started.run_id, Cancelled(message="no longer wanted"), force=True)
     told: list[str] = []
-    result = runs.watch(started.run_id, settings=deployed, on_progress=lambda event: told.append(event["text"]))
+    result = watching.watch(started.run_id, settings=deployed, on_progress=lambda event: told.append(event["text"]))
     assert result.state is RunState.CANCELED
     assert result.message == "no longer wanted"
     assert told == ["canceled"]
 
 
 def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed: Settings) -> None:
-    run_id = runs.start_run("qa-pipeline/test", ASKED, settings=deployed).run_id
+    run_id = watching.start_run("qa-pipeline/test", ASKED, settings=deployed).run_id
     told: list[str] = []
 
     def look() -> str:
@@ -149,7 +149,7 @@ def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed:
     ],
 )
 def test_prefect_s_run_states_in_our_words(state: State[None] | None, expected: tuple[RunState, str]) -> None:
-    assert runs.run_state(state) == expected
+    assert states.run_state(state) == expected
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_prefect_s_run_states_in_our_words(state: State[None] | None, expected: 
     ],
 )
 def test_prefect_s_task_states_in_our_words(state: State[None] | None, expected: NodeState) -> None:
-    assert runs.node_state(state) is expected
+    assert states.node_state(state) is expected
 
 
 def test_every_state_type_of_prefect_has_a_word() -> None:
-    assert set(runs.STATES) == set(StateType) == set(runs.NODE_STATES)
+    assert set(states.STATES) == set(StateType) == set(states.NODE_STATES)

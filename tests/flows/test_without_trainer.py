@@ -17,9 +17,10 @@ from prefect.exceptions import Pause
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
-from trainyard.api import runs, services, stack
+from trainyard.api import services, stack
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult, RunState
+from trainyard.api.runs import listing, server, states
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs import jobs
 from trainyard.backends.environments import ENVIRONMENTS, pins
@@ -44,14 +45,14 @@ def context(home: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRAINYARD_WORKING_FOLDER", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_DEFAULT_BASE_MODEL", str(tiny_model))
     settings.cache_clear()
-    server = str(PREFECT_API_URL.value())
-    for name, value in stack.prefect_environment(settings(), server).items():
+    url = str(PREFECT_API_URL.value())
+    for name, value in stack.prefect_environment(settings(), url).items():
         monkeypatch.setenv(name, value)  # operations set them, too
-    me = services.Service("server", os.getpid(), psutil.Process().create_time(), server, log="")
+    me = services.Service("server", os.getpid(), psutil.Process().create_time(), url, log="")
     settings().services.mkdir(parents=True)
     write_json_durably(services.record_path(settings(), "server"), asdict(me))
     keep_auth(settings(), str(PREFECT_API_AUTH_STRING.value()))
-    runs.bootstrap(settings())
+    server.bootstrap(settings())
     deployment = training_job.to_deployment(name="local", work_pool_name=settings().work_pool, tags=["job"])
     deployment.entrypoint = "flows/training_job.py:training_job"
     deployment.apply(work_pool_name=settings().work_pool)
@@ -109,10 +110,10 @@ def test_it_is_started_by_resume_once_the_trainer_is_there(context: Context, hom
     with pytest.raises(Unavailable, match=f"R-BACKEND-MISSING: The job .* still waits.*{INSTALL}") as told:
         jobs.resume_job(jobs.ResumeInput(job=run_id), context)
     assert told.value.exit_code == 7
-    assert runs.waits_for_trainer(state_of(run_id))
+    assert states.waits_for_trainer(state_of(run_id))
     install_mlx(home)
     jobs.resume_job(jobs.ResumeInput(job=run_id), context)
-    assert runs.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
     assert due(run_id)
 
 
@@ -137,7 +138,7 @@ async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: 
     with pytest.raises(Pause) as gone:
         await training_job(JobSpec.model_validate(JOB), return_state=True)
     assert gone.value.state is not None
-    pending = [row for row in runs.list_jobs(RunState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
+    pending = [row for row in listing.list_jobs(RunState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
     assert len(pending) == 1
     assert pending[0]["name"]
     assert INSTALL in pending[0]["message"]

@@ -80,7 +80,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "plan": Operation(
         "Show what a run would do: resolved config, order, reused results, sizes, times; nothing is started.",
-        "trainyard.api.requests.chains:PlanInput", "trainyard.api.planning:Plan",
+        "trainyard.api.requests.chains:PlanInput", "trainyard.api.planning:ChainPlan",
         "trainyard.api.verbs.chains.plan:plan", "trainyard.api.terminal.chains:plan_text", READ,
     ),
     "run": Operation(

@@ -25,6 +25,7 @@ from trainyard.api.acceptance import (
     template_reasons,
 )
 from trainyard.api.keys import content_key
+from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.backends.base import probe_all
 from trainyard.compute.gpus import devices_here
@@ -67,10 +68,8 @@ class Asked(BaseModel):
     parameters: dict[str, Any]
 
 
-class PlanNode(BaseModel):
+class PlanNode(Response):
     """One node of the plan."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     type: str
@@ -90,10 +89,8 @@ class PlanNode(BaseModel):
     estimate: Estimate
 
 
-class Plan(BaseModel):
+class ChainPlan(Response):
     """What a run would do."""
-
-    model_config = ConfigDict(frozen=True)
 
     chain: str
     tenant: str
@@ -269,7 +266,7 @@ def backends(settings: Settings) -> dict[BackendName, str | None]:
 # The plan
 
 
-def plan(spec: ChainSpec, settings: Settings) -> Plan:
+def plan(spec: ChainSpec, settings: Settings) -> ChainPlan:
     """Everything that a run would do, node by node. Raises `Refused` for a chain that is not valid."""
     chain = resolved(spec, settings)
     settings = settings.model_copy(update={"tenant": chain.tenant})
@@ -278,7 +275,7 @@ def plan(spec: ChainSpec, settings: Settings) -> Plan:
     known = Known(rows=rows, shapes=shapes(chain, settings), device=devices_here()[0])
     estimates = {one.node: one for one in estimate(chain, known)}
     reasons = examine(chain, settings)
-    return Plan(
+    return ChainPlan(
         chain=chain.name,
         tenant=chain.tenant,
         digest=chain.digest,

@@ -486,11 +486,11 @@ def mark_bootstrapped(settings: Settings, url: str) -> None:
     write_json_durably(settings.services / "bootstrap.json", bootstrap_digest(settings, url))
 
 
-def import_prefect_client(settings: Settings, module: str = "") -> Any:
-    """Import `trainyard.api.runs`, or a module of it, after Prefect's variables are set: it reads them when imported.
+def import_prefect_client(settings: Settings, module: str) -> Any:
+    """Import a module of `trainyard.api.runs` after Prefect's variables are set: it reads them when imported.
 
     Raises what `needs_api_url` raises, before Prefect is imported.
     """
     url = needs_api_url(settings)
     os.environ.update(few_certificates(settings, url) | prefect_environment(settings, url))
-    return importlib.import_module(f"trainyard.api.runs.{module}".rstrip("."))
+    return importlib.import_module(f"trainyard.api.runs.{module}")

@@ -23,7 +23,7 @@ def here(tmp_path: Path, tiny_model: Path) -> Settings:
     return Settings(home=tmp_path / "home", working_folder=tmp_path / "work", default_base_model=str(tiny_model))
 
 
-def plan_of(here: Settings, **parameters: Any) -> planning.Plan:
+def plan_of(here: Settings, **parameters: Any) -> planning.ChainPlan:
     return planning.plan(planning.asked("qa-pipeline", {"documents": "docs", **parameters}).spec, here)
 
 

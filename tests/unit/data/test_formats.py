@@ -249,6 +249,8 @@ def test_text_and_documents_rows() -> None:
         ({"text": "a\0b"}, "nul_character", r"text holds the character U\+0000"),
         ({"text": "a\ud800b"}, "lone_surrogate", r"half of a surrogate pair, U\+D800"),
         ({"messages": CHAT, "tools": [{"name": "\0"}]}, "nul_character", r"tools holds the character U\+0000"),
+        ({"messages": CHAT, "tools": [{"name": "\ud800"}]}, "lone_surrogate", r"tools contains half .*, U\+D800"),
+        ({"messages": CHAT, "tools": [{"\udfff": 1}]}, "lone_surrogate", r"tools contains half .*, U\+DFFF"),
     ],
 )  # fmt: skip
 def test_bad_rows_say_why(record: dict[str, Any], reason: str, detail: str) -> None:

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput, ConvertInput
+from trainyard.api.responses import Response
 from trainyard.serve.conversion.adapters import CONFIG_FILE
 from trainyard.serve.conversion.between import convert, layout_of
 from trainyard.serve.conversion.layouts import Layout
@@ -19,23 +18,17 @@ from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.models import resolve_model
 
 
-class AdapterRows(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class AdapterRows(Response):
     rows: tuple[dict[str, Any], ...]
 
 
-class AdapterRecord(BaseModel):
+class AdapterRecord(Response):
     """The manifest of a version, and its folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     record: dict[str, Any]
 
 
-class Converted(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class Converted(Response):
     source: Path
     target: Path
     was: Layout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import BackendsInput, InstallInput
+from trainyard.api.responses import Response
 from trainyard.backends import environments, installing
 from trainyard.backends.base import probe
 from trainyard.compute.gpus import devices_here
@@ -14,11 +13,7 @@ from trainyard.spec.axes import BackendName, Device
 from trainyard.spec.compat.training import BACKENDS
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BackendRow(Model):
+class BackendRow(Response):
     """One trainer as this machine sees it."""
 
     name: BackendName
@@ -34,7 +29,7 @@ class BackendRow(Model):
     fix: str
 
 
-class BackendTable(Model):
+class BackendTable(Response):
     rows: tuple[BackendRow, ...]
 
 

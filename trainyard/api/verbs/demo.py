@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict
 
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.requests.stack import UpInput
+from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.stack import up
@@ -53,10 +53,8 @@ SETS = ("unseen_wording", "unseen_documents")
 PRIMARY, QUOTES = "heldout_loss", "quotes"
 
 
-class Interval(BaseModel):
+class Interval(Response):
     """A mean and its 95 % interval; positive means that the tuned adapter is better."""
-
-    model_config = ConfigDict(frozen=True)
 
     mean: float
     low: float
@@ -70,10 +68,8 @@ class Interval(BaseModel):
         return self.low > 0
 
 
-class SetResult(BaseModel):
+class SetResult(Response):
     """One held-out set: losses per answer token, and the paired differences."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     rows: int
@@ -84,10 +80,8 @@ class SetResult(BaseModel):
     control_minus_tuned: Interval
 
 
-class Quotes(BaseModel):
+class Quotes(Response):
     """How many of the same questions in unseen wording each model answered with the right sentence."""
-
-    model_config = ConfigDict(frozen=True)
 
     questions: int
     base: int
@@ -95,10 +89,8 @@ class Quotes(BaseModel):
     tuned: int
 
 
-class DemoResult(BaseModel):
+class DemoResult(Response):
     """What the demo found. `ok` asks for what the table's first row must show."""
-
-    model_config = ConfigDict(frozen=True)
 
     documents: int
     pairs: int

@@ -15,12 +15,13 @@ from pathlib import Path
 import httpx
 import psutil
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 import trainyard
 from trainyard.api import services, stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
+from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
 from trainyard.errors import TrainyardError
@@ -37,10 +38,8 @@ LEAST_FREE_GIB = 2.0
 """A demo run leaves about 100 MB, the pinned packages take the rest on a first set-up."""
 
 
-class Check(BaseModel):
+class Check(Response):
     """One thing that was looked at."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     ok: bool

@@ -6,24 +6,19 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api import graph_server
 from trainyard.api.context import Context
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput, ServeInput
+from trainyard.api.responses import Response
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class QueryRows(Model):
+class QueryRows(Response):
     rows: tuple[dict[str, Any], ...]
 
 
-class GraphCounts(Model):
+class GraphCounts(Response):
     documents: int
     entities: int
     relations: int
@@ -31,12 +26,12 @@ class GraphCounts(Model):
     relations_by_kind: dict[str, int]
 
 
-class Exported(Model):
+class Exported(Response):
     file: str
     lines: int
 
 
-class Served(Model):
+class Served(Response):
     url: str
 
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.planning import JOB, merged
 from trainyard.api.records import NodeResult, RunResult, RunState, read_result
@@ -24,6 +22,7 @@ from trainyard.api.requests.jobs import (
     ResumeInput,
     StopInput,
 )
+from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
 from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.chains.waiting import require_trainer
@@ -41,11 +40,7 @@ STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
 ENDS = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELED, RunState.PAUSED)
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Job(Model):
+class Job(Response):
     """One job, as a list shows it."""
 
     id: str
@@ -66,11 +61,11 @@ class Job(Model):
     loss: float | None = None
 
 
-class JobList(Model):
+class JobList(Response):
     jobs: tuple[Job, ...]
 
 
-class Training(Model):
+class Training(Response):
     """One trainer of a job."""
 
     node: str
@@ -93,7 +88,7 @@ class JobDetail(Job):
     """How its nodes ended, at its last end."""
 
 
-class LogLine(Model):
+class LogLine(Response):
     source: str
     """`run`, or the id of the trainer whose own log it is."""
     text: str
@@ -101,19 +96,19 @@ class LogLine(Model):
     time: float | None = None
 
 
-class JobLog(Model):
+class JobLog(Response):
     id: str
     lines: tuple[LogLine, ...]
     told: bool = False
     """The lines were handed out one by one, as they came."""
 
 
-class TrainingCurve(Model):
+class TrainingCurve(Response):
     node: str
     points: tuple[Point, ...]
 
 
-class JobMetrics(Model):
+class JobMetrics(Response):
     id: str
     trainings: tuple[TrainingCurve, ...]
 
@@ -127,14 +122,14 @@ def create_job(given: CreateInput, context: Context) -> RunResult:
 
 
 def list_jobs(given: JobsInput, context: Context) -> JobList:
-    runs, settings = import_prefect_client(context.settings), context.settings
+    listing, settings = import_prefect_client(context.settings, "listing"), context.settings
     state = None if given.state is None else RunState(given.state)
-    return JobList(jobs=tuple(job_of(row, settings) for row in runs.list_jobs(state, given.limit)))
+    return JobList(jobs=tuple(job_of(row, settings) for row in listing.list_jobs(state, given.limit)))
 
 
 def show_job(given: JobInput, context: Context) -> JobDetail:
     """One job with its trainers, its nodes and what it was started with."""
-    row = import_prefect_client(context.settings).find_job(given.job)
+    row = import_prefect_client(context.settings, "listing").find_job(given.job)
     folder = context.settings.runs / row["id"]
     result = read_result(folder)
     return JobDetail(
@@ -146,12 +141,12 @@ def show_job(given: JobInput, context: Context) -> JobDetail:
 
 
 def show_logs(given: LogsInput, context: Context) -> JobLog:
-    return read_logs(import_prefect_client(context.settings), given, context.settings, context.tell)
+    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.tell)
 
 
 def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NO-METRICS`) before the first."""
-    row = import_prefect_client(context.settings).find_job(given.job)
+    row = import_prefect_client(context.settings, "listing").find_job(given.job)
     works = [work for work in works_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
@@ -175,16 +170,17 @@ def cancel_job(given: StopInput, context: Context) -> Job:
 def resume_job(given: ResumeInput, context: Context) -> Resumed:
     """Continue a job that is paused, failed, crashed or cancelled, or start one whose trainer is here now."""
     since, settings = time.time(), context.settings
-    runs = import_prefect_client(settings)
-    row = runs.find_job(given.job)
+    listing = import_prefect_client(settings, "listing")
+    row = listing.find_job(given.job)
     refuse_changes(row, given.parameters)
     if row["waits_for_trainer"]:
         require_trainer(row["name"], JobSpec.model_validate(row["parameters"]["job"]).backend, settings)
-    runs.resume_run(row["id"])
-    job = job_of(runs.find_job(row["id"]), settings)
+    import_prefect_client(settings, "operating").resume_run(row["id"])
+    job = job_of(listing.find_job(row["id"]), settings)
     if not given.watch:
         return job
-    watched: RunResult = runs.watch(job.id, settings=settings, on_progress=context.on_progress, since=since)
+    watching = import_prefect_client(settings, "watching")
+    watched: RunResult = watching.watch(job.id, settings=settings, on_progress=context.on_progress, since=since)
     return watched
 
 
@@ -210,16 +206,16 @@ def body(given: CreateInput) -> dict[str, Any]:
 
 def stop_job(given: StopInput, context: Context, verb: Literal["pause", "cancel"]) -> Job:
     """Pause or cancel a job and, if that is wanted, wait until its process is gone."""
-    runs = import_prefect_client(context.settings)
-    run_id = runs.find_job(given.job)["id"]
-    (runs.pause_run if verb == "pause" else runs.cancel_run)(run_id)
-    row, deadline, told = runs.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
+    listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
+    run_id = listing.find_job(given.job)["id"]
+    (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
+    row, deadline, told = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
     while given.wait and not gone(row) and time.monotonic() < deadline:
         if not told:
             context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
             told = True
         time.sleep(STOP_POLL_S)
-        row = runs.find_job(run_id)
+        row = listing.find_job(run_id)
     return job_of(row, context.settings)
 
 
@@ -268,23 +264,23 @@ def differences(before: Any, wanted: dict[str, Any], prefix: str = "") -> Iterat
 # Logs
 
 
-def read_logs(runs: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
+def read_logs(listing: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
     """The run's log and its trainers' own, merged. With `follow`, each line is told as it comes until the job ends."""
-    row = runs.find_job(given.job)
-    reader = LogReader(runs, row["id"], settings)
+    row = listing.find_job(given.job)
+    reader = LogReader(listing, row["id"], settings)
     lines = list(reader.read())
     lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
     if given.follow:
-        follow(runs, reader, lines, tell)
+        follow(listing, reader, lines, tell)
         return JobLog(id=row["id"], lines=(), told=True)
     return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
 
 
-def follow(runs: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[LogLine], None]) -> None:
+def follow(listing: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[LogLine], None]) -> None:
     while True:
         for line in lines:
             tell(line)
-        row = runs.find_job(reader.run_id)
+        row = listing.find_job(reader.run_id)
         if row["state"] in ENDS and row["pid"] is None:
             break
         time.sleep(FOLLOW_EVERY_S)
@@ -296,15 +292,15 @@ def follow(runs: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[L
 class LogReader:
     """Lines of a run that are new: of the run itself from the server, of its trainers from their files."""
 
-    def __init__(self, runs: Any, run_id: str, settings: Settings) -> None:
-        self.runs, self.run_id, self.folder = runs, run_id, settings.runs / run_id
+    def __init__(self, listing: Any, run_id: str, settings: Settings) -> None:
+        self.listing, self.run_id, self.folder = listing, run_id, settings.runs / run_id
         self.told = 0
         self.tails: dict[str, LogTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
         """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
-        for line in self.runs.read_log(self.run_id, self.told):
+        for line in self.listing.read_log(self.run_id, self.told):
             self.told += 1
             yield LogLine(source="run", **line)
         for work in works_of(self.folder):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from trainyard.api.context import Context
 from trainyard.api.planning import examine, resolved
@@ -19,6 +19,7 @@ from trainyard.api.requests.nights import (
     SimulateInput,
     WorkerInput,
 )
+from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
 from trainyard.data.corpora import Corpora, read_lines
 from trainyard.data.limited.requests import CommitsRequest
@@ -43,11 +44,7 @@ PRESETS = project_folder() / "deployments" / "presets"
 NIGHTS_SHOWN = 10
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Simulated(Model):
+class Simulated(Response):
     """What a simulation found; its last line is the count of invariants."""
 
     seed: int
@@ -65,11 +62,11 @@ class Simulated(Model):
         return 1 if self.violations else 0
 
 
-class Worked(Model):
+class Worked(Response):
     trainings: tuple[TrainingReport, ...]
 
 
-class NightStatus(Model):
+class NightStatus(Response):
     """The last nights, the markers, and what would be done tonight."""
 
     tenant: str
@@ -77,7 +74,7 @@ class NightStatus(Model):
     markers: dict[str, str]
 
 
-class Added(Model):
+class Added(Response):
     bucket: str
     added: int
     there: int
@@ -85,11 +82,11 @@ class Added(Model):
     file: str
     commits: int | None = None
     """Commits of the branch: added + there + skipped."""
-    skipped: dict[str, int] = {}
+    skipped: dict[str, int] = Field(default_factory=dict)
     """Reason -> commits that gave no tuple."""
 
 
-class BucketStatus(Model):
+class BucketStatus(Response):
     bucket: str
     method: str
     role: str
@@ -99,7 +96,7 @@ class BucketStatus(Model):
     threshold: int
 
 
-class CorpusStatus(Model):
+class CorpusStatus(Response):
     buckets: tuple[BucketStatus, ...]
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import ProveInput
+from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes import Method, Stage
@@ -25,10 +24,8 @@ FEW: tuple[tuple[Stage, ...], tuple[Method, ...]] = ((Stage.SFT, Stage.DPO), (Me
 POLL_S = 0.2
 
 
-class ProvedCell(BaseModel):
+class ProvedCell(Response):
     """One stage with one method, interrupted in one way."""
-
-    model_config = ConfigDict(frozen=True)
 
     stage: str
     loss: str | None
@@ -42,10 +39,8 @@ class ProvedCell(BaseModel):
     error: str
 
 
-class Proof(BaseModel):
+class Proof(Response):
     """All verdicts."""
-
-    model_config = ConfigDict(frozen=True)
 
     cells: tuple[ProvedCell, ...]
     seconds: float

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import RenderersInput
+from trainyard.api.responses import Response
 from trainyard.data.renderers import verify
 from trainyard.data.renderers.choice import FILE_ENDING, read
 from trainyard.errors import TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
 
 
-class RendererRow(BaseModel):
+class RendererRow(Response):
     """One template: what was found when it was tried."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     renderer: str
     template: str
@@ -30,9 +27,7 @@ class RendererRow(BaseModel):
     problem: str
 
 
-class RendererTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class RendererTable(Response):
     rows: tuple[RendererRow, ...]
 
     @property

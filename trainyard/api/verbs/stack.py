@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api import services, stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import UpInput
+from trainyard.api.responses import Response
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.errors import NotFound
@@ -22,10 +21,8 @@ from trainyard.stores.auth_string import auth_file
 from trainyard.stores.models import resolve_model
 
 
-class UpOutput(BaseModel):
+class UpOutput(Response):
     """What is up, and where."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_url: str
     ui_url: str
@@ -38,15 +35,11 @@ class UpOutput(BaseModel):
     home: str
 
 
-class DownOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class DownOutput(Response):
     stopped: tuple[str, ...]
 
 
-class EnvOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EnvOutput(Response):
     variables: dict[str, str]
 
 
@@ -82,10 +75,10 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
     for pid in sweep(settings.home):
         say(f"ended the process {pid}, which a run had left behind")
     if (settings.services / "worker.log").is_file():
-        runs = stack.import_prefect_client(settings)
-        for run_id in runs.crash_dead_runs(settings, stack.worker_name(settings)):
+        operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
+        for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in runs.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+        for device in slots.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
@@ -93,7 +86,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> serv
 def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
     say("writing the work pool, the device limit, the automation and the deployments")
     os.environ.update(stack.prefect_environment(settings, url))
-    stack.import_prefect_client(settings).bootstrap(settings)
+    stack.import_prefect_client(settings, "server").bootstrap(settings)
     stack.import_prefect_client(settings, "nights").ensure_night_automations()
     stack.deploy_all(settings, url)
     stack.mark_bootstrapped(settings, url)

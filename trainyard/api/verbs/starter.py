@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
+from trainyard.api.responses import Response
 from trainyard.stores.models import SHIPPED_STARTER
 from trainyard.train.starter.build import build_starter, compare
 
 
-class StarterRecord(BaseModel):
+class StarterRecord(Response):
     """The model that was built, and its losses next to those of the shipped weights."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     record: dict[str, Any]
 

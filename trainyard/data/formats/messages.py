@@ -59,8 +59,12 @@ def refuse_surrogates(value: str, field: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        half = f"U+{ord(value[error.start]):04X}"
-        raise BadRow("lone_surrogate", f"{field} holds half of a surrogate pair, {half}") from error
+        raise lone_surrogate(error, field) from error
+
+
+def lone_surrogate(error: UnicodeEncodeError, field: str) -> BadRow:
+    half = f"U+{ord(error.object[error.start]):04X}"
+    return BadRow("lone_surrogate", f"{field} contains half of a surrogate pair, {half}")
 
 
 def kind_of(value: Any) -> str:
@@ -258,10 +262,12 @@ def parsed(value: Any, field: str, reason: str) -> Any:
 
 def json_text(value: Any, field: str) -> str:
     """Compact JSON of a parsed value, its strings checked."""
-    text = msgspec.json.encode(value).decode("utf-8", "surrogatepass")
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError as error:
+        raise lone_surrogate(error, field) from error
     if "\\u0000" in text:
         raise BadRow("nul_character", f"{field} holds the character U+0000")
-    refuse_surrogates(text, field)
     return text
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api import planning
 from trainyard.api.context import Context
 from trainyard.api.requests.chains import CheckInput
+from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, Refused
 from trainyard.settings import Settings
 
 
-class ReasonRow(BaseModel):
+class ReasonRow(Response):
     """One reason, as `trainyard.errors.Reason`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     code: str
     node: str | None
@@ -26,9 +23,7 @@ class ReasonRow(BaseModel):
     line: str
 
 
-class FileCheck(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class FileCheck(Response):
     file: str
     ok: bool
     digest: str | None = None
@@ -36,9 +31,7 @@ class FileCheck(BaseModel):
     reasons: tuple[ReasonRow, ...] = ()
 
 
-class CheckOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class CheckOutput(Response):
     files: tuple[FileCheck, ...]
 
     @property

@@ -8,12 +8,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from trainyard.api import planning
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
+from trainyard.api.responses import Response
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script import backend as script
 from trainyard.backends.script import files
@@ -29,9 +28,7 @@ from trainyard.stores.artifacts import open_reference
 from trainyard.stores.models import resolve_model
 
 
-class EjectOutput(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class EjectOutput(Response):
     folder: Path
     rows: int
     command: str

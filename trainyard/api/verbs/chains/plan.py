@@ -7,5 +7,5 @@ from trainyard.api.context import Context
 from trainyard.api.requests.chains import PlanInput
 
 
-def plan(given: PlanInput, context: Context) -> planning.Plan:
+def plan(given: PlanInput, context: Context) -> planning.ChainPlan:
     return planning.plan(planning.asked(given.target, given.parameters, given.preset).spec, context.settings)

@@ -23,8 +23,8 @@ def run(given: RunInput, context: Context) -> RunResult:
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
-    runs = import_prefect_client(settings)
-    result: RunResult = runs.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
+    watching = import_prefect_client(settings, "watching")
+    result: RunResult = watching.watch(started.run_id, settings=settings, on_progress=context.on_progress, since=since)
     return result
 
 
@@ -34,8 +34,8 @@ def begun(given: RunInput, settings: Settings) -> RunResult:
     chain = planning.resolved(wanted.spec, settings)
     waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
-    runs, called = import_prefect_client(settings), f"{chain.name}-{chain.digest[:8]}"
-    started: RunResult = runs.start_run(
+    watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
+    started: RunResult = watching.start_run(
         wanted.deployment, wanted.parameters, settings=settings, tags=tags, waits=waits, called=called
     )
     return started
@@ -50,5 +50,5 @@ def continued(given: RunInput, settings: Settings) -> RunResult:
             do="Start a new run of the template or file.",
             code="E-PARAMETER",
         )
-    started: RunResult = import_prefect_client(settings).continue_run(given.target)
+    started: RunResult = import_prefect_client(settings, "watching").continue_run(given.target)
     return started

@@ -1,0 +1,61 @@
+"""`pytest --fast`: the tests that need neither torch nor a Prefect server, so that a developer can wait for them.
+
+A file is left out if what it imports, directly or through other files of the repository, imports one of `HEAVY` at its
+top level; of the other files, the tests are left out whose fixtures build a model or start a server.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+OWN = ("trainyard", "flows", "nodes", "tasks", "tests")
+HEAVY = frozenset({"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "prefect", "playwright"})
+FIXTURES = frozenset({"tiny_model", "prefect", "jobs"})
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of the repository."""
+    place = REPOSITORY.joinpath(*module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def imported(body: list[ast.stmt]) -> Iterator[str]:
+    """The names of modules that statements import when they run, those in functions and for type checks left out."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Try | ast.With):
+            yield from imported(node.body)
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    return frozenset(imported(ast.parse(path.read_text(encoding="utf-8")).body))
+
+
+def is_heavy(path: Path) -> bool:
+    """Whether importing a file imports one of `HEAVY`."""
+    seen, waiting = {path}, [path]
+    while waiting:
+        for name in imports_of(waiting.pop()):
+            top = name.partition(".")[0]
+            if top in HEAVY:
+                return True
+            found = file_of(name) if top in OWN else None
+            if found and found not in seen:
+                seen.add(found)
+                waiting.append(found)
+    return False
+
+
+def needs_a_model(item: pytest.Item) -> bool:
+    return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
