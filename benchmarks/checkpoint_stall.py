@@ -35,9 +35,10 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.harness import Row, alternate, finish, median
 from benchmarks.sft_speed import chat_row
 from benchmarks.trainers import LONGEST, assembled, build_model, chat_length, quiet, save_nothing
-from trainyard.backends.native.program import NativeRun, save_checkpoint
+from trainyard.backends.native.assembly import NativeRun
+from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.loop import done, train
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest

@@ -38,9 +38,9 @@ from benchmarks.trainers import (
     theirs,
     train_ours,
 )
-from trainyard.backends.native.program import policy_request, reference_scores
+from trainyard.backends.native.assembly import policy_request, reference_scores
 from trainyard.data.rows import Message, PreferenceRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.methods.table import build
 from trainyard.train.session.session import Session
 

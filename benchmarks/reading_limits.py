@@ -28,7 +28,7 @@ from trainyard.data.readers.documents import read_document
 from trainyard.data.readers.intake import Intake
 from trainyard.data.readers.sets import document_bytes, document_chunk, walk
 from trainyard.data.readers.streams import Limits
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 NUM_FILES, FILE_BYTES, NUM_ROWS = 10_000, 4096, 120_000
 

@@ -41,9 +41,9 @@ from benchmarks.trainers import (
     text_of,
     theirs,
 )
-from trainyard.backends.native.program import NativeRun
+from trainyard.backends.native.assembly import NativeRun
 from trainyard.data.rows import Message, SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.head import IGNORED
 from trainyard.train.precision import cpu_bf16
 

@@ -28,10 +28,11 @@ from trl.trainer.reward_trainer import RewardTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.program import NativeRun, StepReporter, assemble, fix_numbers
+from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
+from trainyard.backends.native.program import StepReporter
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, Row, write_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import Cursor, StepRows
 from trainyard.train.loop import Hook, train
@@ -121,7 +122,7 @@ def assembled(folder: Path, base: Path, port: Port, rows: Sequence[Row], config:
         base=str(base),
         locks=str(folder),
     )
-    fix_numbers(job)
+    set_determinism(job)
     events = Events(folder / "events.jsonl")
     try:
         with contextlib.redirect_stdout(None):  # the account of the tokens
@@ -242,7 +243,7 @@ def ours(run: NativeRun, units: float, prepare: Callable[[Session], None] | None
     """Train once more with our engine, with the deterministic kernels that a job asks for."""
 
     def variant() -> float:
-        fix_numbers(run.job)
+        set_determinism(run.job)
         train_ours(run, prepare=prepare)
         return units
 

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trainyard.api.records import JOB_TAG, EventReader, NodeResult, NodeState, RunResult
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
 
 MAX_REPORT_CHARS = 200_000

@@ -12,7 +12,7 @@ from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
 from trainyard.api.runs.slots import gpu_slot
 from trainyard.data.generation.generate import generate
-from trainyard.spec.axes import GeneratorKind, Port
+from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nodes.runner import NodeContext
-from trainyard.compute.gpus import read_gpus
+from trainyard.compute.gpus import device_numbers, read_gpus
 from trainyard.data.generation.asking import Complete
 from trainyard.errors import Reason, Refused
 from trainyard.serve import embedded, vllm
 from trainyard.serve.client.client import api_key_from, completer
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.settings import Settings
-from trainyard.spec.axes import GeneratorKind
+from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.models import resolve_model
 
@@ -46,12 +47,15 @@ def asking(
 @contextmanager
 def started(context: NodeContext, config: AiGeneratorConfig, read: vllm.Probe) -> Iterator[str]:
     """The base URL of a vLLM server of this node's own. Its log stays in the run's folder."""
-    vllm.required(context.settings, read)
+    vllm.require_gpu(read)
     source = resolve_model(named(config, context.settings), context.settings)
     folder = context.record.folder / "vllm" / context.node.id
+    profile = vllm.profile_of(source.location, source.name, context.settings)
     context.say(f"starting vLLM with {source.name}; its log is in {folder}")
-    with vllm.serving(source.location, source.name, folder, context.settings, read=read) as base_url:
-        yield base_url
+    with InferenceServer(profile, folder, context.settings, index=device_numbers()[0], read=read) as server:
+        server.start()
+        server.wait_ready()
+        yield server.chat_url
 
 
 def named(config: AiGeneratorConfig, settings: Settings) -> str:

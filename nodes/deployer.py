@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.serve.deploy import deploy
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import DeployerConfig

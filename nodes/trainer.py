@@ -14,16 +14,14 @@ from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_
 from trainyard.api.records import read_events
 from trainyard.api.runs.slots import gpu_slots
 from trainyard.backends.base import work_folder
-from trainyard.backends.job import TrainingJob, changed_since, locate_mirror
+from trainyard.backends.job import TrainingJob, changed_since, job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
-from trainyard.compute.gpus import training_threads
 from trainyard.errors import Conflict
-from trainyard.spec.axes import DATA_PORTS, Port
+from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, open_reference
-from trainyard.stores.models import resolve_model
 
 
 @task(name="trainer", **NODE_TASK)
@@ -84,17 +82,14 @@ def job_of(context: NodeContext) -> TrainingJob:
     data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
     adapter, model = context.first(Port.ADAPTER), context.first(Port.MODEL)
     name = str(open_reference(model)) if model else config.base_model or context.settings.default_base_model
-    base = resolve_model(name, context.settings)
-    return TrainingJob(
-        config=locate_mirror(config, context.settings.working_folder),
+    return job_for(
+        config,
+        name,
+        context.settings,
         data={data.kind: str(open_reference(data))},
         data_sha256={data.kind: data.sha256},
-        base=base.location,
-        base_sha256=base.sha256,
         adapter=str(open_reference(adapter)) if adapter else None,
         parents=tuple(reference.sha256 for reference in (adapter, model) if reference),
-        threads=training_threads(context.settings.threads),
-        locks=str(context.settings.services / "devices"),
         devices=tuple(context.devices) or (0,),
         run=context.run.run_id,
         node=context.node.id,

@@ -14,7 +14,7 @@ from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.data.quality.sensitive import sensitive_sentences
 from trainyard.data.validation import TokenCounter, load_token_counter, validate
 from trainyard.errors import NotFound
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.spec.ports import ROW_PORTS

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.compute.gpus import physical_cores
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "backends.md"

@@ -21,7 +21,8 @@ from trainyard.compute.supervise import ignore
 from trainyard.compute.tail import Event
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.settings import load_settings
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 MAX_LENGTH = 40

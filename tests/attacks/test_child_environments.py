@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainyard.api.services import exclusive, spawn, stop
-from trainyard.api.stack import service_environment
+from trainyard.api.stack import exclusive, service_environment, spawn, stop
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
 from trainyard.compute.supervise import Status, supervise

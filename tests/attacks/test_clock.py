@@ -11,22 +11,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trainyard.api.services import record_path, running, spawn, stop
+from trainyard.api.stack import running, spawn, stop
 from trainyard.compute.lease import device_lock, holder
 from trainyard.compute.orphans import Sweeper
+from trainyard.compute.services import EMBEDDED, Service, find_service, record_path, write_record
 from trainyard.compute.supervise import ProcessTree
 from trainyard.serve import embedded
-from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, ServerRecord
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
-from trainyard.serve.targets import local
 from trainyard.settings import Settings, settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.markers.records import owner_alive, this_owner
 from trainyard.stores.processes import find_process, process_start
 
@@ -64,12 +62,9 @@ def process(home: Path) -> Iterator[psutil.Process]:
 def write_records(here: Settings, pid: int) -> InferenceServer:
     """Every kind of record of this process, as the product writes them."""
     start = process_start(pid)
-    instance = embedded.Instance(pid, start, 1, "http://127.0.0.1:1", "starter", "0" * 64, 0.0)
-    for path in (here.services / embedded.READY_FILE, here.services / "mlx-default-bot.json"):
-        write_json_durably(path, asdict(instance))
     server = InferenceServer(ServerProfile(), here.home / "inference", here)
-    server.folder.mkdir()
-    write_json_durably(server.folder / RECORD_FILE, asdict(ServerRecord(pid, start, 1)))
+    for path in (record_path(here, EMBEDDED), record_path(here, "mlx-default-bot"), server.service.record):
+        write_record(path, Service(pid, start, "http://127.0.0.1:1"))
     return server
 
 
@@ -84,8 +79,8 @@ def test_nothing_is_lost(process: psutil.Process, seconds: int, tmp_path: Path) 
         assert service is not None
         assert found is not None
         assert {service.pid, found.pid} == {pid}
-        assert local.running(here.services / "mlx-default-bot.json") == found
-        assert server.leftover() == ServerRecord(pid, process_start(pid), 1)
+        assert find_service(record_path(here, "mlx-default-bot")) == found
+        assert find_service(server.service.record) == found
         assert owner_alive(owner) is True
         assert str(holder(here.services / "cpu-0.lock")) == f"process {os.getpid()} of run one"
         tree.refresh()

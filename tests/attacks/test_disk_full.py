@@ -22,7 +22,7 @@ from trainyard.compute.supervise import Status, supervise
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.night.surroundings import world_of
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.night import NightConfig
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet, write_json_durably

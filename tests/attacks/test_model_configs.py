@@ -106,7 +106,7 @@ def test_the_model_server_ends_with_a_code_before_it_takes_memory(model: Path, f
 
 
 MODEL_CLASSES = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModel", "kind", "KINDS[head]")
-ELSEWHERE = {"trainyard/backends/unsloth/engine.py"}
+ELSEWHERE = {"trainyard/workers/trainyard_worker/unsloth_engine.py"}
 """unsloth chooses its own kernels in its own environment; the folder was checked before."""
 
 

@@ -34,9 +34,9 @@ from websockets.sync.client import connect
 
 from trainyard.api.runs.control import asker
 from trainyard.api.runs.guard import Guard
-from trainyard.api.services import Service, stop
-from trainyard.api.stack import start_server
+from trainyard.api.stack import start_server, stop
 from trainyard.api.verbs import doctor
+from trainyard.compute.services import Service
 from trainyard.settings import Settings, settings
 from trainyard.stores.auth_string import auth_file, auth_header, read_auth
 from trainyard.testing.loopback import LoopbackServer, serving

@@ -17,7 +17,7 @@ from trainyard.serve.expected import ask_target
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import TargetType
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.graph import ResolvedNode, check
 from trainyard.spec.nodes import AiGeneratorConfig, Target
 from trainyard.testing.scripted_server import Exchange, ScriptedServer

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from flows.walker import FLOW, task_runner, walk
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode, digest
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import NodeOutput, Produced, ProducedSet

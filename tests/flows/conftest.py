@@ -22,8 +22,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from trainyard.api.services import stop
-from trainyard.api.stack import few_certificates, start_server
+from trainyard.api.stack import few_certificates, start_server, stop
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import read_auth
 

@@ -20,8 +20,7 @@ import httpx
 from tests.conftest import REPOSITORY
 from tests.flows.real_stack import until
 from trainyard.api.records import RunResult, read_result
-from trainyard.api.services import running
-from trainyard.api.stack import prefect_environment
+from trainyard.api.stack import prefect_environment, running
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
 

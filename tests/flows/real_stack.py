@@ -20,7 +20,7 @@ import httpx
 import psutil
 
 from trainyard.api.records import read_events, read_result
-from trainyard.api.services import running
+from trainyard.api.stack import running
 from trainyard.api.work import works_of
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings

@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from trainyard.api.records import RunResult, RunState, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
 
 pytestmark = [

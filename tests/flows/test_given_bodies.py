@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from trainyard.api.records import RunResult, RunState, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.job import JobSpec
 from trainyard.testing.scripted_server import ScriptedServer
 

@@ -15,7 +15,7 @@ from flows.chain import chain
 from flows.qa_pipeline import qa_pipeline
 from trainyard.api.records import RunResult, read_result
 from trainyard.settings import settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.templates import PublishForm, Steps, TrainingForm
 from trainyard.stores.adapters import AdapterRegistry

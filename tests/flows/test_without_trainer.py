@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,19 @@ from prefect.exceptions import Pause
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
-from trainyard.api import services, stack
+from trainyard.api import stack
 from trainyard.api.context import Context
 from trainyard.api.records import RunResult, RunState
 from trainyard.api.runs import listing, server, states
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs import jobs
 from trainyard.backends.environments import ENVIRONMENTS, pins
+from trainyard.compute.services import Service, record_path, write_record
 from trainyard.errors import Conflict, Unavailable
 from trainyard.settings import settings
-from trainyard.spec.axes import BackendName, JobState
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.spec.states import JobState
 from trainyard.stores.auth_string import keep_auth
 
 pytestmark = pytest.mark.usefixtures("prefect")
@@ -48,9 +48,8 @@ def context(home: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.Mo
     url = str(PREFECT_API_URL.value())
     for name, value in stack.prefect_environment(settings(), url).items():
         monkeypatch.setenv(name, value)  # operations set them, too
-    me = services.Service("server", os.getpid(), psutil.Process().create_time(), url, log="")
-    settings().services.mkdir(parents=True)
-    write_json_durably(services.record_path(settings(), "server"), asdict(me))
+    me = Service(os.getpid(), psutil.Process().create_time(), url)
+    write_record(record_path(settings(), "server"), me)
     keep_auth(settings(), str(PREFECT_API_AUTH_STRING.value()))
     server.bootstrap(settings())
     deployment = training_job.to_deployment(name="local", work_pool_name=settings().work_pool, tags=["job"])

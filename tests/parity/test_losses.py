@@ -20,7 +20,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference, RewardTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.stages.contract import Batch

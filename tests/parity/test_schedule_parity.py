@@ -13,7 +13,7 @@ from transformers import optimization
 
 from trainyard.backends.trl.arguments import schedule_arguments
 from trainyard.backends.trl.backend import SCHEDULES
-from trainyard.spec.axes import Schedule
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, LearningRate, Plateau
 

@@ -16,7 +16,7 @@ from trainyard.backends.trl.loading import load_base, with_adapter
 from trainyard.backends.trl.program import build_trainer
 from trainyard.backends.trl.trainer import OurSFTTrainer
 from trainyard.compute.child import Events
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.train.tokens import IGNORED, encode_sft
 
 

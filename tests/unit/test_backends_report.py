@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import backends_report as report
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 XML = """<testsuites><testsuite>
 <testcase classname="tests.flows.test_every_backend" name="test_a_chain_trains_on_it[mlx]" time="12.3">

@@ -19,7 +19,8 @@ from trainyard.errors import NotFound, Reason, Refused, TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, GeneratorKind, Port
+from trainyard.spec.axes.data import GeneratorKind, Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig

@@ -19,7 +19,8 @@ from trainyard.backends import environments
 from trainyard.backends.script.templates import template_digest
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, GeneratorKind, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig

@@ -33,7 +33,9 @@ from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused, TrainyardError
 from trainyard.serve import embedded, vllm
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Port, TargetType
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.compat.place import RunFacts

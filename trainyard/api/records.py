@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import DISK, Reference, write_json_durably
 from trainyard.stores.files import append_line, telling
 

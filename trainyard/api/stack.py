@@ -10,11 +10,13 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,26 @@ import psutil
 import yaml
 
 from trainyard import inherited
-from trainyard.api.services import Service, free_port, record_path, running, spawn, stop
 from trainyard.api.verbs.access import PREFIX, refuse_other_access, server_variables
 from trainyard.compute.leftovers import temporary_folder
+from trainyard.compute.services import (
+    Service,
+    find_service,
+    free_port,
+    is_healthy,
+    read_record,
+    record_path,
+    spawn_service,
+    stop_service,
+    wait_until,
+    write_record,
+)
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
+from trainyard.stores.files import RealFiles
 
 Say = Callable[[str], None]
 
@@ -42,10 +56,46 @@ SERVER_WAIT_S = 180.0
 SERVER_MODULE = "trainyard.api.collected"
 GUARD_MODULE = "trainyard.api.runs.guard"
 NO_AUTH = "--no-auth"
+STOP_GRACE_S = 30.0
+"""A worker that ends first ends its flow runs, and those save a checkpoint."""
 STARTS = 3
 """Tries of another port, where another home's server was quicker on the one that was free."""
 HEARTBEAT_S = 30
 """Seconds between the beats of a flow run; the automation in `api/runs` allows three times that."""
+
+
+def running(settings: Settings, name: str) -> Service | None:
+    """The service of that name of this home, if its process lives."""
+    return find_service(record_path(settings, name))
+
+
+def stop(settings: Settings, name: str, grace_s: float = STOP_GRACE_S) -> bool:
+    """End the service of that name and everything below it; False if there was none."""
+    return stop_service(record_path(settings, name), grace_s)
+
+
+def spawn(settings: Settings, name: str, argv: list[str], env: Mapping[str, str], url: str) -> Service:
+    """Start a service and record it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell that starts us with `&` makes SIGINT ignored, and a Prefect worker ends itself by SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    service = spawn_service(argv, env, settings.services / f"{name}.log", name=name, url=url)
+    write_record(record_path(settings, name), service)
+    return service
+
+
+@contextmanager
+def exclusive(settings: Settings, say: Say | None = None) -> Iterator[None]:
+    """One `up` or `down` at a time on this home; a second one waits for the first.
+
+    With `say`, a home that other users may read (made by an earlier version, say) is closed to them first.
+    """
+    settings.services.mkdir(parents=True, exist_ok=True)
+    changed = inherited.close_to_others(settings.home) if say else 0
+    if say and changed:
+        say(f"closed {settings.home} to other users, who could read it: {changed:,} files and folders changed")
+    with RealFiles().locked(settings.services / "lock"):
+        yield
 
 
 def checkout() -> Path:
@@ -128,19 +178,6 @@ def service_environment(settings: Settings, api_url: str, name: str = "server") 
     }
 
 
-def healthy(api_url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a Prefect server answers at this address."""
-    return answers(f"{api_url}/health", timeout_s)
-
-
-def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a GET of this address gives 200."""
-    try:
-        return get(url, timeout_s).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
 def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> httpx.Response:
     """One GET. Without TLS no certificates are loaded for it, which takes 46 ms."""
     return httpx.get(url, headers=headers, timeout=timeout_s, verify=not url.startswith("http://"))
@@ -165,8 +202,8 @@ def asks_for_auth(api_url: str) -> bool:
 
 def is_own(settings: Settings, api_url: str) -> bool:
     """Whether this is the address of the server that `trainyard up` started for this home."""
-    record = record_path(settings, "server")
-    return record.is_file() and json.loads(record.read_text(encoding="utf-8"))["url"] == api_url
+    record = read_record(record_path(settings, "server"))
+    return record is not None and record.url == api_url
 
 
 def foreign_api_url(settings: Settings) -> str | None:
@@ -191,7 +228,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
             do="Leave it out, or unset PREFECT_API_URL for a server on this machine.",
             code="E-NO-AUTH",
         )
-    if not healthy(url, timeout_s=10):
+    if not is_healthy(url, timeout_s=10):
         raise unreachable(url)
     return url
 
@@ -266,9 +303,9 @@ def servers_of_other_homes(settings: Settings) -> dict[Path, str]:
             home = Path(process.environ().get("TRAINYARD_HOME", ""))
         except psutil.Error:  # ended meanwhile, or another user's
             continue
-        record = home / "services" / "server.json"
-        if home != settings.home and record.is_file():
-            found[home] = str(json.loads(record.read_text(encoding="utf-8"))["url"])
+        record = read_record(home / "services" / "server.json")
+        if home != settings.home and record is not None:
+            found[home] = record.url
     return found
 
 
@@ -315,10 +352,8 @@ def port_before(settings: Settings) -> int | None:
 
     The processes of its runs live on and know that address only.
     """
-    record = record_path(settings, "server")
-    if not record.is_file():
-        return None
-    port = urlsplit(json.loads(record.read_text(encoding="utf-8"))["url"]).port
+    record = read_record(record_path(settings, "server"))
+    port = urlsplit(record.url).port if record is not None else None
     return port if port and free_port(port) == port else None
 
 
@@ -338,13 +373,9 @@ def answered_by(service: Service, port: int) -> bool:
 
 def wait_until_healthy(service: Service, timeout_s: float = SERVER_WAIT_S) -> None:
     """Return when the server answers. Raises `Unavailable` (`E-SERVER-START`) with the cause from its log."""
-    deadline = time.monotonic() + timeout_s
-    while not healthy(service.url):
-        if service.process() is None:
-            raise cannot_start(service, "it ended at once")
-        if time.monotonic() > deadline:
-            raise cannot_start(service, f"it did not answer within {timeout_s:.0f} s")
-        time.sleep(0.2)
+    problem = wait_until(service.answers, lambda: "" if service.process() else "ended at once", timeout_s)
+    if problem:
+        raise cannot_start(service, f"it {problem}")
 
 
 CAUSES: tuple[tuple[str, str, str], ...] = (

@@ -19,6 +19,7 @@ from threading import Event as Flag
 from threading import Thread
 from typing import Protocol, cast, runtime_checkable
 
+from trainyard.backends.earlier import adopt_earlier_work
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import (
     CHECKPOINT_FOLDER,
@@ -42,7 +43,7 @@ from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ign
 from trainyard.compute.tail import Event
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import Produced, write_json_durably
 from trainyard.stores.metrics import read_events
 
@@ -361,6 +362,8 @@ def run_training(
     backend, place = LocalBackend(job.config.backend, settings), work_folder(job, settings)
     backend.check(job)  # before any file: what is refused leaves nothing behind
     with alone(settings.services / "works" / f"{place.name}.lock", job, wanted):
+        if earlier := adopt_earlier_work(place, settings):
+            on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})
         handle = backend.submit(job, place, Options(budget_s, grace_s, poll_s))
         follow(backend.mine(handle), wanted, on_event)
         return backend.fetch(handle, folder)

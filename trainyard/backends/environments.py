@@ -3,21 +3,19 @@
 Each foreign trainer pins other versions than we do, so each has a virtual environment of its own:
 `TRAINYARD_HOME/envs/NAME`, or one that the operator names in `backend_envs`. Everything here looks from outside:
 versions are read from the files that pip leaves, and the one import test runs in that environment's own interpreter.
-Installing is in `installing.py`.
+Installing is in `foreign/installing.py`.
 
-Programs that run there see a slim copy of this package (`link`): `trainyard.compute`, `trainyard.errors` and the
-modules of their own backend, without the parent's half. They need nothing of ours but `orjson` and `psutil`.
+Programs that run there see `trainyard/workers` and nothing else of this package, and need `orjson` for it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,16 +23,20 @@ import orjson
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-import trainyard
+from trainyard import workers
 from trainyard.backends.base import Probe
 from trainyard.errors import Unavailable
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import write_json_durably
 
-PACKAGE = Path(trainyard.__file__).parent
+WORKERS = Path(workers.__file__).parent
+"""The one folder of ours that an external interpreter sees."""
+WORKER_MODULE = "trainyard_worker.run"
+WORKER = ("-m", WORKER_MODULE)
+"""What runs there, followed by the name of an engine and the folder of a job."""
 REQUIREMENTS_FOLDER = Path(__file__).parent / "requirements"
 RECORD_FILE = "trainyard.json"
 """In an environment that we made: the digest of what it was made from."""
@@ -255,49 +257,6 @@ def outside(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 
-def link(settings: Settings | None = None) -> Path:
-    """The folder to put on the PYTHONPATH of a foreign interpreter: there `import trainyard.compute.launch` works.
-
-    It contains links to what may be imported there. The `backend.py` of a backend is the parent's half and is left out,
-    so a program finds its neighbours (`trainyard.backends.NAME.program`) without our pydantic or pyarrow.
-    """
-    # One view for each installation of this package, since several checkouts may share a home.
-    root = envs(settings) / ".path" / hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:12]
-    for target, source in visible():
-        place = root / "trainyard" / target
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if source is None:
-            place.touch()
-        elif not place.is_symlink() or os.readlink(place) != str(source):
-            replace_link(place, source)
-    return root
-
-
-def visible() -> Iterator[tuple[str, Path | None]]:
-    """(place in the view, what it links to; None: an empty file)."""
-    yield "__init__.py", PACKAGE / "__init__.py"
-    yield "errors.py", PACKAGE / "errors.py"
-    yield "compute", PACKAGE / "compute"
-    yield "backends/__init__.py", None
-    for name in (*(backend.value for backend in BackendName), "foreign"):
-        own = PACKAGE / "backends" / name
-        if own.is_dir():
-            yield f"backends/{name}/__init__.py", None
-            yield from (
-                (f"backends/{name}/{path.name}", path)
-                for path in sorted(own.iterdir())
-                if path.name not in ("__init__.py", "backend.py", "__pycache__")
-            )
-
-
-def replace_link(place: Path, source: Path) -> None:
-    """Set a link in one step: another process may be reading it."""
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(source)
-    temporary.replace(place)
-
-
-def variables(settings: Settings | None = None) -> dict[str, str]:
-    """What every program in a foreign interpreter needs beside `surroundings.environment`."""
-    return {"PYTHONPATH": str(link(settings)), "PYTHONNOUSERSITE": "1"}
+def variables() -> dict[str, str]:
+    """What every program in an external interpreter needs beyond `surroundings.environment`: our workers, no more."""
+    return {"PYTHONPATH": str(WORKERS), "PYTHONNOUSERSITE": "1"}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
 
 import orjson
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.compute.child import SPEC_FILE
-from trainyard.spec.axes import ADAPTER_METHODS, Port
+from trainyard.compute.gpus import training_threads
+from trainyard.settings import Settings
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
+from trainyard.stores.models import resolve_model
 
 
 class TrainingJob(BaseModel):
@@ -56,6 +60,34 @@ class TrainingJob(BaseModel):
         data = {} if self.data_sha256 else {"data": {port.value: path for port, path in self.data.items()}}
         own = {} if self.config.reuse else {"run": self.run}
         return digest({**content, **places, **data, **own, "adapter": bool(self.adapter)})
+
+
+class JobInputs(TypedDict, total=False):
+    """What differs between two places that make a job: the fields of `TrainingJob` by these names."""
+
+    data: dict[Port, str]
+    data_sha256: dict[Port, str]
+    adapter: str | None
+    parents: tuple[str, ...]
+    devices: tuple[int, ...]
+    run: str
+    node: str
+
+
+def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Unpack[JobInputs]) -> TrainingJob:
+    """The job of a resolved trainer on this machine: its base checked, its mirror located, threads and locks set.
+
+    Raises what `resolve_model` raises for a base that is not here.
+    """
+    model = resolve_model(base, settings)
+    return TrainingJob(
+        config=locate_mirror(config, settings.working_folder),
+        base=model.location,
+        base_sha256=model.sha256,
+        threads=training_threads(settings.threads),
+        locks=str(settings.services / "devices"),
+        **inputs,
+    )
 
 
 def locate_mirror(config: TrainerConfig, folder: Path) -> TrainerConfig:

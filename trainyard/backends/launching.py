@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.rank import RANKS_FOLDER
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings
 
 RANK_PROGRAM = "trainyard.compute.rank"

@@ -1,30 +1,17 @@
-"""What of a job its backend does not carry out, read from the same tables as the rows that refuse a chain."""
+"""What of a job its backend does not support, from the function that refuses a chain. Most backends have no more."""
 
 from __future__ import annotations
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import Reason
-from trainyard.spec.axes import Device
-from trainyard.spec.compat.tools import not_carried_out
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.compat.backends import backend_reasons
 
 
-def outside_reach(job: TrainingJob, code: str) -> list[Reason]:
-    """A reason for each of stage, method, device and setting outside the reach of the job's backend."""
-    config, reach = job.config, BACKENDS[job.config.backend]
-    axes = {"stage": reach.stages, "method": reach.methods, "device": (Device.AUTO, *reach.devices)}
-    words = [
-        {"setting": name, "name": name, "value": getattr(config, name), "do": f"Use {', '.join(allowed)}, or"}
-        for name, allowed in axes.items()
-        if getattr(config, name) not in allowed
-    ]
-    return [
-        Reason(
-            code,
-            job.node or None,
-            f"config.{one['setting']}",
-            f"The {config.backend} backend does not carry out {one['name']} {one['value']}.",
-            f"{one['do']} another backend.",
-        )
-        for one in [*words, *not_carried_out(config)]
-    ]
+def reasons(job: TrainingJob) -> list[Reason]:
+    """Every reason why the backend of a job cannot carry it out, but for what only its program can know."""
+    found = backend_reasons(job.config, job.node or None)
+    if job.adapter is not None and job.config.adapter == "continue" and not job.config.method.facts.adapter:
+        because = f"Method {job.config.method} trains whole weights and cannot continue an adapter."
+        instead = "Use the method of the earlier trainer."
+        found.append(Reason("R-ADAPTER-METHOD", job.node or None, "config.method", because, instead))
+    return found

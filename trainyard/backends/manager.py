@@ -28,7 +28,7 @@ from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import Wanted, ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 from trainyard.stores import metrics as stored
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress

@@ -26,7 +26,7 @@ from trainyard.compute.supervise import Wanted, kernel_kills
 from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
-from trainyard.spec.axes import Device, Stage
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
@@ -40,8 +40,6 @@ MEMORY_TEXTS = re.compile(
 )
 """What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 LOG_TAIL_BYTES = 8192
-FEWEST_ROWS = {Stage.KTO: 2}
-"""Rows that a micro-batch needs where its loss compares them; elsewhere one."""
 REMEMBERED_FILE = "halved.json"
 """In the work folder of the job as it was asked for: that it did not fit, and how it goes on."""
 
@@ -108,7 +106,7 @@ def halved(job: TrainingJob) -> TrainingJob | None:
     """The job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
     hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
     rows = hyper.batch_size * hyper.gradient_accumulation
-    fewest = FEWEST_ROWS.get(job.config.stage, 1)
+    fewest = job.config.stage.facts.smallest_batch
     sizes = [size for size in range(fewest, hyper.batch_size // 2 + 1) if rows % size == 0]
     if not sizes:
         return None

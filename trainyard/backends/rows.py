@@ -29,29 +29,21 @@ from trainyard.data.rows import (
     read_rows,
 )
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import DATA_PORTS, Port, Stage
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 
 CHAT_FILE, TOKENS_FILE, LEDGER_FILE = "rows.jsonl", "tokens.jsonl", "ledger.json"
-READ_BY: dict[Stage, tuple[Port, ...]] = {
-    Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
-    Stage.SFT: (Port.SFT, Port.PREFERENCE),
-    Stage.DPO: (Port.PREFERENCE,),
-    Stage.REWARD: (Port.PREFERENCE,),
-    Stage.KTO: (Port.LABELLED,),
-    Stage.PPO: (Port.SFT,),
-    Stage.GRPO: (Port.SFT,),
-}
-"""Stage -> ports that its rows may come from, the best first."""
 
 
 def port_of(job: TrainingJob) -> Port:
     """The port that this job's rows come from. Raises `InvalidInput` (`E-NO-DATA`)."""
-    for port in READ_BY[job.config.stage]:
+    stage = job.config.stage
+    for port in (*stage.facts.ports, *stage.facts.instead):
         if port in job.data:
             return port
     raise InvalidInput(
-        f"Stage {job.config.stage} needs {READ_BY[job.config.stage][0].value} rows, and none arrived.",
+        f"Stage {stage} needs {stage.facts.ports[0].value} rows, and none arrived.",
         why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
         do="Connect a data_source, generator or validator that produces them.",
         code="E-NO-DATA",

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Event, TrainingMetrics, TrainingProgress, measured, progressed
 
 PENDING, RUNNING, PAUSED = JobState.PENDING, JobState.RUNNING, JobState.PAUSED

@@ -15,12 +15,9 @@ which enters the contract before the first slow import.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import shutil
 import signal
-import sys
 import time
 import traceback
 from collections import Counter
@@ -34,23 +31,34 @@ import orjson
 import psutil
 
 from trainyard.errors import TrainyardError
+from trainyard.workers.trainyard_worker.contract import (
+    ERROR_FILE,
+    EVENTS_FILE,
+    LOG_FILE,
+    PR_SET_PDEATHSIG,
+    SPEC_FILE,
+    event_line,
+    open_events,
+    prctl,
+)
+from trainyard.workers.trainyard_worker.failures import NO_SPACE, crash
+
+__all__ = ["LOG_FILE", "SPEC_FILE"]
 
 STOPPED_EXIT = 75
 FAILED_EXIT = 1
-EVENTS_FILE, ERROR_FILE, LOG_FILE, SPEC_FILE = "events.jsonl", "error.json", "child.log", "spec.json"
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
 """What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
 """A file that is there from the start, and how many bytes of `error.json` fit into it."""
 
 MOST_KILLS = 10
 """Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 
 _passes: Counter[str] = Counter()
 
@@ -69,13 +77,11 @@ class Events:
     def __init__(self, path: Path, parent: int | None = None) -> None:
         self.path, self.parent = path, parent
         self._stop = False
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_events(path)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Append one event as one write. Numbers that are not finite become null, as JSON has no name for them."""
-        line = orjson.dumps(
-            {"event": event, "time": time.time(), **fields}, default=str, option=orjson.OPT_APPEND_NEWLINE
-        )
+        line = event_line(event, fields)
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
@@ -97,15 +103,6 @@ class Events:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def prctl(option: int, value: int) -> None:
-    """Linux `prctl(2)` with one argument; raises OSError when the kernel refuses. A no-op on other systems."""
-    if sys.platform != "linux":
-        return
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def orphaned(parent: int | None) -> bool:
@@ -184,27 +181,7 @@ def log_traceback() -> None:
 
 def crash_error(error: BaseException) -> TrainyardError:
     """An unforeseen exception as an error that a person can read; the traceback is in the log."""
-    last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    if isinstance(error, MemoryError):
-        return TrainyardError(
-            "The memory of this machine did not suffice.",
-            why=last_line,
-            do="Lower batch_size or max_length, or close other programs.",
-            code="E-MEMORY",
-        )
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        where = f" of {error.filename}" if error.filename else ""
-        return TrainyardError(
-            f"The disk{where} is full.",
-            why=last_line,
-            do="Free space there, then start the run again: it continues from its last checkpoint.",
-            code="E-DISK-FULL",
-        )
-    return TrainyardError(
-        f"The program ended with an unforeseen error: {last_line}",
-        do=f"Read the traceback in {LOG_FILE}; if the input looks right, report it.",
-        code="E-CRASH",
-    )
+    return TrainyardError(**crash(error))
 
 
 def alive(process: psutil.Process) -> bool:

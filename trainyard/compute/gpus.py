@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 
 MIB = 1 << 20
 NVML_LIBRARY, NO_DRIVER = "libnvidia-ml.so.1", "no NVIDIA driver"

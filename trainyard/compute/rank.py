@@ -34,14 +34,13 @@ from trainyard.compute.child import (
 )
 from trainyard.compute.launch import load
 from trainyard.errors import TrainyardError
+from trainyard.workers.trainyard_worker.contract import LOST
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
 CAPTAIN_VARIABLE = "TRAINYARD_RANKS_PID"
 """Names the program that started the launcher, so that a process which comes too late sees that nobody waits for it."""
 LEADER = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "ProcessGroup")
-"""Words of torch when a process waits for one that is gone."""
 
 
 def note(folder: Path, rank: int, status: str, **fields: Any) -> None:

@@ -40,6 +40,7 @@ from trainyard.inherited import UMASK, child_environment
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
 """What the child has for saving when the caller itself is interrupted."""
+TAIL_BYTES = 8192
 NO_BARS = {"TQDM_DISABLE": "1"}
 """A child writes into a file, where the bars of the libraries are hundreds of lines that say nothing."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
@@ -267,10 +268,14 @@ def plain_error(code: str, what: str, why: str) -> dict[str, Any]:
 
 def last_log_line(folder: Path) -> str:
     """The last line that is not empty of the child's log, at most 500 characters."""
-    path = folder / LOG_FILE
-    if not path.is_file():
+    return last_line(folder / LOG_FILE)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty, at most 500 characters; "" where there is none."""
+    if not log.is_file():
         return ""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 8192))
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1][:500] if lines else ""

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 Messages = list[dict[str, str]]
 MEMORY_BYTES = 256 << 20

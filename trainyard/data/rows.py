@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ROWS_FILE = "rows.arrow"
 BATCH_ROWS = 10_000

@@ -22,7 +22,7 @@ from trainyard.data.readers.chunks import FileSelection, nothing_to_read
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.nodes import DataSourceConfig, SourceSet
 from trainyard.spec.ports import kinds_of_set
 from trainyard.stores.artifacts import Produced, ProducedSet

@@ -37,7 +37,7 @@ from trainyard.data.quality.sets import Entries, Fate, Survivors, with_words, wo
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_json_durably

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.stores.models import check_adapter_folder, read_safetensors_header
 from trainyard.train.methods.guarding import base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory

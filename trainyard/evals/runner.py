@@ -28,7 +28,7 @@ from trainyard.evals.job import (
 from trainyard.evals.report import build_report, headline, markdown
 from trainyard.evals.tasks import cases_of
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
 
 __all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_inputs"]

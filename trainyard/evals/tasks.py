@@ -36,7 +36,7 @@ from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
 from trainyard.evals.cases import Case, Turn
 from trainyard.evals.job import EvaluationJob, HeldOutSet, label
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import BenchmarkSpec
 
 TASK_LINE_CHARS = 1_000_000

@@ -61,8 +61,8 @@ class LocalServer:
 
     def stop(self) -> None:
         """End the server of this night, or one that a killed night left in the same folder."""
-        if self.server.running is None and self.server.profile.url is None:
-            self.server.end_leftover()
+        if self.server.service.running is None and self.server.profile.url is None:
+            self.server.service.end_leftover()
         else:
             self.server.stop()
 

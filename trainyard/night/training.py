@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends.base import probe, run_training
-from trainyard.backends.job import TrainingJob, locate_mirror
+from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.compute.supervise import Wanted, ignore
@@ -21,13 +21,12 @@ from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.world import NightVerdict, Order, Trained
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
 from trainyard.stores.artifacts import Produced, Reference, write_json_durably
-from trainyard.stores.models import resolve_model
 from trainyard.stores.whole import describe_files
 
 DONE_FILE = "trained.json"
@@ -94,15 +93,12 @@ class LocalTrainer:
         length = self.config.phase2.training.hyperparameters.max_length
         write_training_set(list(order.tuples), marker.method, rows, share, length)
         trainer = resolve_trainer(night_trainer(self.config, marker.method), self.settings.default_base_model)
-        base = resolve_model(marker.base_model, self.settings)
-        return TrainingJob(
-            config=locate_mirror(trainer, self.settings.working_folder),
+        return job_for(
+            trainer,
+            marker.base_model,
+            self.settings,
             data={port: str(rows)},
             data_sha256={port: hashlib.sha256(f"{marker.corpus_sha256}:{share}:{length}".encode()).hexdigest()},
-            base=base.location,
-            base_sha256=base.sha256,
-            threads=training_threads(self.settings.threads),
-            locks=str(self.settings.services / "devices"),
             devices=device_numbers()[:1],
             run=marker.name,
             node="nightly",

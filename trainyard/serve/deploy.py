@@ -27,9 +27,10 @@ from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailab
 from trainyard.serve.embedded import running
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
-from trainyard.serve.targets.table import SERVERS, TARGETS
+from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port, TargetType
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
@@ -111,14 +112,14 @@ def open_sites(
 ) -> list[Site]:
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = describe(wanted)
-    listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type is not TargetType.REGISTRY]
+    listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type.facts.server != "none"]
     live = registry.live(wanted.tenant, wanted.config.role).version
     previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
     sites = []
     for index, target in [*listed, (len(listed), Target(type=TargetType.REGISTRY))]:
         site = Site(target, candidate, registry, index, previous=previous, settings=settings)
         site.canary, site.canary_max_tokens = wanted.config.canary, wanted.config.canary_max_tokens
-        if target.type in SERVERS:
+        if target.type.facts.server == "running":
             site.http = stack.enter_context(clients(target, address(target, settings), settings))
         sites.append(site)
     return sites

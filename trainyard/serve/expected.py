@@ -15,9 +15,10 @@ from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.serve.deploy import address
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
-from trainyard.serve.targets.table import SERVERS, TARGETS
+from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Method, TargetType
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
@@ -65,7 +66,7 @@ def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings
     """Every reason why a target would not take the candidate, as far as it can be asked now."""
     found: list[Reason] = []
     for index, target in enumerate(config.targets):
-        if target.type is TargetType.REGISTRY:
+        if target.type.facts.server == "none":
             continue
         try:
             found += ask_target(target, index, candidate, settings)
@@ -80,7 +81,7 @@ def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings
 
 def ask_target(target: Target, index: int, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
     site = Site(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
-    if target.type not in SERVERS:
+    if target.type.facts.server != "running":
         return TARGETS[target.type].check(site)
     with http_client(target, address(target, settings), settings) as client:
         client.timeout = httpx.Timeout(ANSWER_S)

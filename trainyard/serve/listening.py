@@ -7,13 +7,20 @@ its body a minute, and keeps at most 512 connections: beyond them the oldest tha
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from trainyard.compute.services import EMBEDDED, Service, write_record
 from trainyard.errors import LimitExceeded
+from trainyard.stores.processes import process_start
 
 MAX_CONNECTIONS = 512
 HEAD_S = 10.0
@@ -46,6 +53,28 @@ def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """uvicorn's settings for a server of ours: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none"}
     return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
+
+
+class AnnouncedServer(uvicorn.Server):
+    """uvicorn for a model, which says where it answers once it accepts connections.
+
+    It prints its record as one JSON line, and writes it into `folder` as `embedded.json`, where one is given.
+    """
+
+    def __init__(self, app: Any, listener: socket.socket, folder: Path | None, model: str, sha256: str = "") -> None:
+        super().__init__(server_config(app, graceful_s=3))
+        self.listener, self.folder, self.model, self.sha256 = listener, folder, model, sha256
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        host, port = self.listener.getsockname()[:2]
+        record = Service(
+            os.getpid(), process_start(), f"http://{f'[{host}]' if ':' in host else host}:{port}", port=port,
+            model=self.model, model_sha256=self.sha256, started=time.time(),
+        )  # fmt: skip
+        print(json.dumps(asdict(record)), flush=True)
+        if self.folder is not None:
+            write_record(self.folder / f"{EMBEDDED}.json", record)
 
 
 class BoundedProtocol(H11Protocol):

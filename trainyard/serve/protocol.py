@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from starlette.requests import ClientDisconnect, Request
 
 from trainyard.errors import TrainyardError
 
+MAX_BODY_BYTES = 4 << 20
 MAX_STOPS, MAX_CHOICES, MAX_TOOLS = 16, 8, 128
 MAX_PROMPTS = 256
 MAX_NAME = 256
@@ -40,6 +42,22 @@ def not_found(model: str, served: Iterable[str]) -> ApiError:
 
 def from_trainyard(error: TrainyardError) -> ApiError:
     return ApiError(400, str(error), "BadRequestError")
+
+
+async def json_body(request: Request) -> bytes:
+    """The body, at most 4 MiB. A form, which any web page can send to loopback, is refused by its content type."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
+    except ClientDisconnect as error:
+        raise ApiError(408, "The connection ended before the body did.", "RequestTimeout") from error
+    return bytes(body)
 
 
 def check_name(name: str) -> str:

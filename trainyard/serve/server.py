@@ -12,30 +12,24 @@ from __future__ import annotations
 import argparse
 import hmac
 import ipaddress
-import json
 import os
-import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
 from transformers.utils import logging as transformers_logging
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
-from trainyard.serve.embedded import READY_FILE
 from trainyard.serve.inference import ModelRunner, Worker
-from trainyard.serve.listening import bind, server_config
+from trainyard.serve.listening import AnnouncedServer, bind
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
@@ -44,15 +38,13 @@ from trainyard.serve.protocol import (
     LoadAdapter,
     UnloadAdapter,
     from_trainyard,
+    json_body,
     parse,
 )
 from trainyard.serve.served import ServedModels
 from trainyard.settings import settings
-from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.models import ModelSource, resolve_model
-from trainyard.stores.processes import process_start
+from trainyard.stores.models import resolve_model
 
-MAX_BODY_BYTES = 4 << 20
 MAX_TOKENS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -141,22 +133,6 @@ def bearer_check(token: str | None) -> Any:
     return check
 
 
-async def json_body(request: Request) -> bytes:
-    """The body, at most 4 MiB. A form, which any web page can send to loopback, is refused by its content type."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
-    except ClientDisconnect as error:
-        raise ApiError(408, "The connection ended before the body did.", "RequestTimeout") from error
-    return bytes(body)
-
-
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -173,7 +149,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one, which the ready file names")
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--adapter-root", action="append", default=[], type=Path, metavar="FOLDER")
-    parser.add_argument("--folder", type=Path, help=f"where {READY_FILE} is written once the server answers")
+    parser.add_argument("--folder", type=Path, help="where embedded.json is written once the server answers")
     parser.add_argument("--threads", type=int, default=0, help="threads of the computation; 0: one per physical core")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="most tokens that one request may ask for")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
@@ -207,37 +183,6 @@ def prepare(arguments: argparse.Namespace) -> tuple[ServedModels, Answers]:
     return served, Answers(engine, worker, served, max_tokens=arguments.max_tokens)
 
 
-def announce(folder: Path | None, host: str, listener: socket.socket, model: ModelSource) -> None:
-    """Say where the server answers: one JSON line on stdout, and the ready file that `embedded.py` reads."""
-    port = listener.getsockname()[1]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    facts = {
-        "pid": os.getpid(),
-        "create_time": process_start(),
-        "port": port,
-        "url": url,
-        "model": model.name,
-        "model_sha256": model.sha256,
-        "started": time.time(),
-    }
-    print(json.dumps(facts), flush=True)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json_durably(folder / READY_FILE, facts)
-
-
-class ReadyServer(uvicorn.Server):
-    """uvicorn, which calls `ready` once it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, ready: Any) -> None:
-        super().__init__(config)
-        self.ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.ready()
-
-
 def serve(arguments: argparse.Namespace) -> None:
     token = os.environ.get("TRAINYARD_TOKEN") or None
     if not is_loopback(arguments.host) and token is None:
@@ -251,9 +196,8 @@ def serve(arguments: argparse.Namespace) -> None:
     served, answers = prepare(arguments)
     hosts = ["127.0.0.1", "localhost", "[::1]", "::1"] if is_loopback(arguments.host) else ["*"]
     app = build_app(served, answers, token=token, hosts=hosts)
-    config = server_config(app, graceful_s=3)
-    ready = ReadyServer(config, lambda: announce(arguments.folder, arguments.host, listener, served.base))
-    ready.run(sockets=[listener])
+    server = AnnouncedServer(app, listener, arguments.folder, served.base.name, served.base.sha256)
+    server.run(sockets=[listener])
     served.worker.stop()
 
 

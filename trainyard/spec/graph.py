@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import Reason, Refused
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GeneratorKind, Method, Port
+from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.limits import MAX_REASONS

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from trainyard.spec.axes import DataFormat
+from trainyard.spec.axes.data import DataFormat
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, TrainerNode, Url

@@ -18,7 +18,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Port, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.parse import reasons_of
@@ -251,10 +253,14 @@ def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
 
 
 def located(reasons: Iterable[Reason]) -> list[Reason]:
-    """The reasons of the trainers of a night, each once, at their place in its config."""
+    """The reasons of the trainers of a night, each once, at their place in its config.
+
+    Two stages may differ in what to use instead: what the last one can use is printed.
+    """
     own = (reason for reason in reasons if reason.node == TRAINER)
     fields = ((reason, reason.field.removeprefix("config").removeprefix(".")) for reason in own)
-    return list(dict.fromkeys(replace(one, node=None, field=f"{TRAINING}.{field}") for one, field in fields))
+    placed = [replace(one, node=None, field=f"{TRAINING}.{field}") for one, field in fields]
+    return list({(one.code, one.field, one.because): one for one in placed}.values())
 
 
 def whole_weights(config: NightConfig) -> list[Reason]:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from trainyard.spec.axes import DataFormat, GenerationTemplate, GeneratorKind, Port, TargetType
+from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.training import Strict, TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]

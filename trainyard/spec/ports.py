@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from trainyard.spec.axes import ADAPTER_METHODS, DataFormat, GenerationTemplate, Port, Stage
+from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 from trainyard.spec.training import Strict, TrainerConfig
@@ -38,17 +40,6 @@ FORMAT_PORTS: dict[DataFormat, tuple[Port, ...]] = {
 
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
-
-STAGE_DATA: dict[Stage, tuple[Port, ...]] = {
-    Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
-    Stage.SFT: (Port.SFT,),
-    Stage.REWARD: (Port.PREFERENCE,),
-    Stage.PPO: (Port.SFT,),
-    Stage.DPO: (Port.PREFERENCE,),
-    Stage.KTO: (Port.LABELLED,),
-    Stage.GRPO: (Port.SFT,),
-}
-"""What a stage learns from; of several ports the nearest."""
 
 Channel = Literal["documents", "sft", "preference", "labelled", "text", "weights", "control", "report"]
 """What one offer hides: a newer adapter or model hides the older one, whichever of the two it is."""
@@ -213,11 +204,10 @@ def has_rows(offers: Offers) -> bool:
 
 def training_data(stage: Stage, offers: Offers) -> Inputs:
     """What a stage learns from. An sft stage takes the chosen side of pairs when there is nothing nearer its own."""
-    wanted = [(offers[channel_of(port)], port) for port in STAGE_DATA[stage] if channel_of(port) in offers]
-    if not wanted and stage is Stage.SFT and "preference" in offers:
-        return {Port.SFT: offers["preference"].sources[:1]}
+    wanted = [(offers[channel_of(port)], port) for port in stage.facts.ports if channel_of(port) in offers]
     if not wanted:
-        return {}
+        others = [offers[channel_of(port)].sources[:1] for port in stage.facts.instead if channel_of(port) in offers]
+        return {stage.facts.ports[0]: others[0]} if others else {}
     offer, port = min(wanted, key=lambda pair: pair[0].distance)
     sources = offer.sources[:1]
     if port is Port.SFT and not offer.certain:
@@ -242,7 +232,7 @@ def wants(node: PortNode) -> tuple[Port, ...]:
     if node.type == "validator":
         return ROW_PORTS
     if isinstance(node.config, TrainerConfig):
-        return STAGE_DATA[node.config.stage]
+        return node.config.stage.facts.ports
     return (Port.ADAPTER, Port.MODEL) if node.type in ("evaluator", "deployer") else ()
 
 

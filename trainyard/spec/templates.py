@@ -12,16 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainyard.spec.axes import (
-    GenerationTemplate,
-    GeneratorKind,
-    Method,
-    Optimizer,
-    Port,
-    PreferenceLoss,
-    Schedule,
-    Stage,
-)
+from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.methods import LOW_RANK_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.nodes import (
     AiGeneratorConfig,
@@ -46,9 +41,6 @@ from trainyard.spec.nodes import (
 from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
-
-
-WITHOUT_RANK = (Method.OFT, Method.FREEZE, Method.FULL)
 
 
 class Form(Strict):
@@ -310,7 +302,7 @@ def hyperparameters_of(training: TrainingForm) -> Hyperparameters:
 
 def shape(training: TrainingForm) -> LoraSettings:
     """The adapter's shape; none where no low-rank adapter is trained."""
-    return LoraSettings() if training.method in WITHOUT_RANK else LoraSettings(rank=training.rank)
+    return LoraSettings(rank=training.rank) if training.method in LOW_RANK_METHODS else LoraSettings()
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:

@@ -7,18 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
-from trainyard.spec.axes import (
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    Precision,
-    PreferenceLoss,
-    Quantization,
-    Schedule,
-    Stage,
-    Strategy,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
 
@@ -300,23 +296,17 @@ LORA_PROFILES: dict[str, dict[str, object]] = {
     },
 }
 
-LEARNING_RATES: dict[tuple[Stage, bool], float] = {
-    (Stage.CPT, False): 2e-5,
-    (Stage.CPT, True): 1e-4,
-    (Stage.SFT, False): 2e-5,
-    (Stage.SFT, True): 2e-4,
-    (Stage.REWARD, False): 1e-5,
-    (Stage.REWARD, True): 1e-4,
-    (Stage.DPO, False): 1e-6,
-    (Stage.DPO, True): 1e-5,
-    (Stage.KTO, False): 1e-6,
-    (Stage.KTO, True): 1e-5,
-    (Stage.GRPO, False): 1e-6,
-    (Stage.GRPO, True): 1e-5,
-    (Stage.PPO, False): 3e-6,
-    (Stage.PPO, True): 1e-5,
-}
-"""(stage, trains an adapter) -> peak learning rate. TRL's defaults for full weights; ten times that for adapters."""
+
+def default_learning_rate(stage: Stage, method: Method) -> float:
+    return stage.facts.learning_rates[method.facts.adapter]
+
+
+def needs_reference(config: TrainerConfig) -> bool:
+    """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
+    if config.stage is Stage.DPO:
+        return config.preference.loss.facts.needs_reference
+    drawn = config.rollouts if config.stage.facts.rollouts else None
+    return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
 
 
 def resolve_lora(lora: LoraSettings) -> LoraSettings:
@@ -329,11 +319,10 @@ def resolve_lora(lora: LoraSettings) -> LoraSettings:
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
     """The trainer's config with every None that has a vetted value filled, as it is stored beside the result."""
-    from_adapter = config.method not in (Method.FULL, Method.FREEZE)
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:
-        updates["learning_rate"] = LEARNING_RATES[config.stage, from_adapter]
+        updates["learning_rate"] = default_learning_rate(config.stage, config.method)
     if hyper.epochs is None and hyper.max_steps is None:
         updates["epochs"] = 3.0
     return config.model_copy(

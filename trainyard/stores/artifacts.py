@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, NotFound
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.stores.files import Files, RealFiles, telling, telling_full, write_whole
 from trainyard.stores.whole import (

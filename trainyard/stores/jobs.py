@@ -16,7 +16,10 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.spec.axes import BackendName, JobState, Method, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import DISK, write_json_durably
 from trainyard.stores.files import Files, make_folders
 

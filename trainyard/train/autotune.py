@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import FitResult, choose
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig

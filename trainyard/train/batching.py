@@ -63,19 +63,18 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     when a step has fewer rows than the loss compares.
     """
     hyper, asked = config.hyperparameters, config.engine.batching
-    packable = stage.sequences == 1 and stage.head == "causal"
-    if asked == "packed" and not packable:
+    if asked == "packed" and not stage.facts.packable:
         raise InvalidInput(
             f"Rows of stage {config.stage} cannot be packed: their loss needs each row by itself.",
             do="Use batching: auto or buckets.",
             code="E-BATCHING",
         )
-    require_rows(config, stage.smallest_batch)
+    require_rows(config)
     mode, why = asked, "asked for"
     if mode == "auto":
-        mode = "packed" if device == "cuda" and packable else "buckets"
+        mode = "packed" if device == "cuda" and stage.facts.packable else "buckets"
         why = "packed rows on CUDA" if mode == "packed" else "rows of similar length waste no positions on this device"
-    if stage.smallest_batch > 1 and mode == "buckets":
+    if stage.facts.compares_rows and mode == "buckets":
         mode, why = "padded", f"stage {config.stage} compares the rows of a batch"
     budget = config.engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
     each = config.launch.processes  # a batch is shared by all of them
@@ -83,9 +82,9 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     return Cut(mode, why, rows, hyper.batch_size * each, budget * each, hyper.seed)
 
 
-def require_rows(config: TrainerConfig, smallest: int) -> None:
+def require_rows(config: TrainerConfig) -> None:
     """Raise `InvalidInput` (`E-BATCH-SMALL`) when a batch has fewer rows than the loss compares."""
-    asked = config.hyperparameters.batch_size
+    asked, smallest = config.hyperparameters.batch_size, config.stage.facts.smallest_batch
     if asked < smallest:
         raise InvalidInput(
             f"Stage {config.stage} compares the rows of a batch, and batch_size is {asked}.",
@@ -141,7 +140,7 @@ class BatchPlan:
     @property
     def steps_per_epoch(self) -> int:
         full, rest = divmod(len(self.widths), self.cut.rows_per_step)
-        return max(1, full + (rest >= self.stage.smallest_batch))
+        return max(1, full + (rest >= self.stage.facts.smallest_batch))
 
     def steps(self, epoch: int) -> list[StepRows]:
         """The steps of an epoch, each cut into micro-batches; every row occurs once."""
@@ -181,13 +180,14 @@ class BatchPlan:
             generator.shuffle(chosen)
         else:
             chosen = [rows[at : at + size] for at in range(0, len(rows), size)]
-        chosen = merge_small(chosen, self.stage.smallest_batch)
+        chosen = merge_small(chosen, self.stage.facts.smallest_batch)
         return [self._cut(step) for step in chosen]
 
     def _cut(self, rows: list[int]) -> StepRows:
         if self.cut.mode == "padded":
             size = self.cut.rows_per_batch
-            return merge_small([rows[at : at + size] for at in range(0, len(rows), size)], self.stage.smallest_batch)
+            parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+            return merge_small(parts, self.stage.facts.smallest_batch)
         ordered = sorted(rows, key=lambda row: (-self.widths[row], row))
         micros: StepRows = [[]]
         for row in ordered:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from trainyard.train.batching import Feed
 from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.session.session import Session, require_finite
+from trainyard.train.session.finite import require_finite_loss
+from trainyard.train.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def finish_step(
 ) -> StepRecord:
     """Move the weights and write down what happened."""
     loss, metrics = progress.partial.pop("loss"), progress.partial
-    require_finite(loss, done(session) + 1)
+    require_finite_loss(done(session) + 1, loss)
     stepped = session.step(metric=loss)
     session.zero_grad()
     progress.losses.append([done(session), loss, stepped.learning_rate])

@@ -1,11 +1,11 @@
-"""Ten optimizers behind one call: what each needs, where it runs, and how it is built from a run's settings.
+"""Ten optimizers behind one call: how each is built from a run's settings. Its facts are in `spec/axes/optimizers`.
 
 An optimizer here is a `torch.optim.Optimizer` or an `Assembly`, which has the part of its interface that training uses:
 `step`, `zero_grad`, `param_groups`, `state_dict`, `load_state_dict`. A state that was saved in the middle of a run and
 loaded again goes on to the same bits, whatever the number format of the weights. It holds only tensors and plain
 values, so that a checkpoint never needs a pickle.
 
-Adding one: a function `groups -> optimizer`, a row in `OPTIMIZERS`, and the tests that run over the table.
+Adding one: a row in `spec/axes/optimizers`, a function in `OPTIMIZERS`, and the tests that run over the table.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
-from trainyard.spec.axes import Optimizer
-from trainyard.spec.packages import OPTIMIZER_PACKAGES, Package
+from trainyard.spec.axes.optimizers import Optimizer, OptimizerFacts
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.muon import Muon
 
 Group = dict[str, Any]
 """`params`, `lr`, `weight_decay`, and `names`: the name of each parameter."""
 State = dict[str, Any]
+Maker = Callable[[list[Group]], Any]
+"""Builds an optimizer for groups of weights."""
 
-CPU, CUDA, MPS = "cpu", "cuda", "mps"
-EVERYWHERE = (CPU, CUDA, MPS)
+CPU, CUDA = "cpu", "cuda"
 
 SGD_MOMENTUM = 0.9
 LION_BETAS = (0.9, 0.99)
@@ -43,29 +43,6 @@ GALORE = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "projection_type":
 
 BLOCK_MATRIX = re.compile(r"\.\d+\.")
 """In the name of a parameter that sits in a numbered block; embeddings, the output layer and the last norm do not."""
-
-
-@dataclass(frozen=True)
-class OptimizerRow:
-    """One optimizer: what it needs and what it is for."""
-
-    source: Package
-    devices: tuple[str, ...]
-    trains: str
-    """Which weights it moves in its own way."""
-    why: str
-    """When to take it, with its source."""
-    make: Callable[[list[Group]], Any]
-
-    @property
-    def package(self) -> str:
-        """Module that has to be importable."""
-        return self.source.modules[0]
-
-    @property
-    def install(self) -> str:
-        """What `pip install` brings it."""
-        return self.source.install
 
 
 @dataclass(frozen=True)
@@ -291,63 +268,32 @@ def ademamix(groups: list[Group]) -> Any:
     return make(without_names(groups), betas=ADEMAMIX_BETAS, alpha=ADEMAMIX_ALPHA)
 
 
-OPTIMIZERS: dict[Optimizer, OptimizerRow] = {
-    Optimizer.ADAMW: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.ADAMW], EVERYWHERE, "all weights",
-        "The default (arXiv 1711.05101), in torch's fused form.", adamw,
-    ),
-    Optimizer.SGD: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.SGD], EVERYWHERE, "all weights",
-        "One state, momentum 0.9; needs a learning rate of its own, a hundred times AdamW's and more.", sgd,
-    ),
-    Optimizer.ADAMW_8BIT: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.ADAMW_8BIT], (CPU, CUDA),
-        "all weights; states of 8 bit for tensors of 4096 elements and more",
-        "A quarter of AdamW's states (arXiv 2110.02861).", adamw_8bit,
-    ),
-    Optimizer.PAGED_ADAMW_8BIT: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.PAGED_ADAMW_8BIT], (CPU, CUDA), "as adamw_8bit",
-        "As adamw_8bit, with states that spill into the host's memory at a peak (arXiv 2305.14314).", paged_adamw_8bit,
-    ),
-    Optimizer.ADAFACTOR: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.ADAFACTOR], EVERYWHERE, "all weights; factored states for matrices",
-        "Hardly any state (arXiv 1804.04235); the learning rate is taken as given.", adafactor,
-    ),
-    Optimizer.LION: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.LION], (CPU, CUDA), "all weights",
-        "One state, steps of one size (arXiv 2302.06675): a third to a tenth of AdamW's learning rate.", lion,
-    ),
-    Optimizer.MUON: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.MUON], EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
-        "Orthogonal steps for whole matrices (Jordan 2024), as large as AdamW's, so at its learning rate.", muon,
-    ),
-    Optimizer.SCHEDULE_FREE_ADAMW: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.SCHEDULE_FREE_ADAMW], EVERYWHERE, "all weights",
-        "Averages the weights instead of lowering the rate (arXiv 2405.15682): constant schedules.",
-        schedule_free_adamw,
-    ),
-    Optimizer.GALORE: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.GALORE], EVERYWHERE, "the matrices of the blocks; AdamW moves the rest",
-        "Full weights with the states of rank 128 (arXiv 2403.03507).", galore,
-    ),
-    Optimizer.ADEMAMIX: OptimizerRow(
-        OPTIMIZER_PACKAGES[Optimizer.ADEMAMIX], (CPU, CUDA), "all weights",
-        "A second, slow average that remembers ten thousand steps (arXiv 2409.03137): long runs.", ademamix,
-    ),
-}  # fmt: skip
+OPTIMIZERS: dict[Optimizer, Maker] = {
+    Optimizer.ADAMW: adamw,
+    Optimizer.SGD: sgd,
+    Optimizer.ADAMW_8BIT: adamw_8bit,
+    Optimizer.PAGED_ADAMW_8BIT: paged_adamw_8bit,
+    Optimizer.ADAFACTOR: adafactor,
+    Optimizer.LION: lion,
+    Optimizer.MUON: muon,
+    Optimizer.SCHEDULE_FREE_ADAMW: schedule_free_adamw,
+    Optimizer.GALORE: galore,
+    Optimizer.ADEMAMIX: ademamix,
+}
 
 
 def available(name: Optimizer, device: str = CPU) -> Availability:
     """Whether the optimizer can be used on a device (`cpu`, `cuda`, `mps`); imports nothing."""
-    return availability(OPTIMIZERS[name], device)
+    return availability(name.facts, device)
 
 
-def availability(row: OptimizerRow, device: str) -> Availability:
-    if importlib.util.find_spec(row.package) is None:
-        return Availability(False, f"The package {row.package} is not installed.", f"pip install '{row.install}'")
+def availability(row: OptimizerFacts, device: str) -> Availability:
+    package = row.package.name
+    if importlib.util.find_spec(package) is None:
+        return Availability(False, f"The package {package} is not installed.", f"pip install '{row.package.install}'")
     if device not in row.devices:
         fix = f"Train on {' or '.join(row.devices)}, or use optimizer adamw."
-        return Availability(False, f"{row.package} does not run on {device}.", fix)
+        return Availability(False, f"{package} does not run on {device}.", fix)
     return Availability(True)
 
 
@@ -359,10 +305,10 @@ def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
     where the parameters are; `InvalidInput` (`E-NOTHING-TRAINED`) when there are none.
     """
     name = config.hyperparameters.optimizer
-    return build(name, OPTIMIZERS[name], groups)
+    return build(name, name.facts, OPTIMIZERS[name], groups)
 
 
-def build(name: Optimizer, row: OptimizerRow, groups: list[Group]) -> Any:
+def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]) -> Any:
     first = next(parameters_of(groups), None)
     if first is None:
         raise InvalidInput(
@@ -373,15 +319,15 @@ def build(name: Optimizer, row: OptimizerRow, groups: list[Group]) -> Any:
         )
     found = availability(row, first.device.type)
     if not found.ok:
-        code = "E-OPTIMIZER-DEVICE" if importlib.util.find_spec(row.package) else "E-OPTIMIZER-MISSING"
+        code = "E-OPTIMIZER-DEVICE" if importlib.util.find_spec(row.package.name) else "E-OPTIMIZER-MISSING"
         raise Unavailable(f"Optimizer {name} cannot be used here.", why=found.why, do=found.fix, code=code)
     try:
-        return row.make(groups)
+        return make(groups)
     except ImportError as error:
         raise Unavailable(
             f"Optimizer {name} cannot be used here.",
-            why=f"The package {row.package} does not load: {error}.",
-            do=f"pip install --force-reinstall '{row.install}'",
+            why=f"The package {row.package.name} does not load: {error}.",
+            do=f"pip install --force-reinstall '{row.package.install}'",
             code="E-OPTIMIZER-MISSING",
         ) from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 
 CPU_BF16 = ("amx_bf16", "avx512_bf16")
 """Instruction sets that multiply bf16; without one, a CPU does it in a scalar loop."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard.errors import Corrupt
-from trainyard.spec.axes import Schedule
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import TrainerConfig
 
 Multiplier = Callable[[int, int, int], float]

@@ -23,7 +23,7 @@ from trainyard.compute.gpus import devices_here
 from trainyard.errors import Refused, Unavailable
 from trainyard.settings import Settings, load_settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.load.files import load_chain
 from trainyard.stores.models import chat_template_sha256, resolve_model
 from trainyard.testing.vllm_server import VllmDouble, vllm_server

@@ -20,7 +20,7 @@ from trainyard.backends import environments
 from trainyard.backends.script.templates import TEMPLATES_FOLDER
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.training import TrainerConfig
 
 JOB = """
@@ -123,7 +123,7 @@ def test_eject_from_another_folder_names_the_command_that_finds_the_rows(
 
 def test_what_the_built_in_script_lacks_is_not_ejected(here: Settings, tmp_path: Path, tiny_model: Path) -> None:
     more = "hyperparameters: {optimizer: muon}"
-    with pytest.raises(Refused, match=r"R-SCRIPT-BUILTIN .*does not carry out optimizer muon"):
+    with pytest.raises(Refused, match=r"R-BACKEND-SETTING .*does not support optimizer muon"):
         eject(EjectInput(target=job(tmp_path, tiny_model, more)), Context(here))
     assert not (tmp_path / "trainer-script").exists()
 

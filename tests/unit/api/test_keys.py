@@ -9,7 +9,7 @@ import pytest
 from trainyard.api import keys
 from trainyard.errors import NotFound, Refused
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig, DeployerConfig, EvaluatorConfig, SourceSet, ValidatorConfig
 from trainyard.spec.training import TrainerConfig

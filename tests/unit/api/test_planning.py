@@ -12,7 +12,7 @@ from trainyard.api.terminal.command import render
 from trainyard.api.verbs.chains.waiting import refuse_or_wait
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from trainyard.api import stack
-from trainyard.api.services import Service, free_port, record_path
+from trainyard.compute.services import Service, free_port, record_path, write_record
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.settings import Settings, settings
 from trainyard.testing.loopback import LoopbackServer, serving
@@ -98,8 +98,7 @@ def test_no_server_says_how_to_get_one() -> None:
 def test_no_server_names_those_of_other_homes(tmp_path: Path) -> None:
     """A process that looks as `up` starts it, in an environment that names another home."""
     other = tmp_path / "other"
-    (other / "services").mkdir(parents=True)
-    (other / "services" / "server.json").write_text('{"url": "http://127.0.0.1:4321/api"}')
+    write_record(other / "services" / "server.json", Service(1, 0.0, "http://127.0.0.1:4321/api"))
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", stack.SERVER_MODULE]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "TRAINYARD_HOME": str(other)})
     try:
@@ -146,7 +145,7 @@ def test_a_running_server_is_not_started_twice(server: str) -> None:
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, line: str, why: str) -> None:
     log = tmp_path / "server.log"
     log.write_text(f"starting\n{line}\n")
-    error = stack.cannot_start(Service("server", 1, 0.0, "http://x", str(log)), "it ended at once")
+    error = stack.cannot_start(Service(1, 0.0, "http://x", "server", str(log)), "it ended at once")
     assert error.code == "E-SERVER-START"
     assert "The Prefect server cannot start: it ended at once." in str(error)
     assert why in error.why
@@ -157,7 +156,7 @@ def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("OSError: [Errno 28] No space left on device")
     with pytest.raises(TrainyardError, match=r"E-SERVER-START: .*Free space under TRAINYARD_HOME"):
-        stack.wait_until_healthy(Service("server", 2**22 - 1, 0.0, "http://127.0.0.1:9/api", str(log)))
+        stack.wait_until_healthy(Service(2**22 - 1, 0.0, "http://127.0.0.1:9/api", "server", str(log)))
 
 
 def test_the_checkout_holds_the_deployments() -> None:
@@ -202,7 +201,7 @@ def test_a_server_of_another_home_on_the_same_port_is_not_taken_for_ours(server:
     mine = record(settings(), "server", server)
     assert stack.answered_by(mine, port)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        theirs = Service("server", other.pid, psutil.Process(other.pid).create_time(), server, "")
+        theirs = Service(other.pid, psutil.Process(other.pid).create_time(), server)
         assert not stack.answered_by(theirs, port)
         other.kill()
     assert not stack.answered_by(theirs, port), "it has ended"

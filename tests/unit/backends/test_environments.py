@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import errno
 import hashlib
 import io
 import os
@@ -21,13 +23,14 @@ import psutil
 import pytest
 
 from trainyard.backends import environments as env
-from trainyard.backends import installing
 from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
+from trainyard.backends.foreign import installing
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
+from trainyard.workers.trainyard_worker.failures import WorkerError, fields_of
 
 MLX = BackendName.MLX
 
@@ -165,28 +168,69 @@ def test_a_broken_import_is_remembered_until_something_changes(settings: Setting
     assert env.remembered(MLX, settings) is None
 
 
-def test_a_foreign_interpreter_sees_our_contract_and_nothing_else(settings: Settings, tmp_path: Path) -> None:
-    """With a bare interpreter that has only orjson and psutil: the two that every requirement file names."""
+def test_an_external_interpreter_sees_the_workers_and_nothing_else_of_ours(tmp_path: Path) -> None:
+    """A bare interpreter with orjson alone imports every module that is not an engine, and reads its arguments."""
     place = by_hand(tmp_path / "bare")
     (site,) = env.site_packages(place)
-    ours = Path(env.orjson.__file__).parent.parent
-    for name in ("orjson", "psutil"):
-        (site / name).symlink_to(ours / name)
+    (site / "orjson").symlink_to(Path(env.orjson.__file__).parent)
     code = """
-import trainyard.compute.launch, trainyard.compute.child, trainyard.errors
-import trainyard.backends.foreign.worker
-import trainyard.backends.script
-try:
-    import trainyard.spec
-except ModuleNotFoundError:
-    print("slim")
+import importlib, importlib.util, sys
+for name in ("contract", "failures", "files", "names", "run"):
+    importlib.import_module(f"trainyard_worker.{name}")
+assert "trainyard" not in sys.modules
+assert importlib.util.find_spec("trainyard") is None
+importlib.import_module("trainyard_worker.run").main(["--help"])
 """
-    variables = {**env.outside(os.environ), **env.variables(settings)}
+    variables = {**env.outside(os.environ), **env.variables()}
     ran = subprocess.run(
         [place / "bin" / "python", "-c", code], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert ran.stdout == "slim\n", ran.stderr
-    assert env.link(settings) == env.link(settings)
+    assert "{deepspeed,mlx,unsloth} folder" in ran.stdout, ran.stderr
+    argv = [place / "bin" / "python", *env.WORKER, "mlx", tmp_path]
+    assert subprocess.run(argv, env=variables, capture_output=True, check=False, cwd=tmp_path).returncode == 1
+    failure = env.orjson.loads((tmp_path / "failure.json").read_bytes())
+    assert failure["code"] == "E-CRASH"
+    assert "No module named 'mlx'" in failure["what"]
+
+
+@pytest.mark.parametrize(
+    ("error", "size", "code"),
+    [
+        (WorkerError("no", code="E-TARGET-MODULES", kind="InvalidInput"), "1", "E-TARGET-MODULES"),
+        (RuntimeError("CUDA out of memory. Tried 20 GiB"), "1", "E-DEVICE-MEMORY"),
+        (RuntimeError("[gloo] Connection closed by peer"), "2", "E-RANK-LOST"),
+        (RuntimeError("[gloo] Connection closed by peer"), "1", "E-CRASH"),
+        (MemoryError(), "1", "E-MEMORY"),
+        (OSError(errno.ENOSPC, "No space left on device"), "1", "E-DISK-FULL"),
+    ],
+)
+def test_a_worker_puts_an_error_of_its_tool_into_words(
+    error: Exception, size: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    found = fields_of(error)
+    assert found["code"] == code
+    assert set(found) == {"kind", "code", "what", "why", "do"}
+
+
+TOOLS = {
+    "axolotl_schema": {"axolotl", "pydantic", "yaml"},
+    "deepspeed_engine": {"deepspeed", "peft", "torch", "transformers"},
+    "deepspeed_shards": {"deepspeed", "torch"},
+    "mlx_engine": {"mlx", "mlx_lm", "numpy"},
+    "standalone": {"jinja2", "peft", "safetensors", "torch", "transformers"},
+    "unsloth_engine": {"datasets", "torch", "transformers", "trl", "unsloth"},
+}
+"""Module of the workers -> what it imports of its tool's own environment."""
+
+
+def test_a_worker_imports_the_standard_library_orjson_its_neighbours_and_its_tool() -> None:
+    for path in (env.WORKERS / "trainyard_worker").glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        plain = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        named = {str(n.module).split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 0}
+        others = {name for name in plain | named if name not in sys.stdlib_module_names}
+        assert others - {"orjson"} == TOOLS.get(path.stem, set()), path.name
 
 
 @pytest.mark.slow
@@ -293,9 +337,10 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
     told = settings.home.parent / "told"
     code = f"""
 from pathlib import Path
-from trainyard.backends import environments, installing
+from trainyard.backends import environments
+from trainyard.backends.foreign import installing
 from trainyard.settings import load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})
 installing.install(BackendName.MLX, load_settings(home={str(settings.home)!r}), print)
 """

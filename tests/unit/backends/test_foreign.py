@@ -25,20 +25,22 @@ from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
 from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
 from trainyard.backends.deepspeed import backend as deepspeed
 from trainyard.backends.deepspeed import program as deepspeed_program
-from trainyard.backends.deepspeed.backend import ZERO_STAGES
 from trainyard.backends.deepspeed.build import clear_stale_locks
-from trainyard.backends.foreign import names
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
 from trainyard.backends.foreign.result import finish
-from trainyard.backends.foreign.worker import Desk, checkpoint_places, commit, require_finite
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth import backend as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Device, Port, Stage
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.workers.trainyard_worker import names
+from trainyard.workers.trainyard_worker.failures import WorkerError
+from trainyard.workers.trainyard_worker.files import WorkerFiles, checkpoint_places, commit, require_finite
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "axolotl.yaml"
 PARENTS = {"deepspeed": deepspeed, "unsloth": unsloth, "axolotl": axolotl}
@@ -50,56 +52,13 @@ def work_folder(job: TrainingJob, folder: Path) -> Path:
     return folder
 
 
-def planned(job: TrainingJob, folder: Path, **options: bool) -> Desk:
+def planned(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
     """The job as its tool would see it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
         write_plan(work_folder(job, folder), "cpu", first_weights=options.get("first_weights", False))
     (folder / names.PLAN_FOLDER / names.RESUME_FILE).write_bytes(orjson.dumps({"path": None, "restarted_from": None}))
-    return Desk(folder)
-
-
-# What they refuse
-
-
-@pytest.mark.parametrize(
-    ("tool", "config", "fields"),
-    [
-        ("deepspeed", {"method": "full", "launch": {"strategy": "zero3", "processes": 2}}, []),
-        ("deepspeed", {"method": "dora"}, ["config.method"]),
-        ("deepspeed", {"hyperparameters": {"optimizer": "lion"}}, ["config.hyperparameters.optimizer"]),
-        ("deepspeed", {"launch": {"strategy": "fsdp", "processes": 2}}, ["config.launch.strategy"]),
-        ("deepspeed", {"launch": {"launcher": "accelerate"}}, ["config.launch.launcher"]),
-        ("unsloth", {"method": "lora"}, []),
-        ("unsloth", {"method": "full"}, ["config.method"]),
-        ("unsloth", {"method": "qlora", "device": "cpu"}, ["config.method"]),
-        ("unsloth", {"launch": {"strategy": "ddp", "processes": 2}}, ["config.launch.processes"]),
-        ("axolotl", {"method": "dora"}, []),
-        ("axolotl", {"method": "qlora", "device": "cpu"}, ["config.method"]),
-        ("axolotl", {"lora": {"rank": 3, "alpha": 4.5}}, ["config.lora.alpha"]),
-        ("axolotl", {"hyperparameters": {"schedule": "one_cycle"}}, ["config.hyperparameters.schedule"]),
-    ],
-)
-def test_what_a_tool_lacks_is_told_by_setting(tool: str, config: dict[str, Any], fields: list[str], jobs: Jobs) -> None:
-    found = PARENTS[tool].reasons(jobs(backend=tool, **config))
-    assert [reason.field for reason in found] == fields
-    assert all(reason.code == f"R-{tool.upper()}" and reason.instead for reason in found)
-
-
-def test_axolotl_knows_three_losses_of_dpo(jobs: Jobs) -> None:
-    (reason,) = axolotl.reasons(jobs(Port.PREFERENCE, backend="axolotl", preference={"loss": "orpo"}))
-    assert (reason.field, reason.because) == (
-        "config.preference.loss",
-        "The axolotl backend does not carry out loss orpo.",
-    )
-
-
-@pytest.mark.parametrize("tool", PARENTS)
-def test_earlier_adapter_is_continued_and_nothing_else(tool: str, jobs: Jobs, tmp_path: Path) -> None:
-    (reason,) = PARENTS[tool].reasons(jobs(backend=tool, adapter=tmp_path / "adapter").model_copy(
-        update={"config": jobs(backend=tool).config.model_copy(update={"adapter": "merge"})}
-    ))  # fmt: skip
-    assert reason.field == "config.adapter"
+    return WorkerFiles(folder)
 
 
 @pytest.mark.parametrize("tool", PARENTS)
@@ -133,20 +92,20 @@ def test_processes_of_deepspeed_each_see_a_device(jobs: Jobs, monkeypatch: pytes
 def test_auto_takes_the_first_device_here_that_the_backend_takes(
     backend: str, here: tuple[str, ...], device: str
 ) -> None:
-    taken = BACKENDS[BackendName(backend)].devices
+    taken = BackendName(backend).facts.devices
     assert device_for(Device.AUTO, taken, [Device(one) for one in here]) == device
 
 
 def test_apple_s_device_is_taken_where_the_backend_computes_on_it() -> None:
     here = (Device.MPS, Device.CPU)
-    assert device_for(Device.MPS, BACKENDS[BackendName.SCRIPT].devices, here) == "mps"
-    assert device_for(Device.CPU, BACKENDS[BackendName.SCRIPT].devices, here) == "cpu"
+    assert device_for(Device.MPS, BackendName.SCRIPT.facts.devices, here) == "mps"
+    assert device_for(Device.CPU, BackendName.SCRIPT.facts.devices, here) == "cpu"
     with pytest.raises(
         InvalidInput, match=r"E-DEVICE: .*'mps'.*It computes on cpu, cuda, and this machine has mps, cpu"
     ):
-        device_for(Device.MPS, BACKENDS[BackendName.UNSLOTH].devices, here)
+        device_for(Device.MPS, BackendName.UNSLOTH.facts.devices, here)
     with pytest.raises(InvalidInput, match=r"E-DEVICE: .*'cuda'.*this machine has mps, cpu"):
-        device_for(Device.CUDA, BACKENDS[BackendName.SCRIPT].devices, here)
+        device_for(Device.CUDA, BackendName.SCRIPT.facts.devices, here)
 
 
 # The plan
@@ -283,10 +242,6 @@ def test_checkpoint_counts_when_its_last_file_is_whole(tmp_path: Path) -> None:
 # DeepSpeed's launcher, locks and checkpoints
 
 
-def test_every_strategy_is_a_zero_stage() -> None:
-    assert sorted(set(ZERO_STAGES.values())) == [0, 1, 2, 3]
-
-
 @pytest.fixture
 def python(home: Path) -> Path:
     """The interpreter of an environment of deepspeed, which is a link as the installer makes it."""
@@ -307,7 +262,7 @@ def test_launchers_are_started_in_the_interpreter_of_deepspeed(jobs: Jobs, tmp_p
     argv = deepspeed_program.argv(run_of(job, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:3] == [str(python), "-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in argv
-    assert argv[-3:] == ["-m", deepspeed_program.WORKER, str(tmp_path)]
+    assert argv[-4:] == ["-m", *deepspeed_program.WORKER, str(tmp_path)]
     own = jobs(backend="deepspeed", launch=launch | {"launcher": "deepspeed"})
     argv = deepspeed_program.argv(run_of(own, tmp_path, FoundCheckpoint(None, 0)))
     assert argv[:2] == [str(python), str(python.with_name("deepspeed"))]
@@ -381,7 +336,7 @@ def test_pointer_to_a_missing_state_is_refused(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_loss_that_is_no_number_is_told() -> None:
-    with pytest.raises(TrainyardError, match="E-LOSS-NONFINITE: The loss of step 3 is nan"):
+    with pytest.raises(WorkerError, match="E-LOSS-NONFINITE: The loss of step 3 is nan"):
         require_finite(3, float("nan"))
 
 

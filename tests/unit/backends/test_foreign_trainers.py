@@ -23,7 +23,7 @@ from trainyard.backends.deepspeed.program import is_rank
 from trainyard.compute.supervise import Wanted
 from trainyard.compute.tail import Event
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(600)]
 

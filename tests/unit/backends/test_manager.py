@@ -15,7 +15,7 @@ from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDI
 from trainyard.compute.lease import device_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import read_events
 
 
@@ -128,7 +128,7 @@ def test_without_its_trainer_a_job_is_recorded_and_left_pending(manager: Trainin
 
 
 def test_what_a_backend_cannot_do_is_refused_and_not_recorded(manager: TrainingManager, jobs: Jobs) -> None:
-    with pytest.raises(Refused, match="R-TRL-STAGE"):
+    with pytest.raises(Refused, match="R-BACKEND-SETTING"):
         manager.submit_local(jobs(stage="cpt"))
     assert manager.list_jobs() == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -27,7 +26,8 @@ from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.gguf import load as gguf_package
 from trainyard.serve.conversion.gguf import peft_to_gguf
 from trainyard.serve.conversion.to_gguf import rule_of
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 real = pytest.mark.backends
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
@@ -122,25 +122,6 @@ def test_mlx_has_other_optimizers_and_plain_text(optimizer: str, jobs: Jobs, tmp
     hyper = {"optimizer": optimizer, "learning_rate": rate, "epochs": 4}
     ran = run(jobs, tmp_path, port=Port.TEXT, backend="mlx", stage="cpt", hyperparameters=hyper)
     assert losses(ran)[-1] < losses(ran)[0]
-
-
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        ({"method": "qlora"}, ["config.method"]),
-        ({"stage": "dpo"}, ["config.stage"]),
-        ({"hyperparameters": {"optimizer": "muon"}}, ["config.hyperparameters.optimizer"]),
-        (
-            {"lora": {"modules_to_save": ["lm_head"]}, "device": "cuda"},
-            ["config.device", "config.lora.modules_to_save"],
-        ),
-    ],
-)
-def test_what_mlx_does_not_carry_out_is_told_without_it(config: dict[str, Any], fields: list[str], jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.mlx.backend")
-    found = backend.reasons(jobs(backend="mlx", **config))
-    assert [reason.field for reason in found] == fields
-    assert {reason.code for reason in found} == {"R-MLX"}
 
 
 # llama.cpp
@@ -241,26 +222,6 @@ def test_our_gguf_adapter_is_that_of_llama_cpp(jobs: Jobs, tmp_path: Path, tiny_
     assert ours == theirs
     alphas = [reader.get_field("adapter.lora.alpha").contents() for reader in readers]
     assert alphas[0] == alphas[1] == 64.0
-
-
-@pytest.mark.parametrize(
-    ("config", "field"),
-    [
-        ({"method": "lora"}, "config.method"),
-        ({"method": "full", "hyperparameters": {"epochs": 0.5}}, "config.hyperparameters.epochs"),
-        ({"method": "full", "hyperparameters": {"max_steps": 10}}, "config.hyperparameters.max_steps"),
-        ({"method": "full", "hyperparameters": {"batch_size": 8}}, "config.hyperparameters.batch_size"),
-        ({"method": "full", "hyperparameters": {"seed": 7}}, "config.hyperparameters.seed"),
-        (
-            {"method": "full", "hyperparameters": {"gradient_accumulation": 2}},
-            "config.hyperparameters.gradient_accumulation",
-        ),
-    ],
-)
-def test_what_llama_finetune_has_no_option_for_is_refused(config: dict[str, Any], field: str, jobs: Jobs) -> None:
-    backend: Any = importlib.import_module("trainyard.backends.llamacpp.backend")
-    (reason,) = backend.reasons(jobs(backend="llamacpp", **config))
-    assert (reason.code, reason.field) == ("R-LLAMACPP", field)
 
 
 def test_windows_are_counted_as_llama_cpp_counts_them() -> None:

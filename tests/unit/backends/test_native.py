@@ -17,7 +17,8 @@ from trainyard.backends.base import BACKENDS, load, probe
 from trainyard.backends.job import locate_mirror
 from trainyard.compute.child import Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 NATIVE: dict[str, Any] = {"backend": "native"}
 STAGES: dict[str, tuple[Port, dict[str, Any]]] = {
@@ -53,12 +54,6 @@ def test_native_is_built_in_and_the_default(jobs: Jobs) -> None:
     assert BackendName.NATIVE in BACKENDS
     assert probe(BackendName.NATIVE).available
     assert load(BackendName.NATIVE).reasons(jobs(**NATIVE)) == []
-
-
-def test_ppo_is_refused_with_what_to_use(jobs: Jobs) -> None:
-    (reason,) = load(BackendName.NATIVE).reasons(jobs(**NATIVE, stage="ppo"))
-    assert reason.code == "R-NATIVE"
-    assert "dpo or kto" in reason.instead
 
 
 def test_ledger_balances_and_the_record_says_what_was_done(native_run: Ran, tiny_model: Path) -> None:

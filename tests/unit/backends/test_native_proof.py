@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from trainyard.backends.native.proof import DIGESTS, STAGES, Cell, build_world, cells, train_cell
-from trainyard.spec.axes import Method, PreferenceLoss, Stage
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 
 SFT = Cell(Stage.SFT, None, Method.LORA)
 

@@ -17,7 +17,7 @@ from trainyard.compute.supervise import always_run, kernel_kills
 from trainyard.data.rows import Row, write_rows
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Produced, ProducedSet
 
 

@@ -18,7 +18,7 @@ from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import Stopped
 from trainyard.compute.supervise import Wanted
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 
 def weights(ran: Ran) -> dict[str, torch.Tensor]:

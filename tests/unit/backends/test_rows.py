@@ -10,11 +10,10 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import CHAT_FILE, READ_BY, rows_of, write_chat_rows
+from trainyard.backends.rows import CHAT_FILE, rows_of, write_chat_rows
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port, Stage
-from trainyard.train.stages.table import STAGES
+from trainyard.spec.axes.data import Port
 
 ASK, BETTER, WORSE = Message("user", "q"), Message("assistant", "better"), Message("assistant", "worse")
 PAIR = PreferenceRow([ASK], [BETTER], [WORSE])
@@ -85,9 +84,3 @@ def test_rows_of_another_kind_are_told(jobs: Jobs, tmp_path: Path) -> None:
     job = job_with(jobs, tmp_path, Port.TEXT, TextRow("words"), stage="dpo")
     with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage dpo needs preference rows, .* was given: text"):
         rows_of(job)
-
-
-def test_the_ports_are_those_of_our_own_stages() -> None:
-    for stage, spec in STAGES.items():
-        own = (*spec.ports, *((Port.PREFERENCE,) if stage is Stage.SFT else ()))
-        assert READ_BY[stage] == own

@@ -25,7 +25,8 @@ from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError, Unavailable
-from trainyard.spec.axes import BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 
 RESULT = """
 import json, os, sys
@@ -105,7 +106,7 @@ def test_what_the_built_in_script_lacks_your_own_may_have(
     config: dict[str, Any], field: str, allowed: Path, jobs: Jobs
 ) -> None:
     (reason,) = reasons(jobs(backend="script", **config))
-    assert (reason.code, reason.field) == ("R-SCRIPT-BUILTIN", f"config.{field}")
+    assert (reason.code, reason.field) == ("R-BACKEND-SETTING", f"config.{field}")
     (allowed / "mine.py").touch()
     assert reasons(jobs(backend="script", launch={"script": "mine"}, **config)) == []
 

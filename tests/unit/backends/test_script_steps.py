@@ -22,7 +22,7 @@ from trainyard.backends.script import files
 from trainyard.backends.script.templates import BUILT_IN
 from trainyard.data.renderers.choice import choose
 from trainyard.data.rows import Message, PreferenceRow, SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.stages.pairs import answered
 from trainyard.train.tokens import encode_preference, encode_sft
 

@@ -24,7 +24,7 @@ from trainyard.backends.states import (
     replayed,
 )
 from trainyard.errors import Conflict
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:

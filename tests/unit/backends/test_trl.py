@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, broken_model, sft_rows, train_here
-from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
 from trainyard.backends.trl.trainer import LengthGroupedOrder, completion_loss
 from trainyard.compute.child import Stopped
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, Refused, TrainyardError
-from trainyard.spec.axes import Optimizer, Port, Schedule
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.train.tokens import IGNORED, encode_sft
 
 
@@ -234,7 +236,7 @@ def test_absent_device_is_told(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", list(BackendName.TRL.facts.optimizers))
 def test_every_optimizer_of_the_table_trains(jobs: Jobs, tmp_path: Path, optimizer: Optimizer) -> None:
     hyper = {"optimizer": optimizer, "learning_rate": 0.1 if optimizer is Optimizer.SGD else 1e-2, "max_steps": 8}
     record = train_here(jobs(hyperparameters=hyper), tmp_path).record
@@ -242,7 +244,7 @@ def test_every_optimizer_of_the_table_trains(jobs: Jobs, tmp_path: Path, optimiz
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", list(SCHEDULES))
+@pytest.mark.parametrize("schedule", list(BackendName.TRL.facts.schedules))
 def test_every_schedule_of_the_table_trains(jobs: Jobs, tmp_path: Path, schedule: Schedule) -> None:
     job = jobs(hyperparameters={"schedule": schedule, "max_steps": 10, "warmup_ratio": 0.2})
     rates = [rate for _, _, rate in train_here(job, tmp_path).record["losses"]]

@@ -18,12 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.backend import reasons as native_reasons
 from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
 from trainyard.compute.child import EVENTS_FILE, Stopped
 from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.metrics import curve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
@@ -333,11 +332,6 @@ def test_missing_rows_are_told(jobs: Jobs, tmp_path: Path) -> None:
     job = grpo(jobs).model_copy(update={"data": {Port.PREFERENCE: str(jobs.data[Port.PREFERENCE])}})
     with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage grpo needs sft rows, .* was given: preference"):
         train_here(job, tmp_path)
-
-
-def test_the_native_engine_points_to_trl(jobs: Jobs) -> None:
-    (reason,) = native_reasons(grpo(jobs))
-    assert (reason.code, reason.instead) == ("R-NATIVE", "backend: trl.")
 
 
 @pytest.mark.slow

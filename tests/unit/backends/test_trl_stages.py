@@ -21,8 +21,8 @@ from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import BackendName, Port
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
 from trainyard.train.tokens import encode_preference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
@@ -70,7 +70,7 @@ def gaps(model: Any, base: Path) -> list[float]:
 
 
 def test_every_stage_of_the_table_has_its_trainer_and_its_rows() -> None:
-    stages = set(BACKENDS[BackendName.TRL].stages)
+    stages = set(BackendName.TRL.facts.stages)
     assert stages == STAGES.keys() == ENCODERS.keys()
 
 
@@ -222,7 +222,7 @@ def test_neighbours_of_a_batch_are_paired_as_natively(tiny_model: Path) -> None:
 
 
 def test_adapter_on_the_output_layer_is_refused_where_trl_would_not_train_it(jobs: Jobs, tmp_path: Path) -> None:
-    """The row R-TRL-HEAD sends such a job to the native engine, which trains it."""
+    """The refusal sends such a job to the native engine, which trains it."""
     config: dict[str, Any] = {"lora": {"target_modules": ["q_proj", "lm_head"]}, "hyperparameters": {"max_steps": 4}}
     ran = train_here(jobs(Port.PREFERENCE, backend="native", **config), tmp_path / "native")
     assert losses(ran)[-1] < losses(ran)[0] - 0.1
@@ -291,8 +291,7 @@ def test_missing_rows_are_told(stage: str, wanted: str, jobs: Jobs, tmp_path: Pa
 
 def test_stage_that_trl_lacks_is_refused_before_the_start(jobs: Jobs) -> None:
     (reason,) = reasons(jobs(Port.TEXT, stage="cpt"))
-    assert reason.code == "R-TRL-STAGE"
-    assert reason.instead == "one of sft, dpo, kto, reward, grpo."
+    assert (reason.code, reason.field) == ("R-BACKEND-SETTING", "config.stage")
 
 
 @pytest.mark.slow

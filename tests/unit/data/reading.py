@@ -11,7 +11,7 @@ from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import ROWS_FILE, Row, read_rows
 from trainyard.data.sources import read_source
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.stores.artifacts import Facts
 

@@ -15,7 +15,7 @@ from tests.unit.data.reading import read_all, settings_for
 from trainyard.data.readers.addresses import CheckedNetwork, check_url, fetch, is_public, name_of
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput, LimitExceeded, NotFound, Refused, TrainyardError, Unavailable
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.testing.loopback import LoopbackServer, serving
 
 ROW = b'{"instruction": "Why?", "output": "Because."}\n'

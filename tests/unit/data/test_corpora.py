@@ -9,7 +9,7 @@ import pytest
 from trainyard.data.corpora import Corpora, held_out, sft_row, tuple_of, write_training_set
 from trainyard.data.rows import ROWS_FILE, read_rows
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 COMMITS = [{"diff": f"+{n}", "message": f"Change {n}"} for n in range(60)]
 

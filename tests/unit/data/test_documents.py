@@ -20,7 +20,7 @@ from trainyard.data.readers import documents
 from trainyard.data.readers.sets import walk
 from trainyard.data.readers.streams import Limits
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import SourceSet
 
 

@@ -18,7 +18,7 @@ from trainyard.data.extractive.questions import questions
 from trainyard.data.extractive.sentences import sentences, short_answer
 from trainyard.data.extractive.wordings import INSTRUCTIONS, WORDINGS
 from trainyard.data.rows import DocumentRow
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 DOCS = Path(__file__).parents[3] / "docs"
 QA, CODE, INSTRUCTION = GenerationTemplate.QA, GenerationTemplate.CODE, GenerationTemplate.INSTRUCTION

@@ -19,7 +19,7 @@ from trainyard.data.extractive.cleaning import (
 )
 from trainyard.data.extractive.pairs import pairs
 from trainyard.data.rows import DocumentRow
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.language import detect_language
 from trainyard.data.readers.documents import read_document
 from trainyard.data.rows import DocumentRow
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 PAGES = sorted((Path(__file__).parents[2] / "resources" / "pages").iterdir())
 FUNCTION_WORDS = {

@@ -14,7 +14,7 @@ from trainyard.data.formats.shapes import ALLOWED, SHAPES, Normaliser, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import DataFormat
+from trainyard.spec.axes.data import DataFormat
 
 ASK, SAY = Message("user", "Why?"), Message("assistant", "Because.")
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]

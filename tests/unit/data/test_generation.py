@@ -21,7 +21,7 @@ from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow, read_rows, w
 from trainyard.data.validation import validate
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.serve.client.client import completer
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.stores.artifacts import Reference

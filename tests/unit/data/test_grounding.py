@@ -9,7 +9,7 @@ from validating import labelled, qa, run
 from trainyard.data.quality.grounding import share_found
 from trainyard.data.rows import ROWS_FILE, DocumentRow, SftRow, write_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 
 @pytest.fixture

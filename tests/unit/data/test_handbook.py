@@ -14,7 +14,7 @@ from trainyard.data.extractive.pairs import Pair, pairs
 from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, write_rows
 from trainyard.data.validation import validate
-from trainyard.spec.axes import GenerationTemplate, Port
+from trainyard.spec.axes.data import GenerationTemplate, Port
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.stores.artifacts import Reference
 

@@ -14,7 +14,7 @@ from trainyard.data.quality.blocks import read_blocks
 from trainyard.data.quality.lengths import count_tokens, length, load_token_counter, longest_fit, whole_words
 from trainyard.data.rows import SCHEMAS, Message, Row, SftRow, TextRow, read_rows
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 TEN = "one two three four five six seven eight nine ten"
 

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainyard.data import prompts
 from trainyard.data.prompts import Prompter, answer, check_prompt, item_schema, reply_schema, serve
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 DOCUMENT = {"title": "Nodes", "text": "A node is a box.", "source": "nodes.md", "kind": "markdown"}
 FIRST = {

@@ -30,7 +30,7 @@ from trainyard.data.readers.streams import Limits, LineBlock
 from trainyard.data.rows import SftRow
 from trainyard.data.sources import jsonl_to_arrow
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 GOOD = {"instruction": "Why?", "output": "Because."}
 LINE = json.dumps(GOOD)
@@ -116,6 +116,13 @@ def test_unknown_keys_are_ignored_and_counted(tmp_path: Path) -> None:
     result = read_text(tmp_path, rows)
     assert len(result.rows) == 6
     assert result.report["ignored_keys"] == {"id": 5, "other": 1, "tag": 5}
+
+
+@pytest.mark.parametrize("key", ["to\nols", 'a "b"', "a\\b", "\x1f"])
+def test_a_key_that_is_escaped_is_ignored_and_counted(tmp_path: Path, key: str) -> None:
+    result = read_text(tmp_path, json_lines(*[{**CHAT, key: number} for number in range(5)]))
+    assert len(result.rows) == 5
+    assert result.report["ignored_keys"] == {key: 5}
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])

@@ -29,7 +29,7 @@ from trainyard.data.quality.sensitive import (
     whole_text,
 )
 from trainyard.data.rows import DocumentRow, Message, SftRow, TextRow, write_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import PHONE_REGIONS, PhoneRegion, SensitiveRules, ValidatorConfig
 

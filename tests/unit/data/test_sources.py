@@ -31,7 +31,7 @@ from trainyard.data.rows import (
 )  # fmt: skip
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, Refused
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import DataSourceConfig
 
 SFT = {"instruction": "Why?", "output": "Because."}

@@ -20,7 +20,7 @@ from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, TextRow, to
 from trainyard.data.splits import heldout_documents
 from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, Sieve, nothing_kept, validate
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Reference
 

@@ -25,7 +25,7 @@ from trainyard.data.rows import (
     write_rows,
 )
 from trainyard.data.validation import Sieve, validate
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, Reference
 

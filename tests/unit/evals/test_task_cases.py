@@ -21,7 +21,7 @@ from trainyard.data.rows import (
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.job import EvaluationJob, HeldOutSet, Participant, label, listed_benchmarks
 from trainyard.evals.tasks import case_of_row, cases_of, gold_of, read_task_file, spread
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
 
 

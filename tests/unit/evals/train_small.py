@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainyard.data.rows import SftRow, read_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.models import chat_template_sha256, model_sha256
 from trainyard.train.tokens import encode_sft
 

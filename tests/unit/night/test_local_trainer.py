@@ -15,7 +15,7 @@ from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.night.training import LocalTrainer
 from trainyard.night.world import Order
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.night import read_night
 from trainyard.stores.artifacts import Produced, ProducedSet
 from trainyard.stores.markers.records import Marker

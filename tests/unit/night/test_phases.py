@@ -271,7 +271,7 @@ def test_phase_2_never_starts_on_a_device_that_is_held(world: NightDeps) -> None
 def test_a_failed_phase_1_does_not_forbid_phase_2(world: NightDeps) -> None:
     class Away(QuickServer):
         def wait_ready(self, timeout_s: float) -> None:
-            raise Unavailable("It did not come up.", do="Read its log.", code="E-INFERENCE-START")
+            raise Unavailable("It did not come up.", do="Read its log.", code="E-SERVER-START")
 
     report = night(replace(world, server=Away()))
     assert report.state == "failed"

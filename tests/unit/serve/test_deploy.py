@@ -18,7 +18,7 @@ from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve import embedded as embedded_server
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.stores.adapters import AdapterRegistry
@@ -242,8 +242,8 @@ def test_all_reasons_of_all_targets_come_at_once_and_nothing_is_touched(yard: Ya
     with pytest.raises(Refused) as refused:
         yard.deploy({"type": "registry"}, at("vllm", vllm), {"type": "ollama", "url": "http://x"}, unevaluated=True)
     codes = [reason.code for reason in refused.value.reasons]
-    of_vllm = ["R-DORA-VLLM", "R-MODULES-TO-SAVE", "R-RANK-SERVER"]
-    assert codes == [*of_vllm, "R-TARGET-CONVERT", "R-TARGET-TOOL", "R-TARGET-BASE", "R-OLLAMA-TEMPLATE"]
+    of_vllm = ["R-TARGET-ADAPTER", "R-TARGET-ADAPTER", "R-RANK-SERVER"]
+    assert codes == [*of_vllm, "R-TARGET-ADAPTER", "R-TARGET-TOOL", "R-TARGET-BASE", "R-OLLAMA-TEMPLATE"]
     assert refused.value.reasons[2].field == "config.targets.1.max_lora_rank"
     assert {path for path, _ in vllm.requests} == {"/v1/models"}
     assert yard.registry.list() == []
@@ -295,7 +295,7 @@ def test_what_cannot_be_undone_is_said(yard: Yard, vllm: VllmDouble) -> None:
 def test_a_whole_model_goes_to_the_registry_only(yard: Yard, vllm: VllmDouble) -> None:
     yard.adapter = yard.adapter.model_copy(update={"kind": Port.MODEL})
     yard.report = None
-    with pytest.raises(Refused, match=r"R-MODEL-TARGET config\.targets\.0\.type: a vllm server loads adapters while"):
+    with pytest.raises(Refused, match=r"R-FULL-HOTLOAD config\.targets\.0\.type: a vllm server loads adapters while"):
         yard.deploy(at("vllm", vllm), unevaluated=True)
     yard.deploy(unevaluated=True)
     assert yard.registry.show("acme/bot").kind == "model"

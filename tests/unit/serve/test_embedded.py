@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shutil
 import socket
@@ -16,8 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from trainyard.compute.child import alive
+from trainyard.compute.services import EMBEDDED, Service, record_path, write_record
 from trainyard.errors import Conflict, InvalidInput, Unavailable
-from trainyard.serve.embedded import READY_FILE, Instance, instance, running, start, stop
+from trainyard.serve.embedded import instance, running, start, stop
 from trainyard.settings import Settings, load_settings
 
 pytestmark = pytest.mark.xdist_group("model-server")
@@ -28,11 +28,6 @@ def configured(home: Path) -> Iterator[Settings]:
     found = load_settings()
     yield found
     stop(found)
-
-
-def write_ready_file(settings: Settings, found: Instance) -> None:
-    settings.services.mkdir(parents=True, exist_ok=True)
-    (settings.services / READY_FILE).write_text(json.dumps(dataclasses.asdict(found)))
 
 
 @pytest.mark.slow  # tests/flows/test_installed.py starts and ends one
@@ -57,33 +52,26 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
     assert process is not None
     assert os.getpgid(first.pid) == first.pid  # a session of its own
     assert stop(configured) is True
-    assert not process.is_running()
+    assert not alive(process)
     assert (running(configured), stop(configured)) == (None, False)
 
 
 def test_another_process_under_the_same_number_is_not_ours(configured: Settings) -> None:
     own = psutil.Process()
-    found = Instance(own.pid, own.create_time() - 60, 1, "http://127.0.0.1:1", "starter", "0" * 64, 0.0)
-    write_ready_file(configured, found)
+    path = record_path(configured, EMBEDDED)
+    write_record(path, Service(own.pid, own.create_time() - 60, "http://127.0.0.1:1"))
     assert instance(configured) is None
     assert running(configured) is None
     assert stop(configured) is False
-    assert not (configured.services / READY_FILE).exists()
+    assert not path.exists()
 
 
 def test_a_process_that_does_not_answer_is_not_running(configured: Settings) -> None:
     own = psutil.Process()
-    write_ready_file(configured, Instance(own.pid, own.create_time(), 1, "http://127.0.0.1:1", "m", "0" * 64, 0.0))
+    write_record(record_path(configured, EMBEDDED), Service(own.pid, own.create_time(), "http://127.0.0.1:1"))
     assert instance(configured) is not None
     assert running(configured) is None
-    (configured.services / READY_FILE).unlink()
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"pid": 1}', "null"])
-def test_a_damaged_ready_file_counts_as_none(configured: Settings, damage: str) -> None:
-    configured.services.mkdir(parents=True)
-    (configured.services / READY_FILE).write_text(damage)
-    assert instance(configured) is None
+    write_record(record_path(configured, EMBEDDED), None)
 
 
 def test_a_model_that_must_not_be_loaded_starts_nothing(configured: Settings, tmp_path: Path) -> None:
@@ -105,6 +93,6 @@ def test_a_chat_template_that_attacks_starts_nothing(configured: Settings, tiny_
 def test_a_server_that_does_not_come_up_says_why(home: Path, tiny_model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         configured = load_settings(embedded_port=taken.getsockname()[1])
-        with pytest.raises(Unavailable, match=r"E-EMBEDDED-START: .*\(status 6\).*E-PORT: Port \d+ .*embedded\.log"):
+        with pytest.raises(Unavailable, match=r"E-SERVER-START: .*\(status 6\).*E-PORT: Port \d+ .*embedded\.log"):
             start(configured, str(tiny_model), threads=1)
     assert instance(configured) is None

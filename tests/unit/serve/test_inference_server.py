@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -17,10 +16,11 @@ from pydantic import ValidationError
 
 from trainyard.compute.child import alive
 from trainyard.compute.gpus import Gpu, GpuReadings
+from trainyard.compute.services import Service, write_record
 from trainyard.errors import Conflict, InvalidInput, NotFound, Unavailable
 from trainyard.serve.extraction.extraction import SCHEMA, extract
 from trainyard.serve.inference_server.commands import command, read_profile, release_of, variables
-from trainyard.serve.inference_server.life import RECORD_FILE, InferenceServer, ServerRecord
+from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import (
     EmbeddedEngine,
     LlamaServerEngine,
@@ -29,7 +29,6 @@ from trainyard.serve.inference_server.profiles import (
     VllmEngine,
 )
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
 DOCUMENT = "Jane Doe of Acme GmbH leads project Blue Harbour."
@@ -64,23 +63,13 @@ async def test_the_rules_serve_a_phase_from_start_to_free(tmp_path: Path, settin
 
 def test_a_server_of_a_dead_process_is_ended_first(tmp_path: Path, settings: Settings) -> None:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    record = ServerRecord(left.pid, psutil.Process(left.pid).create_time(), 1)
-    write_json_durably(tmp_path / RECORD_FILE, asdict(record))
     server = InferenceServer(ServerProfile(), tmp_path, settings)
+    write_record(server.service.record, Service(left.pid, psutil.Process(left.pid).create_time()))
     with pytest.raises(Conflict, match="E-DEVICE-OCCUPIED"):
         server.prove_free(0.1)
-    server.end_leftover()
+    server.service.end_leftover()
     assert left.wait(10) != 0
     assert server.prove_free(0.1).device == "cpu"
-
-
-def test_a_record_of_somebody_elses_pid_ends_nobody(tmp_path: Path, settings: Settings) -> None:
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    write_json_durably(tmp_path / RECORD_FILE, asdict(ServerRecord(stranger.pid, 1.0, 1)))
-    InferenceServer(ServerProfile(), tmp_path, settings).end_leftover()
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait()
 
 
 def vllm_profile(program: Path, **fields: object) -> ServerProfile:
@@ -120,7 +109,7 @@ def test_a_server_that_dies_says_why(tmp_path: Path, settings: Settings) -> None
     program = vllm_program(tmp_path / "bin", "die")
     with InferenceServer(vllm_profile(program), tmp_path / "run", settings, read=gpu()) as server:
         server.start()
-        with pytest.raises(Unavailable, match=r"E-INFERENCE-START.*KV cache"):
+        with pytest.raises(Unavailable, match=r"E-SERVER-START.*KV cache"):
             server.wait_ready(60)
 
 
@@ -171,7 +160,7 @@ def test_completions_go_to_the_gateway(tmp_path: Path, settings: Settings) -> No
     profile = ServerProfile(gateway_url="http://127.0.0.1:9080/v1", gateway_model="big", url="http://127.0.0.1:9/v1")
     server = InferenceServer(profile, tmp_path, settings)
     assert (server.chat_url, server.model, server.url) == ("http://127.0.0.1:9080/v1", "big", "http://127.0.0.1:9")
-    with pytest.raises(Unavailable, match="E-INFERENCE-START"):
+    with pytest.raises(Unavailable, match="E-SERVER-START"):
         server.wait_ready(0.1)
 
 

@@ -16,7 +16,7 @@ from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.conversion.files import kept
 from trainyard.serve.targets.ollama import PROBES, TEMPLATES, go_template, model_name
 from trainyard.settings import load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import Reference
 from trainyard.testing.ollama_server import SAID, OllamaDouble, ollama_server
 from trainyard.testing.tiny import CHAT_TEMPLATE

@@ -26,7 +26,7 @@ from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, SftRow, read_rows, write_rows
 from trainyard.serve.client.client import completer
 from trainyard.serve.server import main
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.models import chat_template_sha256, model_sha256
 

@@ -22,10 +22,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import REPOSITORY
 from tests.unit.serve.test_deploy import Yard, reference
 from trainyard.api.verbs import doctor
+from trainyard.compute.services import LAUNCHED, Service, find_service, free_port, write_record
 from trainyard.errors import Refused, TrainyardError, Unavailable
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ENVIRONMENTS = REPOSITORY / ".trainyard" / "envs"
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
@@ -36,9 +37,9 @@ ASKED = [{"role": "user", "content": "What is a chain?"}]
 @pytest.fixture
 def ended() -> Iterator[None]:
     """No server outlives its test, whatever it did."""
-    already = len(local.LAUNCHED)
+    already = set(LAUNCHED)
     yield
-    for child in local.LAUNCHED[already:]:
+    for child in [child for pid, child in LAUNCHED.items() if pid not in already]:
         if child.poll() is None:
             child.kill()
         child.wait()
@@ -58,19 +59,20 @@ def alive(url: str) -> bool:
 def test_a_server_is_found_again_by_its_ready_file_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "health").touch()
-    port = local.free_port()
-    started = local.start([sys.executable, "-c", SERVER, str(port)], port, tmp_path / "server.log", "acme/bot/v1")
+    port = free_port()
+    argv = [sys.executable, "-c", SERVER, str(port)]
+    started = local.ServerRecipe(argv, port, str(tmp_path / "server.log"), "acme/bot/v1").start()
     assert started.answers()
     settings = load_settings(home=tmp_path)
     path = local.ready_file(settings, "mlx", "acme", "bot")
-    local.point(path, started)
-    assert local.running(path) == started
+    write_record(path, started)
+    assert find_service(path) == started
     assert local.end_all(settings) == ["mlx-acme-bot"]
     assert not started.answers()
     assert local.end_all(settings) == []
-    local.point(path, started)
-    assert local.running(path) is None  # the file of a dead server means nothing
-    local.point(path, None)
+    write_record(path, started)
+    assert find_service(path) is None  # the file of a dead server means nothing
+    write_record(path, None)
     assert not path.exists()
 
 
@@ -78,7 +80,7 @@ def test_a_server_is_found_again_by_its_ready_file_and_ended(tmp_path: Path, mon
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local.ServerRecipe:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "health").touch()
-    port = local.free_port()
+    port = free_port()
     argv = [sys.executable, "-c", SERVER, str(port), f"http://127.0.0.1:{port}"]
     return local.ServerRecipe(argv, port, str(tmp_path / "server.log"), "acme/bot/v1", {"SERVES": "bot"})
 
@@ -92,7 +94,7 @@ def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, rec
     settings = load_settings(home=home)
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
-    local.point(path, first)
+    write_record(path, first)
     local.remember(path, recipe)
     assert local.restore(settings) == []
     assert [(check.ok, check.detail) for check in lookup(settings)] == [(True, f"acme/bot/v1, {first.url}")]
@@ -102,7 +104,7 @@ def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, rec
     assert (check.ok, check.note, check.detail) == (False, False, "acme/bot/v1, its process is gone")
     assert "`trainyard up`" in check.do
     (line,) = local.restore(settings)
-    again = local.running(path)
+    again = find_service(path)
     assert again is not None
     assert line == f"llama_server-acme-bot serves acme/bot/v1 again at {again.url}"
     assert again.answers()
@@ -114,7 +116,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
     settings = load_settings(home=home)
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
-    local.point(path, first)
+    write_record(path, first)
     local.remember(path, recipe)
     assert local.end_all(settings) == ["llama_server-acme-bot"]
     assert not first.answers()
@@ -125,7 +127,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
         taken.bind(("127.0.0.1", recipe.port))
         taken.listen()
         local.restore(settings)
-    again = local.running(path)
+    again = find_service(path)
     assert again is not None
     assert again.answers()
     assert again.port != recipe.port
@@ -147,7 +149,7 @@ def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Pat
     assert set(local.expected(settings)) == {path, path.with_name("mlx-acme-other.json")}
 
 
-def until_gone(server: local.Instance) -> None:
+def until_gone(server: Service) -> None:
     deadline = time.monotonic() + 20
     while server.process() is not None:
         assert time.monotonic() < deadline
@@ -157,8 +159,8 @@ def until_gone(server: local.Instance) -> None:
 @pytest.mark.usefixtures("ended")
 def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "raise SystemExit('no such model')"]
-    with pytest.raises(Unavailable, match=r"E-SERVER-START: .*did not come up \(status 1\).*no such model"):
-        local.start(argv, local.free_port(), tmp_path / "server.log", "acme/bot/v1")
+    with pytest.raises(Unavailable, match=r"E-SERVER-START: .*ended before it was ready \(status 1\).*no such model"):
+        local.ServerRecipe(argv, 1, str(tmp_path / "server.log"), "acme/bot/v1").start()
 
 
 def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: Path) -> None:
@@ -167,7 +169,7 @@ def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: P
     with pytest.raises(Refused) as refused:
         yard.deploy({"type": "llama_server", "url": "http://x"}, {"type": "mlx"}, unevaluated=True)
     codes = [(reason.code, reason.field.split(".")[2]) for reason in refused.value.reasons]
-    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-CONVERT"]
+    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-ADAPTER"]
     assert codes == [("R-TARGET-OWN", "0"), *((code, "0") for code in of_each), *((code, "1") for code in of_each)]
     assert yard.registry.list() == []
 
@@ -233,7 +235,7 @@ def test_a_served_adapter_says_what_peft_says(
 ) -> None:
     yard.adapter, here = trained(tmp_path / "trained", tiny_model, dora=dora)
     yard.deploy({"type": kind}, unevaluated=True, canary="What is a chain?")
-    server = local.running(local.ready_file(yard.settings, kind, "acme", "bot"))
+    server = find_service(local.ready_file(yard.settings, kind, "acme", "bot"))
     assert server is not None
     assert server.model == "acme/bot/v1"
     token, logprob = best(here, tiny_model)
@@ -249,15 +251,15 @@ def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tm
     place = local.ready_file(yard.settings, "llama_server", "acme", "bot")
     yard.adapter, _ = trained(tmp_path / "first", tiny_model)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="1")
-    first = local.running(place)
+    first = find_service(place)
     yard.deploy({"type": "llama_server"}, unevaluated=True, run_key="2")
-    second = local.running(place)
+    second = find_service(place)
     assert first is not None
     assert second is not None
     assert (second.model, alive(first.url), alive(second.url)) == ("acme/bot/v2", False, True)
     with pytest.raises(TrainyardError, match="E-TARGET-UNREACHABLE"):
         yard.deploy({"type": "llama_server"}, {"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
-    assert local.running(place) == second
+    assert find_service(place) == second
     below = psutil.Process(os.getpid()).children(recursive=True)
     servers = [one for one in below if one.status() != psutil.STATUS_ZOMBIE and "llama-server" in one.name()]
     assert [one.pid for one in servers] == [second.pid]

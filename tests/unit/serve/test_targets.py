@@ -17,7 +17,7 @@ from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, Site
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import load_settings
-from trainyard.spec.axes import TargetType
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import Target
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing.vllm_server import VllmDouble, vllm_server
@@ -73,8 +73,8 @@ def test_the_server_has_to_hold_the_same_base_and_template(
         ({"r": 17}, None, ["R-RANK-SERVER"]),
         ({"r": 64}, 64, []),
         ({"r": 8, "rank_pattern": {"q_proj": 32}}, None, ["R-RANK-SERVER"]),
-        ({"r": 8, "use_dora": True}, None, ["R-DORA-VLLM"]),
-        ({"r": 8, "modules_to_save": ["lm_head"]}, None, ["R-MODULES-TO-SAVE"]),
+        ({"r": 8, "use_dora": True}, None, ["R-TARGET-ADAPTER"]),
+        ({"r": 8, "modules_to_save": ["lm_head"]}, None, ["R-TARGET-ADAPTER"]),
     ],
 )
 def test_what_vllm_cannot_serve_is_known_before_it_is_asked(

@@ -6,7 +6,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,15 @@ import pytest
 
 from trainyard.compute.child import LOG_FILE, alive
 from trainyard.compute.gpus import Gpu, GpuReadings
+from trainyard.compute.services import confirm_closed
 from trainyard.data.generation.generate import generate
 from trainyard.data.rows import DocumentRow, write_rows
-from trainyard.errors import TrainyardError, Unavailable
+from trainyard.errors import Unavailable
 from trainyard.serve.client.client import ChatClient, completer
-from trainyard.serve.vllm import confirm_closed, executable, free_port, install_line, required, serving
+from trainyard.serve.inference_server.life import InferenceServer
+from trainyard.serve.vllm import executable, install_line, profile_of, program, require_gpu
 from trainyard.settings import Settings
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.testing.vllm_program import ENGINE_FILE, vllm_program
 
@@ -33,6 +36,16 @@ def one_gpu() -> GpuReadings:
 
 def no_gpu() -> GpuReadings:
     return GpuReadings("no NVIDIA driver")
+
+
+@contextmanager
+def serving(folder: Path, settings: Settings, **changes: float) -> Iterator[str]:
+    """A server as the generator node starts it; yields the address for completions."""
+    profile = profile_of("org/model", "writer", settings).model_copy(update=changes)
+    with InferenceServer(profile, folder, settings, read=one_gpu) as server:
+        server.start()
+        server.wait_ready()
+        yield server.chat_url
 
 
 @pytest.fixture
@@ -65,7 +78,7 @@ def test_it_serves_inside_the_block_and_is_gone_after_it(
     settings: Settings, installed: Install, tmp_path: Path
 ) -> None:
     folder = installed()
-    with serving("org/model", "writer", tmp_path / "run", settings, read=one_gpu) as url:
+    with serving(tmp_path / "run", settings) as url:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", url)
         port = int(url.split(":")[2].removesuffix("/v1"))
         with socket.create_connection(("127.0.0.1", port), timeout=5):
@@ -82,7 +95,7 @@ async def test_the_server_knows_the_model_by_the_name_that_was_given(
 ) -> None:
     installed()
     monkeypatch.setenv("VLLM_API_KEY", "meant for another server")
-    with serving("org/model", "writer", tmp_path / "run", settings, read=one_gpu) as url:
+    with serving(tmp_path / "run", settings) as url:
         async with ChatClient(url, "writer") as client:
             assert [card.id for card in await client.models()] == ["writer"]
 
@@ -92,7 +105,7 @@ def test_rows_are_generated_through_it(settings: Settings, installed: Install, t
     pages = [DocumentRow(f"d{n}", f"docs/{n}.md", "markdown", f"Page {n}", f"Page {n} tells a lot.") for n in range(3)]
     write_rows(tmp_path / "documents" / "rows.arrow", Port.DOCUMENTS, pages)
     config = AiGeneratorConfig(model="writer", engine="vllm", count=12, wordings=2)
-    with serving("org/model", "writer", tmp_path / "run", settings, read=one_gpu) as url:
+    with serving(tmp_path / "run", settings) as url:
         produced = generate(
             config,
             tmp_path / "documents",
@@ -108,7 +121,7 @@ def test_an_error_in_the_block_ends_it_too(settings: Settings, installed: Instal
     folder = installed()
     with (
         pytest.raises(ValueError, match="inside"),
-        serving("org/model", "writer", tmp_path / "run", settings, read=one_gpu),
+        serving(tmp_path / "run", settings),
     ):
         raise ValueError("inside")
     assert_nothing_is_left(folder)
@@ -120,9 +133,9 @@ def test_a_death_before_it_is_ready_tells_the_last_line_of_the_log(
     folder = installed("die")
     with (
         pytest.raises(
-            Unavailable, match=r"E-VLLM-START: .* ended before it was ready\. Why: ValueError: .* KV cache\."
+            Unavailable, match=r"E-SERVER-START: .* ended before it was ready\. Why: ValueError: .* KV cache\."
         ),
-        serving("org/model", "writer", tmp_path / "run", settings, read=one_gpu),
+        serving(tmp_path / "run", settings),
     ):
         pytest.fail("it is not ready")
     assert_nothing_is_left(folder)
@@ -133,7 +146,7 @@ def test_arguments_that_vllm_refuses_are_told(home: Path, installed: Install, tm
     wrong = Settings(home=home, vllm_options=("--max-modell-length", "1"))
     with (
         pytest.raises(Unavailable, match=r"Why: vllm: error: unrecognized arguments.* vllm_options of trainyard\.toml"),
-        serving("org/model", "writer", tmp_path / "run", wrong, read=one_gpu),
+        serving(tmp_path / "run", wrong),
     ):
         pytest.fail("it is not ready")
 
@@ -144,22 +157,17 @@ def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, inst
     begun = time.monotonic()
     with (
         pytest.raises(Unavailable, match=r"was not ready within 5 s\. Why: INFO Loading weights"),
-        serving("org/model", "writer", tmp_path / "run", settings, start_s=5, stop_s=0.5, read=one_gpu),
+        serving(tmp_path / "run", settings, ready_s=5, stop_s=0.5),
     ):
         pytest.fail("it is not ready")
     assert time.monotonic() - begun < 20
     assert_nothing_is_left(folder)
 
 
-def test_without_a_cuda_device_nothing_is_started(settings: Settings, installed: Install, tmp_path: Path) -> None:
-    folder = installed()
-    with (
-        pytest.raises(Unavailable, match=r"R-VLLM-CUDA: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"),
-        serving("org/model", "writer", tmp_path / "run", settings, read=no_gpu),
-    ):
-        pytest.fail("it is not ready")
-    assert not (tmp_path / "run").exists()
-    assert not (folder / ENGINE_FILE).exists()
+def test_without_a_cuda_device_the_engine_is_refused() -> None:
+    told = r"R-VLLM-CUDA: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
+    with pytest.raises(Unavailable, match=told):
+        require_gpu(no_gpu)
 
 
 def test_without_the_program_the_line_that_installs_it_is_told(
@@ -169,7 +177,7 @@ def test_without_the_program_the_line_that_installs_it_is_told(
     line = f"python3 -m venv {settings.home}/envs/vllm && {settings.home}/envs/vllm/bin/pip install vllm"
     assert install_line(settings) == line
     with pytest.raises(Unavailable, match=rf"R-VLLM-MISSING: .*`{re.escape(line)}`") as caught:
-        required(settings, one_gpu)
+        program(settings)
     assert caught.value.exit_code == 7
 
 
@@ -177,12 +185,4 @@ def test_the_environment_of_its_own_goes_before_the_path(settings: Settings, ins
     folder = installed()
     assert executable(settings) == folder / "vllm"
     own = vllm_program(settings.home / "envs" / "vllm" / "bin")
-    assert required(settings, one_gpu) == own
-
-
-def test_a_port_that_still_answers_is_told() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))
-        listener.listen()
-        with pytest.raises(TrainyardError, match=r"E-VLLM-STOP: Port \d+ still answers"):
-            confirm_closed(listener.getsockname()[1])
+    assert program(settings) == own

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.graph import check, resolve
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.advice import advice
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 

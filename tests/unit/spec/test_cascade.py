@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.spec.test_estimate import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, TINY
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import Device, Method, Quantization
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.cascade import FitResult, choose, turned, usual_rungs
 from trainyard.spec.estimate.memory import GIB
 from trainyard.spec.estimate.shape import ModelShape

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, node, resolved, source
-from trainyard.spec.axes import Device, Method, Optimizer, Port
-from trainyard.spec.estimate.estimate import FLOPS_PER_S, Estimate, Known, estimate, steps_of, time_of
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of, time_of
 from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
 from trainyard.spec.estimate.memory import GIB, memory_of, positions, trainable
 from trainyard.spec.estimate.shape import ModelShape
@@ -397,7 +400,7 @@ def test_time() -> None:
     assert pairs == pytest.approx(10 * 8 * 100 * 6 * TINY.parameters / 1e11)
     checkpointed = trainer(hyperparameters={"gradient_checkpointing": True})
     assert time_of(TINY, checkpointed, 10, known, Device.CUDA)[0] == pytest.approx(
-        10 * 4 * 100 * 6 * TINY.parameters / FLOPS_PER_S[Device.CUDA]
+        10 * 4 * 100 * 6 * TINY.parameters / Device.CUDA.facts.flops_per_s
     )
     measured, basis = time_of(TINY, trainer(), 10, Known(flops_per_s=2e9), Device.MPS)
     assert measured == pytest.approx(10 * 4 * 512 * 4 * TINY.parameters / 2e9)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.spec.chains import node, source
 from tests.unit.spec.test_estimate import LLAMA_3_8B, TINY, planned, trainer
-from trainyard.spec.axes import Device, Port
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import memory_of, positions
 from trainyard.spec.estimate.rollouts import cache_bytes, rows_seen
 from trainyard.spec.training import TrainerConfig

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.spec.chains import chain, codes, cpu_seconds, node, reasons, resolved, source, unhurried
 from trainyard.errors import Refused
-from trainyard.spec.axes import GeneratorKind, Port
+from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
 from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
 from trainyard.spec.load.files import load_chain
@@ -103,7 +103,7 @@ def test_each_circle_is_told_and_what_hangs_on_it_is_not_blamed() -> None:
         node("trainer", "bad", ["d"], backend="trl", method="qlora"),
     )  # fmt: skip
     assert [(reason.code, reason.node) for reason in found] == [
-        ("E-SPEC-CYCLE", "b"), ("E-SPEC-CYCLE", "d"), ("R-TRL-METHOD", "bad"),
+        ("E-SPEC-CYCLE", "b"), ("E-SPEC-CYCLE", "d"), ("R-BACKEND-SETTING", "bad"),
     ]  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_cycles_are_disjoint() -> None:
 def test_resolve_raises_every_reason() -> None:
     with pytest.raises(Refused, match=r"R-PORT-SFT: The spec was refused for 2 reasons") as refused:
         resolve(chain(node("trainer", backend="trl", method="qlora")))
-    assert [reason.code for reason in refused.value.reasons] == ["R-PORT-SFT", "R-TRL-METHOD"]
+    assert [reason.code for reason in refused.value.reasons] == ["R-PORT-SFT", "R-BACKEND-SETTING"]
 
 
 def test_a_spec_object_is_taken_like_its_value() -> None:

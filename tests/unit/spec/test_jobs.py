@@ -13,7 +13,11 @@ from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, node, reasons, sour
 from trainyard.data.paths import data_roots
 from trainyard.errors import Reason
 from trainyard.settings import load_settings
-from trainyard.spec.axes import BackendName, DataFormat, Method, Port, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.graph import check, resolve

@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit.spec.chains import RESOURCES
 from trainyard.spec.compat.table import ROWS
-from trainyard.spec.compat.training import BACKENDS
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
 from trainyard.spec.templates import TEMPLATES
@@ -45,8 +44,3 @@ def test_the_lines_in_the_manual_are_those_that_are_printed() -> None:
     shown = re.findall(r"^([ER]-[A-Z0-9-]+ .*)$", CHAINS, re.MULTILINE)
     assert len(shown) >= 2
     assert set(shown) <= printed
-
-
-def test_each_backend_of_the_table_has_its_row() -> None:
-    rows = {row.code for row in ROWS}
-    assert all({f"R-{name.value.upper()}", "R-TRL-METHOD"} & rows for name in BACKENDS)

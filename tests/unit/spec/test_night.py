@@ -61,8 +61,8 @@ def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
     [
         ({"method": "lora", "quantization": "nf4"}, ["R-QUANT-METHOD phase2.training.quantization"]),
         ({"method": "qlora", "quantization": "gguf"}, ["R-QUANT-EXPORT phase2.training.quantization"]),
-        ({"backend": "trl", "method": "qlora"}, ["R-TRL-METHOD phase2.training.method"]),
-        ({"launch": {"strategy": "zero3", "processes": 2}}, ["R-STEP-SHARDED phase2.training.launch.strategy"]),
+        ({"backend": "trl", "method": "qlora"}, ["R-BACKEND-SETTING phase2.training.method"]),
+        ({"launch": {"strategy": "zero3", "processes": 2}}, ["R-BACKEND-SETTING phase2.training.launch.strategy"]),
         ({"engine": {"fp8": "ms-amp"}}, ["R-FP8-MSAMP phase2.training.engine.fp8"]),
         ({"device": "cpu", "hyperparameters": {"precision": "fp16"}},
          ["R-FP16-CPU phase2.training.hyperparameters.precision"]),
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
         ({"method": "freeze"}, ["R-NIGHT-METHOD phase2.training.method"]),
         ({"backend": "openai"}, ["R-PROVIDER phase2.training.backend"]),
         ({"backend": "trl", "method": "lora", "preference": {"loss": "simpo"}},
-         ["R-TRL-LOSS phase2.training.preference.loss"]),
+         ["R-BACKEND-SETTING phase2.training.preference.loss"]),
     ],
 )  # fmt: skip
 def test_a_training_is_judged_by_the_rows_of_a_chain(training: dict[str, Any], expected: list[str]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.spec.chains import chain, codes, links, node, reasons, resolved, source
-from trainyard.spec.axes import DataFormat, Port, Stage
+from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig
 from trainyard.spec.ports import (
     FORMAT_PORTS,
     ROW_PORTS,
-    STAGE_DATA,
     Missing,
     Offer,
     PortNode,
@@ -76,18 +75,6 @@ def test_a_named_format_decides() -> None:
         DataFormat.LABELLED: (Port.LABELLED,),
         DataFormat.TEXT: (Port.TEXT,),
         DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
-    }
-
-
-def test_every_stage_has_its_data() -> None:
-    assert STAGE_DATA == {
-        Stage.CPT: (Port.TEXT, Port.DOCUMENTS),
-        Stage.SFT: (Port.SFT,),
-        Stage.REWARD: (Port.PREFERENCE,),
-        Stage.PPO: (Port.SFT,),
-        Stage.DPO: (Port.PREFERENCE,),
-        Stage.KTO: (Port.LABELLED,),
-        Stage.GRPO: (Port.SFT,),
     }
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reasons, source
 from trainyard.errors import Reason, Refused
-from trainyard.spec.axes import BackendName, Device
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.place import RunFacts
 from trainyard.spec.compat.table import ROWS, run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
@@ -47,7 +48,7 @@ WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
 FACTS_OF = {
-    "r-qlora-cuda": RunFacts(devices=frozenset({Device.CPU})),
+    "r-backend-setting-cuda": RunFacts(devices=frozenset({Device.CPU})),
     "r-vllm-missing": WITH_GPU,
     "r-base-layout": RunFacts(base=lambda name: T5),
     "r-base-vocabulary": RunFacts(base=lambda name: PADDED),
@@ -136,8 +137,6 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-setting-unused-target", "vllm", [("4.config.targets.0.type", "vllm"), ("4.config.targets.1.type", "vllm"),
                                          ("2.config", {"lora": {"rank": 8}})]),
     ("r-setting-unused-target", "registry", [("4.config.targets", [{"type": "registry", "max_lora_rank": 32}])]),
-    ("r-llamacpp-setting-ignored", "left out", [("1.config.hyperparameters", {"epochs": 2, "weight_decay": 0.1})]),
-    ("r-llamacpp-setting-ignored", "elsewhere", [("1.config.backend", "native")]),
     ("r-port-documents", "documents", [("0.config.path", "docs")]),
     ("r-port-rows", "rows", [("0.config.path", "rows.jsonl")]),
     ("r-port-sft", "rows", [("0.config.path", "rows.jsonl")]),
@@ -171,46 +170,31 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-grounding", "documents", [("0.config.path", DROP), ("0.config.sets", {
         "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}})]),
     ("r-token-range", "equal", [("1.config.min_tokens", 100)]),
-    ("r-native", "dpo", [("1.config.stage", "dpo")]),
-    ("r-native", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {"script": "mine"})]),
-    ("r-trl-ppo", "dpo", [("1.config.stage", "dpo")]),
-    ("r-trl-ppo", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {"script": "mine"})]),
-    ("r-trl-stage", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-head", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-head", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
-    ("r-trl-method", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-method", "lora", [("1.config.method", "lora")]),
-    ("r-trl-method", "dora", [("1.config.method", "dora")]),
-    ("r-trl-method", "full", [("1.config.method", "full")]),
-    ("r-trl-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
-    ("r-trl-loss", "hinge", [("1.config.preference.loss", "hinge")]),
-    ("r-trl-loss", "ipo", [("1.config.preference.loss", "ipo")]),
-    ("r-trl-loss", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-optimizer", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-trl-optimizer", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-schedule", "wsd", [("1.config.hyperparameters.schedule", "wsd")]),
-    ("r-trl-schedule", "elsewhere", [("1.config.backend", "native")]),
-    ("r-trl-adapter", "continue", [("2.config.adapter", "continue")]),
-    ("r-trl-adapter", "elsewhere", [("2.config.backend", "native")]),
-    ("r-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
-    ("r-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
-    ("r-axolotl", "qlora", [("1.config.method", "qlora"), ("1.config.device", "cuda")]),
-    ("r-deepspeed", "full", [("1.config.method", "full")]),
-    ("r-deepspeed", "lora", [("1.config.method", "lora")]),
-    ("r-qlora-cuda", "cuda", [("1.config.device", "cuda")]),
-    ("r-qlora-cuda", "lora", [("1.config.method", "lora")]),
-    ("r-unsloth-setting", "adamw", [("1.config.hyperparameters.optimizer", "adamw_8bit")]),
-    ("r-axolotl-setting", "cosine", [("1.config.hyperparameters.schedule", "cosine")]),
-    ("r-deepspeed-setting", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-script-builtin", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-script-builtin", "own", [("1.config.launch", {"script": "mine"})]),
+    ("r-backend-setting-native", "dpo", [("1.config.stage", "dpo")]),
+    ("r-backend-setting-native", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
+        "script": "mine"})]),
+    ("r-backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
+    ("r-backend-setting-trl", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("r-backend-setting-grpo", "trl", [("1.config.backend", "trl")]),
+    ("r-backend-setting-grpo", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
+    ("r-backend-setting-sharded", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("r-backend-setting-sharded", "full", [("1.config.method", "full")]),
+    ("r-backend-setting-sharded", "elsewhere", [("1.config.backend", "native"), ("1.config.launch", {
+        "strategy": "fsdp_hybrid", "processes": 4})]),
+    ("r-backend-setting-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
+    ("r-backend-setting-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
+    ("r-backend-setting-cuda", "cuda", [("1.config.device", "cuda")]),
+    ("r-backend-setting-cuda", "lora", [("1.config.method", "lora")]),
+    ("r-backend-setting-axolotl", "cosine", [("1.config.hyperparameters.schedule", "cosine")]),
+    ("r-backend-setting-deepspeed", "full", [("1.config.method", "full")]),
+    ("r-backend-setting-mlx", "lion", [("1.config.hyperparameters.optimizer", "lion")]),
+    ("r-backend-setting-llamacpp", "left out", [("1.config.hyperparameters", {"epochs": 2, "weight_decay": 0.1})]),
+    ("r-backend-setting-llamacpp", "elsewhere", [("1.config.backend", "native")]),
+    ("r-backend-setting-script", "own", [("1.config.launch", {"script": "mine"})]),
+    ("r-launch-launcher", "ddp", [("1.config.launch", {"strategy": "ddp", "processes": 2, "launcher": "torchrun"})]),
+    ("r-launch-launcher", "auto", [("1.config.launch.launcher", "auto")]),
     ("r-script-unused", "script", [("1.config.backend", "script")]),
     ("r-script-unused", "left out", [("1.config.launch", DROP)]),
-    ("r-mlx", "mps", [("1.config.device", "mps")]),
-    ("r-mlx", "cpu", [("1.config.device", "cpu")]),
-    ("r-llamacpp", "full", [("1.config.method", "full"), ("1.config.device", "cpu")]),
-    ("r-mlx-setting", "lion", [("1.config.hyperparameters.optimizer", "lion")]),
-    ("r-llamacpp-setting", "epochs", [("1.config.hyperparameters", {"epochs": 2})]),
     ("r-fp16-cpu", "bf16", [("1.config.hyperparameters.precision", "bf16")]),
     ("r-fp16-cpu", "cuda", [("1.config.device", "cuda")]),
     ("r-fp16-cpu", "auto", [("1.config.device", "auto")]),
@@ -219,8 +203,6 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-quant-method", "none", [("1.config.quantization", DROP)]),
     ("r-quant-export", "nf4", [("1.config.quantization", "nf4")]),
     ("r-quant-export", "none", [("1.config.quantization", DROP)]),
-    ("r-grpo-backend", "trl", [("1.config.backend", "trl")]),
-    ("r-grpo-backend", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
     ("r-grpo-reward", "named", [("1.config.rollouts", {"rewards": [{"type": "length", "max_tokens": 9}]}),
                                 ("1.config.hyperparameters", {"batch_size": 8})]),
     ("r-grpo-batch", "accumulation", [("1.config.hyperparameters.gradient_accumulation", 2)]),
@@ -308,24 +290,10 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-launch-shard-unused", "left out", [("1.config.launch.shard_size", DROP)]),
     ("r-launch-shard-unused", "hybrid", [("1.config.launch.strategy", "fsdp_hybrid")]),
     ("r-launch-shard-one-replica", "two replicas", [("1.config.launch.processes", 4)]),
-    ("r-launch-backend", "native", [("1.config.backend", "native")]),
-    ("r-launch-backend", "ddp", [("1.config.launch.strategy", "ddp")]),
-    ("r-launch-backend", "deepspeed", [("1.config.backend", "deepspeed")]),
-    ("r-launch-launcher", "torchrun", [("1.config.launch.launcher", "torchrun")]),
-    ("r-launch-launcher", "accelerate", [("1.config.launch.launcher", "accelerate")]),
-    ("r-launch-launcher", "deepspeed", [("1.config.backend", "deepspeed")]),
     ("r-launch-device", "cpu", [("1.config.device", "cpu")]),
     ("r-launch-device", "one process", [("1.config.launch", DROP)]),
-    ("r-step-sharded", "zero2", [("1.config.launch.strategy", "zero2")]),
-    ("r-step-sharded", "elsewhere", [("1.config.backend", "deepspeed")]),
-    ("r-step-sharded-fsdp", "hybrid", [("1.config.launch", {"strategy": "fsdp_hybrid", "processes": 4})]),
-    ("r-step-sharded-fsdp", "elsewhere", [("1.config.backend", "trl"), ("1.config.method", "full")]),
     ("r-shard-quantised", "ddp", [("1.config.launch.strategy", "ddp")]),
     ("r-shard-quantised", "lora", [("1.config.method", "lora")]),
-    ("r-shard-optimizer", "zero2", [("1.config.launch.strategy", "zero2")]),
-    ("r-shard-optimizer", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-fsdp-trl", "ddp", [("1.config.launch.strategy", "ddp")]),
-    ("r-fsdp-trl", "full", [("1.config.method", "full")]),
     ("r-base-mismatch", "left out", [("2.config.base_model", DROP)]),
     ("r-base-mismatch", "same", [("2.config.base_model", "org/one")]),
     ("r-base-mismatch-target", "same", [("4.config.targets.0.base_model", "starter")]),
@@ -354,20 +322,17 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-reward-deploy", "dpo", [("1.config.stage", "dpo")]),
     ("r-full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
     ("r-full-hotload", "lora", [("2.config.method", "lora")]),
-    ("r-dora-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-dora-vllm", "lora", [("2.config.method", "lora")]),
-    ("r-oft-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
     ("r-rank-server", "16", [("2.config.lora.rank", 16)]),
     ("r-rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
     ("r-rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-modules-to-save", "none", [("2.config.lora.modules_to_save", [])]),
-    ("r-modules-to-save", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
     ("r-target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "endpoint", [("4.config.targets.0.endpoint", "house")]),
     ("r-endpoint-url-target", "the endpoint", [("4.config.targets.0.url", DROP)]),
-    ("r-target-convert", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-convert", "mlx", [("4.config.targets.0.type", "mlx")]),
+    ("r-target-adapter", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("r-target-adapter", "mlx", [("4.config.targets.0.type", "mlx")]),
     ("r-target-own", "registry", [("4.config.targets.0", {"type": "llama_server"})]),
     ("r-role-twice", "other role", [("5.config", {"role": "other"})]),
     ("r-role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
@@ -529,7 +494,7 @@ def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
     assert [r.code for r in deployed({"method": "full"}, VLLM)] == ["R-FULL-HOTLOAD"]
-    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-OFT-VLLM"]
+    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-TARGET-ADAPTER"]
     assert [r.code for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["R-FULL-HOTLOAD"]
 
 
@@ -539,21 +504,21 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
         {"type": "vllm", "base_model": "org/other"},
     )
     assert [reason.code for reason in found] == [
-        "R-DORA-VLLM", "R-RANK-SERVER", "R-MODULES-TO-SAVE", "R-BASE-MISMATCH", "R-TARGET-URL",
+        "R-TARGET-ADAPTER", "R-TARGET-ADAPTER", "R-RANK-SERVER", "R-BASE-MISMATCH", "R-TARGET-URL",
     ]  # fmt: skip
-    assert "(lm_head, embed_tokens)" in found[2].because
+    assert "(lm_head, embed_tokens)" in found[1].because
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "codes"),
     [
         ("llama_server", "lora", []),
-        ("llama_server", "dora", ["R-TARGET-CONVERT"]),
+        ("llama_server", "dora", ["R-TARGET-ADAPTER"]),
         ("llama_server", "full", []),
         ("ollama", "qlora", []),
-        ("ollama", "oft", ["R-TARGET-CONVERT"]),
+        ("ollama", "oft", ["R-TARGET-ADAPTER"]),
         ("mlx", "dora", []),
-        ("mlx", "oft", ["R-TARGET-CONVERT"]),
+        ("mlx", "oft", ["R-TARGET-ADAPTER"]),
     ],
 )
 def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:
@@ -563,17 +528,6 @@ def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, co
 def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
     own = {"type": "mlx", "url": "http://127.0.0.1:8080"}
     assert [reason.code for reason in deployed({}, own)] == ["R-TARGET-OWN"]
-
-
-def test_what_the_tools_have_no_option_for_is_told_at_once() -> None:
-    config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
-    found = reasons(source(), node("trainer", **config))
-    assert [(reason.code, reason.field) for reason in found] == [
-        ("R-LLAMACPP", "config.method"),
-        ("R-LLAMACPP-SETTING", "config.hyperparameters.max_steps"),
-        ("R-LLAMACPP-SETTING", "config.hyperparameters.epochs"),
-    ]
-    assert reasons(source(), node("trainer", backend="llamacpp", method="full", quantization="gguf")) == []
 
 
 def test_a_report_must_be_about_what_is_deployed() -> None:

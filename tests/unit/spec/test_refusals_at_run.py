@@ -9,7 +9,7 @@ import pytest
 from tests.unit.spec.chains import chain, node, reasons, source
 from tests.unit.spec.test_refusals import at_run, run_codes
 from trainyard.errors import Reason
-from trainyard.spec.axes import Device
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.place import RunFacts
 
 
@@ -172,10 +172,11 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
     )  # fmt: skip
     assert [(reason.node, reason.code) for reason in found] == [
         ("trainer", "R-PORT-SFT"),
-        ("trainer", "R-TRL-METHOD"),
+        ("trainer", "R-BACKEND-SETTING"),
+        ("trainer", "R-BACKEND-SETTING"),
         ("trainer", "R-QUANT-EXPORT"),
         ("validator", "R-TOKEN-RANGE"),
-        ("trainer-2", "R-TRL-PPO"),
+        ("trainer-2", "R-BACKEND-SETTING"),
         ("trainer-2", "R-FP16-CPU"),
         ("trainer-2", "R-ADAPTER-METHOD"),
         ("deployer", "R-UNEVALUATED"),

@@ -289,7 +289,7 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
         node("evaluator"),
         node("deployer", None, ["nowhere"]),
     )
-    assert found == ["E-SPEC-VALUE", "E-SPEC-NEEDS", "R-TRL-METHOD", "R-QUANT-METHOD", "R-NO-HELDOUT"]
+    assert found == ["E-SPEC-VALUE", "E-SPEC-NEEDS", "R-BACKEND-SETTING", "R-QUANT-METHOD", "R-NO-HELDOUT"]
 
 
 def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:

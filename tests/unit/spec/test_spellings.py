@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.spec.chains import node, reasons, source
-from trainyard.spec import axes
+from trainyard.spec import nodes, training
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.spellings import ELSEWHERE, GROUPS, OURS, SPELLINGS, VALUES
 from trainyard.spec.nodes import DataSourceConfig
@@ -99,12 +99,9 @@ def test_every_suggestion_exists() -> None:
         assert last in model.model_fields or last in DataSourceConfig.model_fields, ours
     fields = {*TrainerConfig.model_fields, *(name for model in GROUPS.values() for name in model.model_fields)}
     assert not fields & {*names, *ELSEWHERE}
-    words = {
-        str(word)
-        for kind in vars(axes).values()
-        if isinstance(kind, type) and issubclass(kind, StrEnum)
-        for word in kind
-    }
+    named = {**vars(training), **vars(nodes)}.values()
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, StrEnum)]
+    words = {str(word) for kind in kinds for word in kind}
     assert (
         set(VALUES.values()) - words
         == {"fa2", "fa3"}

@@ -10,19 +10,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.unit.spec.chains import links
-from trainyard.spec.axes import (
-    BackendName,
-    DataFormat,
-    GenerationTemplate,
-    GeneratorKind,
-    Method,
-    Optimizer,
-    Port,
-    PreferenceLoss,
-    Schedule,
-    Stage,
-    TargetType,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.load.files import load_chain
 from trainyard.spec.templates import TEMPLATES, AlignmentPipeline, CodeTuning, QaPipeline, TrainingForm, build_template

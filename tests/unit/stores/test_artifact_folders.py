@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 
 KEY, OTHER = "a" * 64, "b" * 64

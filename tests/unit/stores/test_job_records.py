@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.spec.axes import BackendName, JobState, Method, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import TrainingPace, curve, in_time, metrics, progress, read_events
 

@@ -15,7 +15,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from tests.unit.train.session.engines import accumulate, config_of, examples_of, gradients_of, session_of
 from tests.unit.train.stages.stage_rows import PAD, model_of
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.batching import BatchPlan, Cursor, Cut, Feed, choose_cut, pack, sound_cut
 from trainyard.train.head import IGNORED, label_logprobs
 from trainyard.train.stages.table import STAGES

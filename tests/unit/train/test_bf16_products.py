@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.small_jobs import Jobs, train_here, write_data
 from trainyard.evals.model import load_network
 from trainyard.serve.inference import Generation, ModelRunner
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "scaled_dot_product", "einsum", "mv")
 

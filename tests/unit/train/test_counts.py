@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.train.session.engines import config_of, feed_of, session_of
-from trainyard.spec.axes import Precision, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.loop import train
 from trainyard.train.reporting.counts import Counted, Origin, account_fields
 from trainyard.train.resume.progress import SavedProgress

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from examples import sft_loop
 from tests.small_jobs import Jobs, conversation, train_here, write_data
 from trainyard.data.rows import ROWS_FILE, SftRow, read_rows
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 PLAN: dict[str, Any] = {"backend": "native", "engine": {"batching": "padded"}}
 CASES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,8 @@ import torch
 
 from tests.unit.train.session.engines import config_of, feed_of, same, session_of, weights_of
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Precision, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train import loop
 from trainyard.train.batching import Cursor, Feed

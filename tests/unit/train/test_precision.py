@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.train.head import Head, require_head
 from trainyard.train.precision import (
     AttentionSupport,

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.unit.train.stages.stage_rows import TOKENIZER
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import BatchPlan, Feed, choose_cut
 from trainyard.train.head import IGNORED, label_logprobs

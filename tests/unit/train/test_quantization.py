@@ -15,12 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
 from trainyard.errors import InvalidInput, Unavailable
-from trainyard.spec.axes import Quantization
-from trainyard.spec.estimate.memory import FORMAT_BITS
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.quantization.formats import (
     CPU,
-    FORMATS,
-    FormatRow,
     convert,
     load_config,
     probe,
@@ -48,17 +45,6 @@ def load_in(format: Quantization, folder: Path) -> Any:
 # The table
 
 
-def test_every_format_has_a_row() -> None:
-    assert list(FORMATS) == list(Quantization)
-    assert all(row.package and row.install and row.note for row in FORMATS.values())
-    assert {format for format, row in FORMATS.items() if row.use == "base"} == set(FORMAT_BITS)
-
-
-def test_only_a_base_that_exists_in_full_precision_merges() -> None:
-    kept = {format for format, row in FORMATS.items() if row.use == "base" and not row.mergeable}
-    assert kept == {format for format, row in FORMATS.items() if row.calibrates}
-
-
 def test_the_manual_carries_the_table_of_this_run() -> None:
     """Rows that cannot run here are compared in their facts only: another machine may have measured them."""
     written = TABLE_ROW.findall((REPOSITORY / "docs" / "quantization.md").read_text(encoding="utf-8"))
@@ -82,12 +68,12 @@ def test_the_table_has_a_line_for_each_format() -> None:
 def test_a_missing_package_is_refused_with_its_install_line(format: Quantization) -> None:
     standing = probe(format, CPU)
     if standing.ok:
-        pytest.skip(f"{FORMATS[format].package} is installed")
-    assert standing.why.startswith(f"{format.value} needs {FORMATS[format].package}")
+        pytest.skip(f"{format.facts.package.name} is installed")
+    assert standing.why.startswith(f"{format.value} needs {format.facts.package.name}")
     with pytest.raises(Unavailable, match=f"The format {format.value} cannot be used on cpu here") as caught:
         require(format, CPU)
     assert caught.value.code == "E-QUANT-UNAVAILABLE"
-    assert caught.value.do == f"pip install '{FORMATS[format].install}'"
+    assert caught.value.do == f"pip install '{format.facts.package.install}'"
 
 
 @pytest.mark.parametrize("format", HERE)
@@ -155,10 +141,10 @@ def test_errors_on_normal_weights() -> None:
 def test_bytes_are_exact(format: Quantization, bits: float) -> None:
     found = round_trip(format)
     if found is None:
-        pytest.skip(f"{FORMATS[format].package} is not installed")
+        pytest.skip(f"{format.facts.package.name} is not installed")
     assert found.bits == bits
-    if format in FORMAT_BITS:
-        assert found.bits == pytest.approx(FORMAT_BITS[format], abs=0.07)
+    if format.facts.use == "base":
+        assert found.bits == pytest.approx(format.facts.bits, abs=0.07)
 
 
 def test_a_loaded_layer_is_the_one_that_is_measured(tiny_model: Path) -> None:
@@ -177,11 +163,11 @@ def test_a_loaded_layer_is_the_one_that_is_measured(tiny_model: Path) -> None:
 
 
 def trains_here() -> list[Quantization]:
-    return [format for format, row in FORMATS.items() if suits(row) and probe(format, CPU).ok]
+    return [format for format in Quantization if suits(format) and probe(format, CPU).ok]
 
 
-def suits(row: FormatRow) -> bool:
-    return row.trains and not row.calibrates
+def suits(format: Quantization) -> bool:
+    return format.facts.trains and not format.facts.calibrates
 
 
 def loss_and_gradients(model: Any, ids: torch.Tensor) -> tuple[float, list[torch.Tensor]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import Corrupt
-from trainyard.spec.axes import Schedule
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import SCHEDULES, LearningRate, Plateau
 

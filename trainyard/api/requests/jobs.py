@@ -10,7 +10,7 @@ from pydantic import Field
 from trainyard.api.requests.base import Parameters, Request
 from trainyard.api.requests.chains import PARAMETERS
 from trainyard.api.requests.fields import Argument, Option
-from trainyard.spec.axes import JobState
+from trainyard.spec.states import JobState
 
 
 class JobInput(Request):

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from trainyard.api.requests.base import Request
 from trainyard.api.requests.fields import Argument, Option
-from trainyard.spec.axes import BackendName, Method, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 
 
 class BackendsInput(Request):

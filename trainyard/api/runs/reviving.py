@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainyard.api import services, stack
+from trainyard.api import stack
 from trainyard.api.verbs.stack import begin_work, start_embedded
+from trainyard.compute.services import EMBEDDED, find_service, is_healthy, record_path
 from trainyard.errors import TrainyardError
-from trainyard.serve import embedded
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, load_settings
 
@@ -28,23 +28,21 @@ STEADY_S = 600.0
 
 def dead_services(settings: Settings) -> list[str]:
     """The services of this home that were started, not stopped, and whose process is gone."""
-    recorded = [name for name in ("server", "worker") if services.record_path(settings, name).is_file()]
-    dead = [name for name in recorded if services.running(settings, name) is None]
-    if (settings.services / embedded.READY_FILE).is_file() and embedded.instance(settings) is None:
-        dead.append("embedded")
-    return dead + [path.stem for path in local.expected(settings) if path.is_file() and local.running(path) is None]
+    records = [record_path(settings, name) for name in ("server", "worker", EMBEDDED)]
+    records += local.expected(settings)
+    return [path.stem for path in records if path.is_file() and find_service(path) is None]
 
 
 def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
     """Start the dead services again; returns their names. Raises what their start raises."""
-    with services.exclusive(settings):
+    with stack.exclusive(settings):
         dead = dead_services(settings)
         if "server" in dead:
             stack.start_server(settings, say, auth=not stack.open_server_mark(settings).exists())
         url = stack.api_url(settings)
-        if "worker" in dead and url is not None and stack.healthy(url, timeout_s=10):
+        if "worker" in dead and url is not None and is_healthy(url, timeout_s=10):
             begin_work(settings, url, say)
-        if "embedded" in dead:
+        if EMBEDDED in dead:
             start_embedded(settings, say)
         for line in local.restore(settings) if dead else ():
             say(line)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
@@ -20,9 +19,9 @@ from trainyard.api.runs.server import client, ensure_limit, limit_name
 from trainyard.backends.results import TrainingStopped
 from trainyard.compute.gpus import device_numbers, read_gpus
 from trainyard.compute.lease import first_lock, holder, occupants, wait_until_empty
+from trainyard.compute.services import own_services
 from trainyard.compute.supervise import Wanted, always_run
 from trainyard.errors import Conflict, Unavailable
-from trainyard.serve import embedded
 from trainyard.settings import Settings
 
 LIMIT_WAIT_S = 10.0
@@ -178,15 +177,3 @@ def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
             taken.close()
         except (httpx.HTTPError, PrefectHTTPStatusError) as error:
             logger.warning("The device's limit could not be given back; its lease runs out by itself: %s", error)
-
-
-def own_services(settings: Settings) -> frozenset[int]:
-    """Pids of the model server that `trainyard up` started here: it may share the device with a training."""
-    found = embedded.instance(settings)
-    process = found.process() if found is not None else None
-    if process is None:
-        return frozenset()
-    try:
-        return frozenset({process.pid, *(child.pid for child in process.children(recursive=True))})
-    except psutil.NoSuchProcess:
-        return frozenset()

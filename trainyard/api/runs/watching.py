@@ -22,8 +22,7 @@ from trainyard.api.records import JOB_TAG, EventReader, NodeResult, RunResult, R
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
-from trainyard.api.services import running
-from trainyard.api.stack import worker_name
+from trainyard.api.stack import running, worker_name
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import BackendsInput, InstallInput
 from trainyard.api.responses import Response
-from trainyard.backends import environments, installing
+from trainyard.backends import environments
 from trainyard.backends.base import probe
+from trainyard.backends.foreign import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 
 
 class BackendRow(Response):
@@ -46,7 +47,7 @@ def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
 def row(name: BackendName, settings: Settings, here: frozenset[Device], *, imports: bool) -> BackendRow:
     said = tested(name, settings, imports=imports)
     found = probe(name, settings)
-    devices = BACKENDS[name].devices
+    devices = name.facts.devices
     fits = bool(here & set(devices))
     why, fix = found.why, found.fix
     if found.available and not fits:

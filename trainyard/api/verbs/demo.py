@@ -26,7 +26,7 @@ from trainyard.api.stack import checkout
 from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.stack import up
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 TEMPLATE = "qa-pipeline"
 ROLE = "handbook"

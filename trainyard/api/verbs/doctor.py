@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import platform
 import shutil
 import stat
@@ -18,12 +17,13 @@ from packaging.version import Version
 from pydantic import BaseModel
 
 import trainyard
-from trainyard.api import services, stack
+from trainyard.api import stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.responses import Response
 from trainyard.api.verbs.backends import backend_table
 from trainyard.compute.gpus import physical_cores, read_gpus
+from trainyard.compute.services import EMBEDDED, find_service, is_healthy, read_record, record_path
 from trainyard.errors import TrainyardError
 from trainyard.serve.targets import local
 from trainyard.settings import Settings, default_home
@@ -145,7 +145,7 @@ def look_at_server(settings: Settings) -> list[Check]:
     if url is None:
         missing = stack.no_server(settings)
         return [Check(name="prefect server", ok=False, detail=f"not running. {missing.why}".strip(), do=missing.do)]
-    if not stack.healthy(url, timeout_s=5):
+    if not is_healthy(url, timeout_s=5):
         log = settings.services / "server.log"
         return [Check(name="prefect server", ok=False, detail=f"{url} does not answer", do=f"Read {log}.")]
     there = Check(name="prefect server", ok=True, detail=url)
@@ -154,7 +154,7 @@ def look_at_server(settings: Settings) -> list[Check]:
 
 def look_at_login(settings: Settings, url: str) -> list[Check]:
     """Whether our server asks for credentials: without them every user of this machine can have it start commands."""
-    server = services.running(settings, "server")
+    server = stack.running(settings, "server")
     if server is None or server.url != url:
         return []
     try:
@@ -186,7 +186,7 @@ def look_at_pool(settings: Settings, url: str) -> list[Check]:
 
 
 def look_at_worker(settings: Settings) -> list[Check]:
-    worker = services.running(settings, "worker")
+    worker = stack.running(settings, "worker")
     detail = f"pid {worker.pid}" if worker else "none of this home is running"
     return [Check(name="worker", ok=worker is not None, detail=detail, do="Run `trainyard up`.")]
 
@@ -201,11 +201,10 @@ def look_at_models(settings: Settings) -> list[Check]:
 
 
 def look_at_embedded(settings: Settings) -> list[Check]:
-    path = settings.services / "embedded.json"
-    url = json.loads(path.read_text(encoding="utf-8"))["url"] if path.is_file() else None
-    fine = url is not None and stack.answers(f"{url}/health")
-    return [Check(name="embedded model server", ok=fine, note=url is None, detail=str(url or "not running"),
-                  do="Run `trainyard up`.")]  # fmt: skip
+    server = read_record(record_path(settings, EMBEDDED))
+    fine = server is not None and server.answers()
+    return [Check(name="embedded model server", ok=fine, note=server is None,
+                  detail=server.url if server else "not running", do="Run `trainyard up`.")]  # fmt: skip
 
 
 def look_at_night(settings: Settings) -> list[Check]:
@@ -224,7 +223,7 @@ def look_at_targets(settings: Settings) -> list[Check]:
     """Servers that deployments started and that should answer; after `down` they are only told."""
     found = []
     for path, recipe in local.expected(settings).items():
-        server = local.running(path)
+        server = find_service(path)
         fine = server is not None and server.answers()
         state = (
             f"{server.url} does not answer" if server else "its process is gone" if path.is_file() else "not running"

@@ -16,9 +16,11 @@ from trainyard.api.requests.trainers import ProveInput
 from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import Method, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 
-STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
+STAGES = BackendName.NATIVE.facts.stages
 FEW: tuple[tuple[Stage, ...], tuple[Method, ...]] = ((Stage.SFT, Stage.DPO), (Method.LORA, Method.FULL))
 """What is proved when nothing else is asked for: a look of half a minute."""
 POLL_S = 0.2

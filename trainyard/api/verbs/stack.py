@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainyard.api import services, stack
+from trainyard.api import stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
 from trainyard.api.requests.stack import UpInput
 from trainyard.api.responses import Response
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
+from trainyard.compute.services import Service
 from trainyard.errors import NotFound
 from trainyard.serve import embedded
 from trainyard.serve.targets import local
@@ -45,7 +46,7 @@ class EnvOutput(Response):
 
 def up(given: UpInput, context: Context) -> UpOutput:
     settings = context.settings
-    with services.exclusive(settings, context.say):
+    with stack.exclusive(settings, context.say):
         attached = stack.attached(settings, auth=not given.no_auth)
         url = attached or stack.start_server(settings, context.say, auth=not given.no_auth).url
         asks = not attached and stack.admits(settings, url, context.say, auth=not given.no_auth)
@@ -68,7 +69,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
     )
 
 
-def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> services.Service:
+def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
     """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
     for line in sweep_leftovers(settings.home):
         say(line)
@@ -111,11 +112,11 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
 
 def down(_: Nothing, context: Context) -> DownOutput:
     settings = context.settings
-    with services.exclusive(settings):
-        stopped = [name for name in ("worker", "watchdog") if services.stop(settings, name)]
+    with stack.exclusive(settings):
+        stopped = [name for name in ("worker", "watchdog") if stack.stop(settings, name)]
         stopped += ["embedded"] if embedded.stop(settings) else []
         stopped += local.end_all(settings)
-        stopped += [name for name in ("server",) if services.stop(settings, name)]
+        stopped += [name for name in ("server",) if stack.stop(settings, name)]
     return DownOutput(stopped=tuple(stopped))
 
 

@@ -12,28 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.job import TrainingJob
-from trainyard.spec.axes import Method, Optimizer, Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 
-OPTIMIZERS = {
-    Optimizer.ADAMW: "adamw_torch",
-    Optimizer.SGD: "sgd",
-    Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
-    Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
-    Optimizer.ADAFACTOR: "adafactor",
-    Optimizer.LION: "lion_32bit",
-    Optimizer.ADEMAMIX: "ademamix",
-}
-"""Ours -> the name that axolotl hands to transformers."""
-SCHEDULES = {
-    Schedule.LINEAR: "linear",
-    Schedule.COSINE: "cosine",
-    Schedule.COSINE_WITH_RESTARTS: "cosine_with_restarts",
-    Schedule.CONSTANT: "constant",
-    Schedule.CONSTANT_WITH_WARMUP: "constant_with_warmup",
-    Schedule.POLYNOMIAL: "polynomial",
-    Schedule.INVERSE_SQRT: "inverse_sqrt",
-}
-LOSSES = {PreferenceLoss.SIGMOID: "sigmoid", PreferenceLoss.HINGE: "hinge", PreferenceLoss.IPO: "ipo"}
 OUTPUT_FOLDER, PREPARED_FOLDER, ROWS_FILE = "axolotl-output", "axolotl-prepared", "axolotl.jsonl"
 TRIGGER_FILE = "axolotl_checkpoint.save"
 """A file of this name in its output folder makes axolotl save at the end of the step."""
@@ -78,8 +60,8 @@ def config_of(job: TrainingJob, facts: Facts) -> dict[str, Any]:
         "gradient_accumulation_steps": hyper.gradient_accumulation,
         "max_steps": facts.total_steps,
         "num_epochs": 1,  # max_steps decides
-        "optimizer": OPTIMIZERS[hyper.optimizer],
-        "lr_scheduler": SCHEDULES[hyper.schedule],
+        "optimizer": job.config.backend.facts.optimizers[hyper.optimizer],
+        "lr_scheduler": job.config.backend.facts.schedules[hyper.schedule],
         "learning_rate": hyper.learning_rate,
         "warmup_ratio": hyper.warmup_ratio,
         "weight_decay": hyper.weight_decay,
@@ -136,7 +118,7 @@ def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     return {
         "rl": "dpo",
         "dpo_beta": preference.beta,
-        "dpo_loss_type": [LOSSES[preference.loss]],
+        "dpo_loss_type": [preference.loss.value],
         "dpo_label_smoothing": preference.label_smoothing,
         "datasets": [
             {"path": str(facts.folder / ROWS_FILE), "ds_type": "json", "split": "train", "type": "passthrough"}

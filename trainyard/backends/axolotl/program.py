@@ -31,7 +31,6 @@ from trainyard.backends.axolotl.config import (
     config_of,
     row_of,
 )
-from trainyard.backends.foreign import names
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, size_of, terminate
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.results import CHECKPOINT_FOLDER
@@ -39,9 +38,12 @@ from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE, Events
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit
+from trainyard.workers.trainyard_worker import names
 
 CONFIG_FILE, VALIDATION_FILE = "axolotl.yaml", "axolotl-validation.json"
 PLAN_OPTIONS = ("first-weights",)
@@ -63,7 +65,7 @@ def train(folder: Path, events: Events) -> None:
 
 
 def check(run: ExternalRun) -> None:
-    """Write rows and configuration, and have both questions of `validate.py` answered."""
+    """Write rows and configuration, and have both questions of `axolotl_schema.py` answered."""
     shutil.rmtree(run.folder / OUTPUT_FOLDER, ignore_errors=True)
     (run.folder / OUTPUT_FOLDER).mkdir()
     write_rows(run)
@@ -109,7 +111,7 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
     result = folder / VALIDATION_FILE
     result.unlink(missing_ok=True)
     python = str(environments.python_of(BackendName.AXOLOTL))
-    argv = [python, "-m", "trainyard.backends.axolotl.validate", str(folder / CONFIG_FILE), str(result)]
+    argv = [python, "-m", "trainyard_worker.axolotl_schema", str(folder / CONFIG_FILE), str(result)]
     with (folder / LOG_FILE).open("ab") as log:
         subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **given}, cwd=folder,

@@ -12,39 +12,17 @@ from pathlib import Path
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.foreign.reach import Limit, adapter_reasons, refused
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.limits import outside_reach
+from trainyard.backends.limits import reasons
 from trainyard.backends.surroundings import environment
-from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName, Strategy
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.deepspeed.program:train"
-CODE = "R-DEEPSPEED"
-ZERO_STAGES: dict[Strategy, int] = {
-    Strategy.SINGLE: 0,
-    Strategy.DDP: 0,
-    Strategy.ZERO1: 1,
-    Strategy.ZERO2: 2,
-    Strategy.ZERO3: 3,
-}
-"""Strategy -> DeepSpeed's `zero_optimization.stage`."""
-LAUNCHERS = ("auto", "torchrun", "deepspeed")
 
 
 def probe(settings: Settings | None = None) -> Probe:
     return environments.probe(BackendName.DEEPSPEED, settings)
-
-
-def reasons(job: TrainingJob) -> list[Reason]:
-    """Every setting of the job that this backend does not carry out."""
-    launch = job.config.launch
-    limits = [
-        Limit("launch.strategy", launch.strategy, tuple(ZERO_STAGES)),
-        Limit("launch.launcher", launch.launcher, LAUNCHERS),
-    ]
-    return outside_reach(job, CODE) + refused(job, CODE, limits) + adapter_reasons(job, CODE)
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

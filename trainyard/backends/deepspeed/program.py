@@ -18,13 +18,13 @@ from trainyard.backends.foreign.result import finish
 from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
 from trainyard.compute.child import Events
 from trainyard.errors import Corrupt
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.whole import MANIFEST
 
 MEETING_FOLDER = "meeting"
 """Where torchrun's processes find each other; new at each start."""
 LAUNCHING = {"torch.distributed.run", "deepspeed.launcher.launch", "--module"}
-WORKER = "trainyard.backends.deepspeed.worker"
+WORKER = [environments.WORKER_MODULE, BackendName.DEEPSPEED.value]
 
 
 def train(folder: Path, events: Events) -> None:
@@ -78,9 +78,9 @@ def argv(run: ExternalRun) -> list[str]:
             "--no_local_rank",
             "--module",
         ]
-        return [str(python), str(python.with_name("deepspeed")), *options, WORKER, str(run.folder)]
+        return [str(python), str(python.with_name("deepspeed")), *options, *WORKER, str(run.folder)]
     meeting = run.folder / MEETING_FOLDER
-    return torchrun(Launched(str(python), launch, [WORKER, str(run.folder)], meeting))
+    return torchrun(Launched(str(python), launch, [*WORKER, str(run.folder)], meeting))
 
 
 def chosen_devices(run: ExternalRun) -> list[str]:
@@ -137,4 +137,4 @@ def is_rank(process: psutil.Process) -> bool:
         command = process.cmdline()
     except psutil.NoSuchProcess:
         return False  # it has ended since it was listed
-    return command[-3:-1] == ["-m", WORKER] and LAUNCHING.isdisjoint(command)
+    return command[-4:-1] == ["-m", *WORKER] and LAUNCHING.isdisjoint(command)

@@ -14,35 +14,34 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import psutil
 
-from trainyard.backends.foreign import names
+from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt, tell_restart
 from trainyard.compute.child import (
     ERROR_FILE,
     LOG_FILE,
     PR_SET_PDEATHSIG,
-    SPEC_FILE,
     Events,
     Stopped,
     alive,
     prctl,
 )
 from trainyard.compute.gpus import devices_here
-from trainyard.compute.lease import device_locks
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import BackendName, Device
-from trainyard.spec.compat.training import BACKENDS
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
+from trainyard.workers.trainyard_worker import names
 
-LOCK_WAIT_S = 600
 POLL_S = 0.1
 HEAD_LINES, HEAD_CHARACTERS = 40, 4000
 """How much of the head of a tool's log is kept in the record."""
@@ -92,17 +91,26 @@ def conduct(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[
 
     Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
     """
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = frame.read_job(folder)
     device = pick_device(job.config.device, job.config.backend)
-    places, give_up = Path(job.locks), events.stop_requested
-    with device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
-        found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
-        plan = make_plan(folder, device, events, tool.plan_options)
-        at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": restarted_from}
-        write_json_durably(folder / names.PLAN_FOLDER / names.RESUME_FILE, at)
-        events.emit("ledger", **plan["ledger"]["tokens"], rows=plan["ledger"]["rows"], text=plan["ledger"]["line"])
-        lead(ExternalRun(job, folder, events, device, found, plan, restarted_from), tool, finish)
+    with frame.claim_device(job, folder, events, device):
+        run = start_run(job, folder, events, device, partial(make_plan, folder, device, events, tool.plan_options))
+        found = run.found
+        at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": run.restarted_from}
+        write_json_durably(run.place / names.RESUME_FILE, at)
+        lead(run, tool, finish)
+
+
+def start_run(
+    job: TrainingJob, folder: Path, events: Events, device: str, plan: Callable[[], dict[str, Any]]
+) -> ExternalRun:
+    """Find where the job continues, have the plan made, and report both."""
+    found = newest_valid(folder / CHECKPOINT_FOLDER)
+    restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
+    planned = plan()
+    ledger = planned["ledger"]
+    events.emit("ledger", **ledger["tokens"], rows=ledger["rows"], text=ledger["line"])
+    return ExternalRun(job, folder, events, device, found, planned, restarted_from)
 
 
 def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
@@ -119,7 +127,7 @@ def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, in
 
 def pick_device(asked: Device, backend: BackendName) -> str:
     """Where a backend computes on this machine. Raises `InvalidInput` (`E-DEVICE`)."""
-    return device_for(asked, BACKENDS[backend].devices, devices_here())
+    return device_for(asked, backend.facts.devices, devices_here())
 
 
 def device_for(asked: Device, taken: Sequence[Device], here: Sequence[Device]) -> str:
@@ -139,19 +147,29 @@ def make_plan(folder: Path, device: str, events: Events, options: tuple[str, ...
     """Have the plan made by a process of its own, which a stop request ends."""
     place = folder / names.PLAN_FOLDER
     place.mkdir(exist_ok=True)
-    for name in (names.PLAN_FILE, ERROR_FILE):
-        (place / name).unlink(missing_ok=True)
-    argv = [sys.executable, "-m", "trainyard.backends.foreign.plan", str(folder), device, *options]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: PLW1509
-    while not ended(process, POLL_S):
-        if events.stop_requested():
-            process.kill()
-            process.wait()
-            raise Stopped("asked to stop before the first step", step=0)
-    if process.returncode:
-        raise left_error(place / ERROR_FILE, "The training could not be planned.", folder)
+    (place / names.PLAN_FILE).unlink(missing_ok=True)
+    module = "trainyard.backends.foreign.plan"
+    run_helper(module, [str(folder), device, *options], folder, "The training could not be planned.", events)
     plan: dict[str, Any] = orjson.loads((place / names.PLAN_FILE).read_bytes())
     return plan
+
+
+def run_helper(module: str, arguments: list[str], folder: Path, what: str, events: Events | None) -> None:
+    """Run a module that imports torch in a process of its own, which a stop request in `events` ends.
+
+    Raises the error that it left in `plan/error.json`, `what` if there is none, or `Stopped`.
+    """
+    error = folder / names.PLAN_FOLDER / ERROR_FILE
+    error.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: PLW1509
+    while not ended(process, POLL_S):
+        if events is not None and events.stop_requested():
+            process.kill()
+            process.wait()
+            frame.require_not_stopped(True)
+    if process.returncode:
+        raise left_error(error, what, folder)
 
 
 def die_with_us() -> None:

@@ -20,15 +20,16 @@ from peft import LoraConfig, TaskType, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainyard.backends.foreign import names
+from trainyard.backends import frame
 from trainyard.backends.foreign.tokenise import tokenise
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.compute.child import crash_error, write_error
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.train.batching import BatchPlan, Cut
@@ -41,13 +42,12 @@ from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
 from trainyard.train.tokens import encode_preference, require_targets
-
-CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
+from trainyard.workers.trainyard_worker import names
 
 
 def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     """Fill `folder/plan`. Raises what the data, the template or the adapter's shape raise."""
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = frame.read_job(folder)
     place = folder / names.PLAN_FOLDER
     place.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(job)
@@ -62,7 +62,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
         widths = [1] * len(shares)
     plan = plan_of(job, widths)
-    total = total_steps(job, plan.steps_per_epoch)
+    total = frame.total_steps(job.config.hyperparameters, plan.steps_per_epoch)
     planned = Counted()
     with (place / names.STEPS_FILE).open("wb") as stream:
         for line in islice(steps(job, plan, total), total):
@@ -74,7 +74,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
         "attention": default_attention(job.base),
         "total_steps": total,
         "steps_per_epoch": plan.steps_per_epoch,
-        "save_steps": save_steps(job, total),
+        "save_steps": frame.save_steps(job.config.hyperparameters, total),
         "pad_id": tokenizer.pad_token_id,
         "lora": adapter(job, place, first_weights=first_weights),
         "ledger": ledger,
@@ -128,16 +128,6 @@ def plan_of(job: TrainingJob, widths: list[int]) -> BatchPlan:
     return BatchPlan(widths, Cut("padded", "as asked for", rows, hyper.batch_size, 0, hyper.seed), STAGES[Stage.SFT])
 
 
-def total_steps(job: TrainingJob, per_epoch: int) -> int:
-    hyper = job.config.hyperparameters
-    return hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
-
-
-def save_steps(job: TrainingJob, total: int) -> int:
-    share = math.ceil(total / CHECKPOINTS_PER_RUN)
-    return job.config.hyperparameters.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
-
-
 def steps(job: TrainingJob, plan: BatchPlan, total: int) -> Iterator[dict[str, Any]]:
     """One line a step: its learning rate, and its rows by micro-batch."""
     hyper = job.config.hyperparameters
@@ -170,7 +160,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base
         config.save_pretrained(str(place / names.ADAPTER_FOLDER))
-        plain = STAGES[job.config.stage].head == "causal" and not config.use_dora and not config.modules_to_save
+        plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
     chosen = config.target_modules

@@ -9,18 +9,12 @@ from typing import Any
 
 import orjson
 
-from trainyard.backends.foreign import names
+from trainyard.backends import frame
 from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun, log_head
-from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
-from trainyard.compute.child import faultpoint
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import ADAPTER_METHODS, Stage
-from trainyard.stores.artifacts import write_json_durably
-from trainyard.train.checkpoints import seal, whole_or_nothing
-
-NEEDED = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
-"""Is it an adapter -> files without which it is no result."""
+from trainyard.spec.axes.data import Port
+from trainyard.workers.trainyard_worker import names
 
 
 def finish(run: ExternalRun, log_at: int) -> None:
@@ -30,35 +24,24 @@ def finish(run: ExternalRun, log_at: int) -> None:
     record = training_record(run, report, log_head(run, log_at))
     weights = made / "weights"
     require_whole(run, weights)
-    final = run.folder / RESULT_FOLDER
-    temporary = run.folder / f".{RESULT_FOLDER}.tmp"
-    for leftover in (temporary, final):  # of a start that died while saving
-        shutil.rmtree(leftover, ignore_errors=True)
-    with whole_or_nothing(temporary):
-        target = temporary / run.job.output.value
-        shutil.copytree(weights, target)
-        (target / "README.md").unlink(missing_ok=True)
-        adapter = run.job.config.method in ADAPTER_METHODS
-        if adapter:
-            name_base(target / "adapter_config.json", run.job.base)
-        shutil.copytree(
-            run.place / names.TOKENIZER_FOLDER, target / "tokenizer" if adapter else target, dirs_exist_ok=True
-        )
-        write_json_durably(target / TRAINING_FILE, record)
-        faultpoint("result.written")
-        seal(temporary)
-        temporary.rename(final)
+
+    def write(target: Path) -> None:
+        shutil.copytree(weights, target, ignore=shutil.ignore_patterns("README.md"))
+        frame.name_base(run.job, target)
+        place = target / "tokenizer" if run.job.output is Port.ADAPTER else target
+        shutil.copytree(run.place / names.TOKENIZER_FOLDER, place, dirs_exist_ok=True)
+
+    frame.save_result(run.job, run.folder, record, write)
     for leftover in (made, run.place):
         shutil.rmtree(leftover, ignore_errors=True)
     for name in (TOKENS_FILE, LEDGER_FILE, BEGUN_FILE):
         (run.folder / name).unlink(missing_ok=True)
-    run.events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
+    frame.report_metrics(run.events, record)
 
 
 def require_whole(run: ExternalRun, weights: Path) -> None:
     """Raise `TrainyardError` (`E-PROGRAM`) when the tool ended well and left no weights."""
-    missing = [name for name in NEEDED[run.job.config.method in ADAPTER_METHODS] if not (weights / name).is_file()]
-    if missing:
+    if missing := frame.missing_weights(run.job, weights):
         raise TrainyardError(
             f"{run.job.config.backend.value} ended without {missing[0]}.",
             do="Read child.log; the tool says there what it did.",
@@ -66,29 +49,13 @@ def require_whole(run: ExternalRun, weights: Path) -> None:
         )
 
 
-def name_base(path: Path, base: str) -> None:
-    """The adapter's config names the base as the job does, not a copy or a quantised stand-in of the tool's own."""
-    config = orjson.loads(path.read_bytes())
-    write_json_durably(path, {**config, "base_model_name_or_path": base})
-
-
 def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict[str, Any]:
     """`training.json`: what was done, to the token, and which tool did it."""
-    job, config = run.job, run.job.config
     losses = report["losses"]
     common = {
-        "stage": config.stage.value,
-        "method": config.method.value,
-        "backend": config.backend.value,
-        "base_model": config.base_model,
-        "base_path": job.base,
-        "base_sha256": job.base_sha256,
+        **frame.job_facts(run.job),
         "chat_template_sha256": run.plan["ledger"]["chat_template_sha256"],
-        "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if config.stage in (Stage.DPO, Stage.KTO) else None,
         "lora": run.plan["lora"],
-        "control": config.control,
-        "parents": list(job.parents),
         **run.plan["account"],
         "data": {name: run.plan["ledger"][name] for name in ("tokens", "rows")},
         "steps": run.plan["total_steps"],
@@ -96,7 +63,7 @@ def training_record(run: ExternalRun, report: dict[str, Any], head: str) -> dict
         "first_loss": losses[0][1],
         "final_loss": losses[-1][1],
         "device": run.device,
-        "threads": job.threads,
+        "threads": run.job.threads,
         "seconds": round(time.monotonic() - run.started, 3),
     }
     # What is not asked of the tool is known better here; what it reports of itself is its own word.

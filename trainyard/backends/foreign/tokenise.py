@@ -11,9 +11,8 @@ import tokenizers
 import transformers
 from transformers import AutoTokenizer
 
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.frame import read_job
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
-from trainyard.compute.child import SPEC_FILE
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import PLAIN_TEMPLATE
@@ -27,7 +26,7 @@ def tokenise(folder: Path) -> None:
     ledger holds `tokens` {read, trained, masked, truncated, dropped}, `rows`, the chat template and its digest.
     Raises what the data and the template raise (`E-ALL-MASKED`, `E-NO-DATA` …).
     """
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = read_job(folder)
     tokenizer = AutoTokenizer.from_pretrained(job.base, trust_remote_code=False)
     if not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE

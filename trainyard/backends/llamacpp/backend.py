@@ -14,15 +14,13 @@ from pathlib import Path
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.limits import outside_reach
+from trainyard.backends.limits import reasons
 from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
 from trainyard.backends.surroundings import environment
-from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.llamacpp.program:train"
-CODE = "R-LLAMACPP"
 
 
 def probe(settings: Settings | None = None) -> Probe:
@@ -36,11 +34,6 @@ def probe(settings: Settings | None = None) -> Probe:
         why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.mending(BackendName.LLAMACPP, settings)
         return Probe(False, version=found.version, why=why, fix=fix)
     return Probe(True, version=own_version(tools))
-
-
-def reasons(job: TrainingJob) -> list[Reason]:
-    """Every setting of the job that llama-finetune has no way to carry out."""
-    return outside_reach(job, CODE)
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.foreign import names
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.frame import read_job
 from trainyard.backends.llamacpp.back import write_back
 from trainyard.backends.llamacpp.plan import with_tokenizer
-from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.compute.child import crash_error, write_error
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.to_gguf import convert, reach
+from trainyard.workers.trainyard_worker import names
 
 GGUF_FOLDER, GGUF_FILE = "gguf", "model-f32.gguf"
 
 
 def finish(tools: Path, folder: Path, last: Path) -> None:
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = read_job(folder)
     place, weights = folder / names.PLAN_FOLDER, folder / names.MADE_FOLDER / "weights"
     plan = orjson.loads((place / names.PLAN_FILE).read_bytes())
     shutil.rmtree(weights, ignore_errors=True)

@@ -20,19 +20,20 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.backends.foreign import names
+from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import SPEC_FILE, crash_error, write_error
+from trainyard.compute.child import crash_error, write_error
 from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
+from trainyard.workers.trainyard_worker import names
 
 TEXT_FILE, BASE_FILE, SOURCE_FOLDER = "text.txt", "base.gguf", "source"
 WINDOW = 256
@@ -70,7 +71,7 @@ class ContextWindows:
 
 
 def write_plan(tools: Path, folder: Path) -> None:
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = read_job(folder)
     place, base = folder / names.PLAN_FOLDER, Path(job.base)
     if not base.is_dir():
         raise InvalidInput(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +20,31 @@ import orjson
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.base import CHECKPOINT_FOLDER
-from trainyard.backends.foreign import names, result
+from trainyard.backends.foreign import result
 from trainyard.backends.foreign.conductor import (
     BEGUN_FILE,
-    LOCK_WAIT_S,
-    POLL_S,
     ExternalRun,
     ExternalTool,
     carry_out,
-    die_with_us,
     judge,
-    left_error,
+    run_helper,
     size_of,
+    start_run,
 )
-from trainyard.backends.foreign.worker import require_finite
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.frame import claim_device, read_job
 from trainyard.backends.llamacpp.build import FOLDER, own_version
-from trainyard.backends.results import tell_restart
-from trainyard.compute.child import ERROR_FILE, LOG_FILE, SPEC_FILE, Events, Stopped
-from trainyard.compute.lease import device_locks
-from trainyard.compute.supervise import ended
+from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.compute.child import LOG_FILE, Events, Stopped
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import BackendName, Quantization, Schedule
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space
 from trainyard.train.schedules import SCHEDULES
+from trainyard.train.session.finite import require_finite_loss
+from trainyard.workers.trainyard_worker import names
 
 DEVICE = "cpu"
 """The programs are built for CPUs: the one place where llama.cpp trains reliably."""
@@ -83,19 +80,10 @@ class LogCurve:
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
-    places, give_up = Path(job.locks), events.stop_requested
-    with device_locks(places, DEVICE, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
-        found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
-        place = folder / names.PLAN_FOLDER
-        place.mkdir(exist_ok=True)
-        (place / names.PLAN_FILE).unlink(missing_ok=True)
-        assist("plan", folder, events)
-        plan = orjson.loads((place / names.PLAN_FILE).read_bytes())
-        events.emit("ledger", **plan["ledger"]["tokens"], rows=plan["ledger"]["rows"], text=plan["ledger"]["line"])
-        require_space(folder, FREE_COPIES * size_of(place / "base.gguf"))
-        run = ExternalRun(job, folder, events, DEVICE, found, plan, restarted_from)
+    job = read_job(folder)
+    with claim_device(job, folder, events, DEVICE):
+        run = start_run(job, folder, events, DEVICE, partial(make_plan, folder, events))
+        require_space(folder, FREE_COPIES * size_of(run.place / "base.gguf"))
         (folder / BEGUN_FILE).touch()
         report_scope(run)
         log_at = size_of(folder / LOG_FILE)
@@ -108,19 +96,20 @@ def tools() -> Path:
     return environments.folder(BackendName.LLAMACPP) / FOLDER
 
 
-def assist(name: str, folder: Path, events: Events, *more: str) -> None:
-    """Run `plan` or `finish`, which import torch, in a process of its own. Raises what it left, or `Stopped`."""
+def make_plan(folder: Path, events: Events) -> dict[str, Any]:
+    """Have the text, the base's GGUF file and the plan made."""
     place = folder / names.PLAN_FOLDER
-    (place / ERROR_FILE).unlink(missing_ok=True)
-    argv = [sys.executable, "-m", f"trainyard.backends.llamacpp.{name}", str(tools()), str(folder), *more]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: PLW1509
-    while not ended(process, POLL_S):
-        if events.stop_requested() and name == "plan":
-            process.kill()
-            process.wait()
-            raise Stopped("asked to stop before the first step", step=0)
-    if process.returncode:
-        raise left_error(place / ERROR_FILE, f"llama.cpp's files could not be made ({name}).", folder)
+    place.mkdir(exist_ok=True)
+    (place / names.PLAN_FILE).unlink(missing_ok=True)
+    assist("plan", folder, events)
+    plan: dict[str, Any] = orjson.loads((place / names.PLAN_FILE).read_bytes())
+    return plan
+
+
+def assist(name: str, folder: Path, events: Events | None, *more: str) -> None:
+    """Run `plan` or `finish` in a process of its own. Raises what it left, or `Stopped`."""
+    what = f"llama.cpp's files could not be made ({name})."
+    run_helper(f"trainyard.backends.llamacpp.{name}", [str(tools()), str(folder), *more], folder, what, events)
 
 
 def report_scope(run: ExternalRun) -> None:
@@ -221,7 +210,7 @@ class LogWatch:
         for number, mean in self.lines():
             loss = self.curve.see(number, mean)
             step = self.epoch * steps + number
-            require_finite(step, loss)
+            require_finite_loss(step, loss)
             if number % every == 0 or number == steps:
                 self.curve.losses.append([step, loss, self.rate])
                 self.tell(step, loss)
@@ -249,7 +238,7 @@ def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     """Make the result of the last epoch's file."""
     last = newest_valid(run.folder / CHECKPOINT_FOLDER).path
     assert last is not None, "every epoch is a checkpoint"
-    assist("finish", run.folder, run.events, str(last / MODEL_FILE))
+    assist("finish", run.folder, None, str(last / MODEL_FILE))
     weights = run.folder / names.MADE_FOLDER / "weights"
     version = own_version(tools())
     report: dict[str, Any] = {

@@ -12,15 +12,16 @@ from pathlib import Path
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.foreign import names, result
+from trainyard.backends.foreign import result
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct
 from trainyard.compute.child import Events
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
 from trainyard.serve.conversion.mlx import mlx_to_peft, peft_to_mlx
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.workers.trainyard_worker import names
 
-WORKER = "trainyard.backends.mlx.worker"
 START_FOLDER = "start"
 """In the plan: the adapter that the training goes on from, in mlx-lm's layout."""
 OWN_FOLDER = "mlx"
@@ -39,7 +40,7 @@ def prepare(run: ExternalRun) -> None:
 
 
 def argv(run: ExternalRun) -> list[str]:
-    return [str(environments.python_of(BackendName.MLX)), "-m", WORKER, str(run.folder)]
+    return [str(environments.python_of(BackendName.MLX)), *environments.WORKER, "mlx", str(run.folder)]
 
 
 def variables(_run: ExternalRun) -> Mapping[str, str]:

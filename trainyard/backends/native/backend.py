@@ -9,10 +9,10 @@ from pathlib import Path
 from trainyard.backends import launching
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.limits import reasons
 from trainyard.backends.surroundings import environment
-from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import Stage, Strategy
+from trainyard.spec.axes.strategies import Strategy
 
 PROGRAM, SHARED_PROGRAM = "trainyard.backends.native.program:train", "trainyard.backends.native.ranks:train"
 NEEDED = ("torch", "transformers", "peft", "safetensors")
@@ -26,15 +26,6 @@ def probe(_settings: Settings | None = None) -> Probe:
             False, why=f"Not installed: {', '.join(missing)}.", fix="Run `make setup`, or install trainyard again."
         )
     return Probe(True, version=importlib.metadata.version("trainyard"))
-
-
-def reasons(job: TrainingJob) -> list[Reason]:
-    """What the engine does not carry out; what needs a package or a device is reported by the program."""
-    instead = {Stage.PPO: "stage: dpo or kto.", Stage.GRPO: "backend: trl."}.get(job.config.stage)
-    if instead is None:
-        return []
-    because = f"The native engine has no {job.config.stage} stage yet."
-    return [Reason("R-NATIVE", job.node or None, "config.stage", because, instead)]
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

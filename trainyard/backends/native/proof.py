@@ -30,9 +30,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native.program import NativeRun, assemble, fix_numbers, resume, save_checkpoint
+from trainyard.backends.native.assembly import NativeRun, assemble, set_determinism
+from trainyard.backends.native.program import resume, save_checkpoint
 from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
-from trainyard.spec.axes import Device, Method, Port, Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import (
     EngineSettings,
     Hyperparameters,
@@ -46,8 +52,7 @@ from trainyard.train.optimizers import on_eval
 from trainyard.train.resume.state import flatten
 from trainyard.train.resume.writer import CheckpointWriter, newest
 
-STAGES = (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO)
-METHODS = tuple(Method)
+STAGES, METHODS = BackendName.NATIVE.facts.stages, BackendName.NATIVE.facts.methods
 MODES = ("stopped", "killed")
 STEPS, ACCUMULATION, SAVE_STEPS = 4, 3, 2
 STOP_AFTER, KILL_AFTER = 7, 10
@@ -195,7 +200,7 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
     `dropped` names a part of the state that is not taken back: a proof that cannot fail would prove nothing.
     """
     job = job_of(cell, world)
-    fix_numbers(job)
+    set_determinism(job)
     folder.mkdir(parents=True, exist_ok=True)
     events: Any = Silent()
     run = assemble(job, folder, events, "cpu")

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.native import program
-from trainyard.backends.native.program import Settled
+from trainyard.backends.native import assembly, program
+from trainyard.backends.native.assembly import RunPlan
 from trainyard.backends.trl.loading import pick_device
-from trainyard.compute.child import SPEC_FILE, Events, Stopped
+from trainyard.compute.child import Events, Stopped
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.train.head import Head
 from trainyard.train.parallel.session import END, SharedSession, serve
 from trainyard.train.parallel.team import Team, joined, take_device
@@ -24,7 +25,7 @@ from trainyard.train.parallel.team import Team, joined, take_device
 
 def train(folder: Path, events: Events) -> None:
     """This process's part of the job of `folder/spec.json`."""
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = read_job(folder)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = pick_device(job.config.device)
     if device == "cuda":
@@ -53,16 +54,16 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     if word == END:
         return
     job = TrainingJob.model_validate(given[0])
-    program.fix_numbers(job)
-    tokenizer = program.tokenizer_of(job, events)
-    policy = program.make_policy(job, device, events)
+    assembly.set_determinism(job)
+    tokenizer = assembly.tokenizer_of(job, events)
+    policy = assembly.make_policy(job, device, events)
     word, given = team.hear()
     if word == END:
         return
-    told = given[0]
-    settled = Settled(told["total_steps"], Precision(told["precision"]), Head(told["head"]))
+    sent = given[0]
+    plan = RunPlan(sent["total_steps"], Precision(sent["precision"]), Head(sent["head"]))
     place = (device, folder / RANKS_FOLDER / str(team.rank))
-    session = program.open_session(job, policy, tokenizer, settled, place=place, team=team)
+    session = assembly.open_session(job, policy, tokenizer, plan, place=place, team=team)
     policy.reference = None  # the session has it, and drops it when it is told to
     assert isinstance(session, SharedSession)
     serve(session)

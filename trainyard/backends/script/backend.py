@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import trainyard
-from trainyard.backends import environments
+from trainyard.backends import environments, limits
 from trainyard.backends.base import Probe
-from trainyard.backends.foreign.reach import Limit, adapter_reasons, refused
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script.templates import FOLDER, template_reasons
 from trainyard.backends.surroundings import environment
@@ -22,14 +21,11 @@ from trainyard.errors import Reason, TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import BackendName
-from trainyard.spec.compat.place import value_at
-from trainyard.spec.compat.tools import BUILT_IN, beyond_the_built_in
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.script.program:train"
 WRITER = "trainyard.backends.script.files:write"
 """Reads and writes rows, so it is imported when there are some."""
-CODE = "R-SCRIPT-BUILTIN"
 
 
 def probe(settings: Settings | None = None) -> Probe:
@@ -50,12 +46,8 @@ def probe(settings: Settings | None = None) -> Probe:
 
 
 def reasons(job: TrainingJob) -> list[Reason]:
-    """A script of your own decides itself what it carries out; the built-in one says what it lacks."""
-    if job.config.launch.script is not None:
-        return template_reasons(job)
-    beyond = [str(one["setting"]) for one in beyond_the_built_in(job.config)]
-    limits = [Limit(setting, value_at(job.config, setting), BUILT_IN[setting]) for setting in beyond]
-    return refused(job, CODE, limits) + adapter_reasons(job, CODE)
+    """A script of your own decides itself what it carries out; the built-in one has limits as other backends have."""
+    return limits.reasons(job) if job.config.launch.script is None else template_reasons(job)
 
 
 def prepare(job: TrainingJob, folder: Path) -> None:

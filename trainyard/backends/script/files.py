@@ -25,7 +25,7 @@ from trainyard.data.renderers.choice import AUTO, choose
 from trainyard.data.renderers.limited import is_known, limited
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings as current_settings
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template

@@ -19,41 +19,34 @@ from typing import Any
 
 import orjson
 
-from trainyard.backends import environments
+from trainyard.backends import environments, frame
 from trainyard.backends.foreign.conductor import die_with_us, pick_device
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import FOLDER
-from trainyard.compute.child import LOG_FILE, SPEC_FILE, STOPPED_EXIT, Events, Stopped, faultpoint
-from trainyard.compute.lease import device_locks
+from trainyard.compute.child import LOG_FILE, STOPPED_EXIT, Events, Stopped
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.compute.tail import Event, EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Stage
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
-from trainyard.train.checkpoints import seal, whole_or_nothing
 
-LOCK_WAIT_S = 600
 POLL_S = 0.1
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
 """Events of a script that are believed; the others are the conductor's own."""
 EVENTS_VARIABLE, OWN_EVENTS = "TRAINYARD_EVENTS", "events.jsonl"
 MOST_LOG_BYTES = 64 << 20
 """A longer log keeps its head and its tail once the script has ended."""
-NEEDED = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
-"""Is it an adapter -> files without which it is no result."""
 NO_TOKENS = {"read": 0, "trained": 0, "masked": 0, "truncated": 0, "dropped": 0}
 
 
 def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
-    job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    job = frame.read_job(folder)
     device, started = pick_device(job.config.device, BackendName.SCRIPT), time.monotonic()
-    places, give_up = Path(job.locks), events.stop_requested
-    with device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up):
+    with frame.claim_device(job, folder, events, device):
         try:
             code = carry_out(folder, events)
         finally:
@@ -132,26 +125,18 @@ def shorten(path: Path) -> None:
 def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
     """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT-RESULT`)."""
     made = folder / FOLDER / files.OUTPUT
-    is_adapter = job.config.method in ADAPTER_METHODS
-    missing = [name for name in NEEDED[is_adapter] if not (made / name).is_file()]
+    missing = frame.missing_weights(job, made)
     if missing or not list(made.glob("*.safetensors")):
         raise unusable(f"it left no {files.OUTPUT}/{missing[0] if missing else '*.safetensors'}")
     record = training_record(job, folder, facts)
-    final, temporary = folder / RESULT_FOLDER, folder / f".{RESULT_FOLDER}.tmp"
-    for leftover in (temporary, final):  # of a start that died while saving
-        shutil.rmtree(leftover, ignore_errors=True)
-    with whole_or_nothing(temporary):
-        target = temporary / job.output.value
+
+    def write(target: Path) -> None:
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(files.REPORT_FILE, "README.md", "*.bin", "*.pt"))
-        if is_adapter:
-            config = orjson.loads((target / "adapter_config.json").read_bytes())
-            write_json_durably(target / "adapter_config.json", {**config, "base_model_name_or_path": job.base})
-        write_json_durably(target / TRAINING_FILE, record)
-        faultpoint("result.written")
-        seal(temporary)
-        temporary.rename(final)
+        frame.name_base(job, target)
+
+    frame.save_result(job, folder, record, write)
     shutil.rmtree(folder / FOLDER)
-    events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})
+    frame.report_metrics(events, record)
 
 
 def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
@@ -180,18 +165,9 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         "versions": {},
         **facts,
         **told,
-        "stage": config.stage.value,
-        "method": config.method.value,
-        "backend": config.backend.value,
-        "base_model": config.base_model,
-        "base_path": job.base,
-        "base_sha256": job.base_sha256,
+        **frame.job_facts(job),
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
-        "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if config.stage in (Stage.DPO, Stage.KTO) else None,
         "lora": config.lora.model_dump(mode="json") if config.method in ADAPTER_METHODS else None,
-        "control": config.control,
-        "parents": list(job.parents),
         "script": config.launch.script or "built-in",
         "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
         "first_loss": losses[0][1],

@@ -6,6 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from trainyard.backends.environments import WORKERS
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, NotFound, Reason
 from trainyard.settings import Settings
@@ -13,7 +14,7 @@ from trainyard.settings import settings as current_settings
 
 FOLDER = "script"
 """Below the work folder of a job."""
-BUILT_IN = Path(__file__).with_name("standalone.py")
+BUILT_IN = WORKERS / "trainyard_worker" / "standalone.py"
 TEMPLATES_FOLDER = "script_templates"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

@@ -16,16 +16,16 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.sft_config import SFTConfig
 
+from trainyard.backends.frame import save_steps, total_steps
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.trl.backend import OPTIMIZERS, SCHEDULES
-from trainyard.spec.axes import Precision, PreferenceLoss, Schedule, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
 MOST_LOSSES = 1000
 """Points of the loss curve that are logged: every step of a short run, fewer of a long one."""
-CHECKPOINTS_PER_RUN = 5
-LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 50, 500
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ def run_length(job: TrainingJob, rows: int) -> Length:
     batches = math.ceil(rows * completions_of(job) / (hyper.batch_size * job.config.launch.processes))
     whole = iterations_of(job)
     per_epoch = max(1, math.ceil(batches / hyper.gradient_accumulation)) * whole
-    total = hyper.max_steps or max(1, math.ceil((hyper.epochs or 3.0) * per_epoch))
-    save = hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, math.ceil(total / CHECKPOINTS_PER_RUN)))
-    save = math.ceil(save / whole) * whole
+    total = total_steps(hyper, per_epoch)
+    save = math.ceil(save_steps(hyper, total) / whole) * whole
     return Length(total, total / per_epoch, save, max(1, total // MOST_LOSSES), whole)
 
 
@@ -100,10 +99,10 @@ def common_arguments(
         "gradient_accumulation_steps": hyper.gradient_accumulation,
         "max_steps": length.total_steps,
         "learning_rate": hyper.learning_rate,
-        "lr_scheduler_type": SCHEDULES[hyper.schedule],
+        "lr_scheduler_type": job.config.backend.facts.schedules[hyper.schedule],
         "lr_scheduler_kwargs": schedule_arguments(hyper.schedule, length.total_steps),
         "warmup_steps": math.ceil(hyper.warmup_ratio * length.total_steps),
-        "optim": OPTIMIZERS[hyper.optimizer],
+        "optim": job.config.backend.facts.optimizers[hyper.optimizer],
         "weight_decay": hyper.weight_decay,
         "max_grad_norm": hyper.max_grad_norm,
         "max_length": hyper.max_length,

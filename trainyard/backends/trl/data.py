@@ -15,7 +15,8 @@ from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rol
 from trainyard.compute.child import Events
 from trainyard.data.rows import ROWS_FILE, LabelledRow, PreferenceRow, SftRow, read_rows
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port, Stage
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.batching import require_rows
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 from trainyard.train.stages import kto
@@ -40,8 +41,7 @@ class PreparedRun:
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
-    if job.config.stage is Stage.KTO:
-        require_rows(job.config, kto.SMALLEST_BATCH)
+    require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)

@@ -17,7 +17,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer,
 
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
-from trainyard.spec.axes import Device, Method, Stage
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
@@ -98,10 +100,6 @@ def with_adapter(model: Any, job: TrainingJob) -> Any:
     torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
     config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, job.config.lora))
     return inject(model, config, NEW)
-
-
-def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def lora_facts(model: Any, job: TrainingJob) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from transformers.distributed import DistributedConfig
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.methods.loading import default_attention
 from trainyard.train.parallel.team import Team, joined, take_device
 

@@ -21,7 +21,8 @@ from trainyard.backends.trl.data import PreparedRun
 from trainyard.backends.trl.loading import load_base
 from trainyard.backends.trl.rollouts import OurGRPOTrainer, reward_functions, rollouts_of
 from trainyard.backends.trl.trainer import PROMPT_TOKENS, CommittedCheckpoints, OurSFTTrainer, ShuffledOrder
-from trainyard.spec.axes import Method, Stage
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.tokens import Encoded
 
 Common = dict[str, Any]

@@ -6,7 +6,6 @@ Nothing is added to the maths: loss, optimiser and schedule are TRL's and transf
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 import time
@@ -16,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
 from trl.trainer.sft_trainer import SFTTrainer
 
+from trainyard.backends.frame import require_finite_weights
 from trainyard.backends.trl.arguments import Length
 from trainyard.backends.trl.several import PART_FILE, own_states, take_states
 from trainyard.compute.child import Events, faultpoint
-from trainyard.errors import TrainyardError
 from trainyard.train.checkpoints import commit
 from trainyard.train.parallel.team import Team
 from trainyard.train.reporting.counts import Counted
+from trainyard.train.session.finite import require_finite_loss
 from trainyard.train.tokens import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26
@@ -152,13 +151,7 @@ class TrlCallback(TrainerCallback):
         if logs is None or "loss" not in logs:
             return
         loss, rate = float(logs["loss"]), float(logs.get("learning_rate", 0.0))
-        if not math.isfinite(loss):
-            raise TrainyardError(
-                f"The loss of step {state.global_step} is {loss}.",
-                why="The weights left the range of numbers: usually the learning rate is too high for this data.",
-                do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-                code="E-LOSS-NONFINITE",
-            )
+        require_finite_loss(state.global_step, loss)
         self.curve.add(state.global_step, loss, rate)
         self.events.emit(
             "progress",
@@ -343,19 +336,6 @@ def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any 
     labelled_BK = target_BK != IGNORED
     total = torch.nn.functional.cross_entropy(logits_BKV[labelled_BK].float(), target_BK[labelled_BK], reduction="sum")
     return total / (num_items_in_batch if num_items_in_batch is not None else labelled_BK.sum().clamp(min=1))
-
-
-def require_finite_weights(model: torch.nn.Module) -> None:
-    """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor that holds NaN or infinity."""
-    for name, parameter in model.named_parameters():
-        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if parameter.requires_grad and not torch.isfinite(own).all():
-            raise TrainyardError(
-                f"The trained weights hold NaN or infinite numbers, first in {name}.",
-                why="The training diverged; nothing of it is worth keeping.",
-                do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-                code="E-WEIGHTS-NONFINITE",
-            )
 
 
 def newest_trainer_state(checkpoint: Path) -> str:

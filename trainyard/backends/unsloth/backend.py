@@ -10,28 +10,17 @@ from pathlib import Path
 
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.foreign.reach import Limit, adapter_reasons, four_bit_reasons, refused
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.limits import outside_reach
+from trainyard.backends.limits import reasons
 from trainyard.backends.surroundings import environment
-from trainyard.errors import Reason
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 
 PROGRAM = "trainyard.backends.unsloth.program:train"
-CODE = "R-UNSLOTH"
 
 
 def probe(settings: Settings | None = None) -> Probe:
     return environments.probe(BackendName.UNSLOTH, settings)
-
-
-def reasons(job: TrainingJob) -> list[Reason]:
-    """Every setting of the job that this backend does not carry out."""
-    found = outside_reach(job, CODE) + refused(
-        job, CODE, [Limit("launch.processes", job.config.launch.processes, (1,))]
-    )
-    return found + four_bit_reasons(job, CODE) + adapter_reasons(job, CODE)
 
 
 def command(job: TrainingJob, folder: Path) -> list[str]:

@@ -12,9 +12,9 @@ from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, cond
 from trainyard.backends.foreign.result import finish
 from trainyard.compute.child import Events
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import BackendName, Method
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.methods import Method
 
-WORKER = "trainyard.backends.unsloth.worker"
 CACHE_FOLDER = "unsloth_compiled_cache"
 
 
@@ -34,7 +34,7 @@ def check(run: ExternalRun) -> None:
 
 
 def argv(run: ExternalRun) -> list[str]:
-    return [str(environments.python_of(BackendName.UNSLOTH)), "-m", WORKER, str(run.folder)]
+    return [str(environments.python_of(BackendName.UNSLOTH)), *environments.WORKER, "unsloth", str(run.folder)]
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:

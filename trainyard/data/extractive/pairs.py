@@ -19,7 +19,7 @@ from trainyard.data.extractive.facts import Fact, prose_facts, title_of
 from trainyard.data.extractive.outline import outline
 from trainyard.data.extractive.questions import instruction, questions
 from trainyard.data.rows import DocumentRow
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ The strict parser defines what a row means; tests hold these decoders to its res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
@@ -20,6 +21,7 @@ from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.rows import Message, Row, SftRow
 
 QUOTE, BACKSLASH, COLON, SPACE, OPEN, CLOSE = b'"\\: {}'
+ESCAPED = re.compile(r'[\x00-\x1f"\\\ud800-\udfff]')
 Flat = dict[str, str | int | float | bool | None]
 
 
@@ -54,10 +56,11 @@ class FastDecoder:
 def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | None:
     """The decoder for rows that have these keys, which the first row of the file showed.
 
-    None for rows with keys of media, each of which has to be looked into.
+    None for rows with keys of media, each of which has to be looked into, and for keys that are escaped in JSON: the
+    decoder cannot name them.
     """
     kind = normalise.kind(keys)
-    if kind.media:
+    if kind.media or any(map(ESCAPED.search, keys)):
         return None
     return chat_decoder(kind) if kind.shape.name in ("openai", "sharegpt") else flat_decoder(kind, keys)
 

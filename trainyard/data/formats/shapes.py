@@ -17,7 +17,7 @@ from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_key
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 Keys = frozenset[str]
 CHAT = supervised.CHAT_KEYS | {"messages", "conversations"}

@@ -19,7 +19,7 @@ from pyarrow import ipc
 
 from trainyard.data.quarantine import QUARANTINE_FILE, ROW_CHARS, printable
 from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, PreferenceRow, SftRow, to_batch
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ACCOUNTING_FILE = "accounting.json"
 

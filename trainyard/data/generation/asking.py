@@ -34,7 +34,7 @@ from trainyard.data.generation.shapes import (
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 from trainyard.spec.nodes import AiGeneratorConfig
 
 MOST_PAIRS = 8

@@ -20,7 +20,7 @@ from trainyard.data.generation.shapes import (
 )
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import GenerationTemplate
+from trainyard.spec.axes.data import GenerationTemplate
 from trainyard.spec.nodes import AiGeneratorConfig
 
 

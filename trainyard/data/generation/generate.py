@@ -23,7 +23,7 @@ from trainyard.data.generation.asking import Complete, ask, check_answered
 from trainyard.data.generation.extracting import take
 from trainyard.data.generation.shapes import port_of, read_documents
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import GeneratorKind
+from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.nodes import AiGeneratorConfig
 from trainyard.stores.artifacts import Facts, Produced, ProducedSet
 

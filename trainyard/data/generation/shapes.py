@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from trainyard.data.rows import ROWS_FILE, TRAIN, UNSEEN_WORDING, DocumentRow, Message, PreferenceRow, SftRow, read_rows
-from trainyard.spec.axes import GenerationTemplate, Port
+from trainyard.spec.axes.data import GenerationTemplate, Port
 from trainyard.spec.estimate.heldout import rows_to_generate
 from trainyard.spec.nodes import AiGeneratorConfig
 

@@ -20,7 +20,7 @@ from trainyard.data.readers.sets import open_files, open_repository_set
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import chosen_side
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 Report = Callable[[float, str], None]
 

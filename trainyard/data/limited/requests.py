@@ -14,7 +14,7 @@ from trainyard.data.limited.frames import SentError
 from trainyard.data.quarantine import Balance
 from trainyard.data.readers.chunks import FileSelection
 from trainyard.data.readers.streams import Limits
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 MOST_CHARS = 200_000
 """Characters of one text of a tuple; a longer one is a data dump, not something a person wrote."""

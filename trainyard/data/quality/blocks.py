@@ -23,7 +23,7 @@ from trainyard.data.quality.words import Words, words
 from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 MAX_BLOCK_BYTES = 64 << 20
 """Blocks of long rows hold fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""

@@ -30,7 +30,7 @@ from rensa import RMinHash, RMinHashLSH
 
 from trainyard.data.quality.blocks import Block, RowLedger
 from trainyard.data.quality.words import Words
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 
 MESSAGE_COLUMNS = ("messages", "prompt", "chosen", "rejected", "completion")

@@ -19,7 +19,7 @@ from referencing.exceptions import Unresolvable
 
 from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Turns, values
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import QualityRules, ValidatorConfig
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -18,7 +18,7 @@ from trainyard.data.quality.sensitive import masked_texts
 from trainyard.data.quality.words import words
 from trainyard.data.rows import ROWS_FILE
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
 
 Vocabulary = dict[int, np.ndarray]

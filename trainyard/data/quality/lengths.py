@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 
 Item = list[Message] | str

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger, values
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.rows import MESSAGE, MESSAGES
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
 
 UNTOUCHED = frozenset({"id", "type", "name", "role", "tool_call_id", "weight", "required", "pattern", "format", "$ref"})

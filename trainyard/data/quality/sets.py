@@ -23,7 +23,7 @@ from trainyard.data.quality.duplicates import Shingles, identities
 from trainyard.data.quality.words import Words
 from trainyard.data.rows import SCHEMAS, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.data.splits import documents_needed, holdout_order
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 
 

@@ -11,7 +11,7 @@ from trainyard.data.formats.shapes import Kind, Normaliser
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 16 << 20

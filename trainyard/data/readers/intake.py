@@ -16,7 +16,7 @@ from trainyard.data.quarantine import QUARANTINE_FILE, Balance, Quarantine
 from trainyard.data.readers.chunks import Chunk
 from trainyard.data.readers.seen import SeenRows
 from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, Row, to_batch
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 
 ENCODER = msgspec.json.Encoder()
 PENDING_BYTES = 256 << 20

@@ -17,7 +17,7 @@ from trainyard.data.readers import jsonl, tables
 from trainyard.data.readers.chunks import Bad, Chunk, OpenedSet, nothing_to_read
 from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text
 from trainyard.data.rows import TextRow
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 ROW_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"}
 PARQUET_MAGIC = b"PAR1"

@@ -22,7 +22,7 @@ from trainyard.data.readers.rowfiles import PARQUET_MAGIC, ROW_SUFFIXES, row_set
 from trainyard.data.readers.streams import GZIP_MAGIC, Limits, gunzip, open_text, raw_blocks
 from trainyard.data.rows import DocumentRow
 from trainyard.errors import InvalidInput, TrainyardError
-from trainyard.spec.axes import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat, Port
 
 UNREAD_FOLDERS = {"__pycache__", "node_modules", "venv", "site-packages"}
 DOCUMENT_KIND = Kind(DOCUMENT, frozenset())

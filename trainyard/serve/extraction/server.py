@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import socket
 import sys
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -29,13 +25,9 @@ from starlette.routing import Route
 
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.serve.extraction.rules import MODEL, answer
-from trainyard.serve.listening import bind, server_config
-from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, not_found, parse
-from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.processes import process_start
+from trainyard.serve.listening import AnnouncedServer, bind
+from trainyard.serve.protocol import ApiError, ChatRequest, from_trainyard, json_body, not_found, parse
 
-READY_FILE = "embedded.json"
-MAX_BODY_BYTES = 4 << 20
 WARM_UP = "warm"
 CARD = {"id": MODEL, "object": "model", "owned_by": "trainyard", "root": MODEL, "parent": None}
 
@@ -49,7 +41,7 @@ class RulesServer:
     async def chat(self, request: Request) -> Response:
         self.running += 1
         try:
-            asked = parse(ChatRequest, await body_of(request))
+            asked = parse(ChatRequest, await json_body(request))
             if asked.model != MODEL:
                 raise not_found(asked.model, [MODEL])
             for name, given in (("stream", asked.stream), ("n", (asked.n or 1) > 1), ("tools", asked.tools)):
@@ -99,18 +91,6 @@ async def refuse(_request: Request, error: Exception) -> Response:
     return JSONResponse(error.body(), status_code=error.status)
 
 
-async def body_of(request: Request) -> bytes:
-    """The body, at most 4 MiB of JSON: the same refusals as the other server's."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "Send the body as application/json.", "UnsupportedMediaType")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES:,} bytes.", "RequestTooLarge")
-    return bytes(body)
-
-
 def said(messages: list[dict[str, str]]) -> str:
     """The answer; a prompt without a document (a warm-up) gets the empty one."""
     if messages[-1]["content"].strip() == WARM_UP:
@@ -135,31 +115,10 @@ def completion(asked: ChatRequest, messages: list[dict[str, str]], text: str) ->
     }
 
 
-class ReadyExtractionServer(uvicorn.Server):
-    """uvicorn, which tells where it answers once it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, folder: Path | None) -> None:
-        super().__init__(config)
-        self.listener, self.folder = listener, folder
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        port = self.listener.getsockname()[1]
-        facts = {
-            "pid": os.getpid(), "create_time": process_start(), "port": port,
-            "url": f"http://127.0.0.1:{port}", "model": MODEL, "model_sha256": "", "started": time.time(),
-        }  # fmt: skip
-        print(json.dumps(facts), flush=True)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json_durably(self.folder / READY_FILE, facts)
-
-
 def serve(arguments: argparse.Namespace) -> None:
     listener = bind("127.0.0.1", arguments.port)
     app = RulesServer(arguments.delay).app()
-    config = server_config(app, graceful_s=3)
-    ReadyExtractionServer(config, listener, arguments.folder).run(sockets=[listener])
+    AnnouncedServer(app, listener, arguments.folder, MODEL).run(sockets=[listener])
 
 
 def main(argv: list[str] | None = None) -> int:

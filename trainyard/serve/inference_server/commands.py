@@ -12,6 +12,7 @@ import psutil
 import yaml
 from pydantic import ValidationError
 
+from trainyard.compute.services import HOST
 from trainyard.errors import InvalidInput, NotFound, Unavailable
 from trainyard.serve import vllm
 from trainyard.serve.inference_server.profiles import (
@@ -23,7 +24,6 @@ from trainyard.serve.inference_server.profiles import (
 )
 from trainyard.settings import Settings
 
-HOST = "127.0.0.1"
 RULES = "rules"
 WEIGHTS_ROOM = 1.5
 """Sleep level 1 copies the weights while the server still runs: half as much again has to be free."""
@@ -47,15 +47,8 @@ def read_profile(path: Path) -> ServerProfile:
 
 
 def vllm_command(engine: VllmEngine, port: int, profile: ServerProfile, settings: Settings) -> list[str]:
-    program = engine.program or str(vllm.executable(settings) or "")
-    if not program or shutil.which(program) is None:
-        raise Unavailable(
-            "The program vllm is not installed here.",
-            why=f"Looked for {program or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
-            do=f"Install it with `{vllm.install_line(settings)}`, or name `program` in the profile.",
-            code="R-VLLM-MISSING",
-        )
-    argv = vllm.command(Path(program).absolute() if "/" in program else Path(program), engine.model, engine.model, port)
+    name = engine.served_name or engine.model
+    argv = vllm.command(vllm.program(settings, engine.program), engine.model, name, port)
     flags: dict[str, Any] = {
         "--quantization": engine.quantization,
         "--max-model-len": engine.max_model_len,

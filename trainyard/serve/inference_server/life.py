@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
-from trainyard.compute.child import LOG_FILE
 from trainyard.compute.gpus import GpuReadings, read_gpus
 from trainyard.compute.lease import occupants, wait_until_empty
-from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_log_line, supervise
+from trainyard.compute.services import ANSWER_S, HOST, SupervisedService, find_service, free_port, own_services
 from trainyard.errors import Conflict, Unavailable
 from trainyard.inherited import operator_environment
 from trainyard.serve.client.client import ChatClient, Messages, api_key_from, api_url
 from trainyard.serve.extraction.extraction import Complete
-from trainyard.serve.inference_server.commands import HOST, ON_GPU, RUNNING_GAUGES, command, release_of, variables
-from trainyard.serve.inference_server.profiles import Release, ServerProfile
-from trainyard.serve.vllm import ANSWER_S, confirm_closed, free_port, healthy, why_ended
+from trainyard.serve.inference_server.commands import ON_GPU, RUNNING_GAUGES, command, release_of, variables
+from trainyard.serve.inference_server.profiles import Release, ServerProfile, VllmEngine
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
-from trainyard.stores.processes import Start, find_process, process_start
 
-RECORD_FILE = "server.json"
 POLL_S = 0.2
-KILL_S = 15.0
-"""What the shim has, beyond the program's grace, for ending the tree."""
 WARM_S, WARM_TOKENS = 600.0, 64
 SLEEPING_MB, TOLERANCE_MB = 4_096, 512
 """Device memory that a sleeping vLLM keeps, and by how much a reading of an idle device varies."""
 
+ADVICE = {"vllm": "; its arguments are in the profile, or in vllm_options of trainyard.toml"}
 Probe = Callable[[], GpuReadings]
 
 
@@ -62,18 +51,6 @@ class Freed:
     seconds: float
 
 
-@dataclass(frozen=True)
-class ServerRecord:
-    """The process of a server, for whoever comes after a crash."""
-
-    pid: int
-    create_time: Start
-    port: int
-
-    def process(self) -> psutil.Process | None:
-        return find_process(self.pid, self.create_time)
-
-
 class InferenceServer:
     """One server in `folder` (log, events, record). `read` tells the GPUs, `index` is the one it uses."""
 
@@ -83,9 +60,7 @@ class InferenceServer:
         self.profile, self.folder, self.settings, self.index, self.read = profile, folder, settings, index, read
         self.release = release_of(profile)
         self.before_mb: int | None = None
-        self.port: int | None = None
-        self.running: Future[Outcome] | None = None
-        self.ending = threading.Event()
+        self.service = SupervisedService(folder, profile.stop_s)
         self.draining = False
         self.sleeping = False
         self.in_flight = 0
@@ -99,8 +74,8 @@ class InferenceServer:
         """Where the server itself answers, without `/v1`."""
         if self.profile.url:
             return str(api_url(self.profile.url)).rstrip("/").removesuffix("/v1")
-        assert self.port is not None, "the server was not started"
-        return f"http://{HOST}:{self.port}"
+        assert self.service.port, "the server was not started"
+        return f"http://{HOST}:{self.service.port}"
 
     @property
     def chat_url(self) -> str:
@@ -110,7 +85,9 @@ class InferenceServer:
     @property
     def model(self) -> str:
         """The model's name for whoever takes the completions."""
-        return self.profile.gateway_model or self.profile.engine.model
+        engine = self.profile.engine
+        served = engine.served_name if isinstance(engine, VllmEngine) else None
+        return self.profile.gateway_model or served or engine.model
 
     # life
 
@@ -121,7 +98,7 @@ class InferenceServer:
         if somebody else computes on the device, `Unavailable` (`E-SERVER-BOOT`, `R-VLLM-MISSING`, `R-LLAMA-MISSING`).
         """
         self.begun = time.monotonic()
-        self.end_leftover()
+        self.service.end_leftover()
         if self.uses_gpu:
             self.refuse_strangers()
             self.before_mb = self.memory_mb()
@@ -136,7 +113,7 @@ class InferenceServer:
         return self.profile.url is None and self.profile.engine.type in ON_GPU
 
     def refuse_strangers(self) -> None:
-        if found := occupants(self.index, self.read(), frozenset()):
+        if found := occupants(self.index, self.read(), own_services(self.settings)):
             raise Conflict(
                 f"The model server is not started: the device cuda:{self.index} is in use by {found}.",
                 why="Its memory would not suffice for both.",
@@ -145,78 +122,22 @@ class InferenceServer:
             )
 
     def launch(self) -> None:
-        self.port = free_port()
-        argv = command(self.profile, self.port, self.settings)
-        shim = [sys.executable, "-m", "trainyard.compute.shim", str(self.folder), "--grace", str(self.profile.stop_s)]
-        self.ending.clear()
-        # The kernel ends the child when the thread that started it ends; this one waits for the child.
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inference-server")
-        self.running = thread.submit(
-            supervise,
-            [*shim, "--", *argv],
-            self.folder,
-            env=variables(self.profile, argv),
-            wanted=lambda: Wanted.CANCEL if self.ending.is_set() else Wanted.RUN,
-            on_event=self.note,
-            grace_s=self.profile.stop_s + KILL_S,
-            poll_s=POLL_S,
-        )
-        thread.shutdown(wait=False)
-
-    def note(self, event: dict[str, Any]) -> None:
-        """Keep the supervised process's identity where a later process finds it."""
-        if event["event"] == "started" and self.port is not None:
-            try:
-                created = process_start(event["pid"])
-            except psutil.NoSuchProcess:
-                return  # it ended already, and the outcome says why
-            write_json_durably(self.folder / RECORD_FILE, asdict(ServerRecord(event["pid"], created, self.port)))
-
-    def leftover(self) -> ServerRecord | None:
-        """The living server that an earlier process started in this folder."""
-        path = self.folder / RECORD_FILE
-        if not path.is_file():
-            return None
-        try:
-            record = ServerRecord(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
-            return None
-        return record if record.process() is not None else None
-
-    def end_leftover(self) -> None:
-        if (record := self.leftover()) is not None:
-            ProcessTree(record.pid).end()
-        (self.folder / RECORD_FILE).unlink(missing_ok=True)
+        port = free_port()
+        argv = command(self.profile, port, self.settings)
+        self.service.start(argv, variables(self.profile, argv), port)
 
     def wait_ready(self, deadline_s: float | None = None) -> float:
         """Return, after how many seconds, when it answers `/health`.
 
-        Raises `Unavailable` (`E-INFERENCE-START`) when `ready_s` of the profile has passed since the start, or
+        Raises `Unavailable` (`E-SERVER-START`) when `ready_s` of the profile has passed since the start, or
         `deadline_s` from now.
         """
         started = time.monotonic()
         allowed = max(0.0, self.begun + self.profile.ready_s - started)
         allowed = allowed if deadline_s is None else min(allowed, deadline_s)
-        with httpx.Client(base_url=self.url, trust_env=False, timeout=ANSWER_S) as http:
-            while True:
-                if self.running is not None and self.running.done():
-                    raise self.not_started("ended before it was ready", why_ended(self.running.result()))
-                if healthy(http):
-                    return time.monotonic() - started
-                if time.monotonic() - started > allowed:
-                    raise self.not_started(f"was not ready within {round(allowed, 1):g} s", last_log_line(self.folder))
-                if self.running is not None:
-                    wait([self.running], timeout=POLL_S)
-                else:
-                    time.sleep(POLL_S)
-
-    def not_started(self, how: str, why: str) -> Unavailable:
-        return Unavailable(
-            f"The model server ({self.profile.engine.type}) {how}.",
-            why=why or "Its log is empty.",
-            do=f"Read {LOG_FILE} in {self.folder}, then correct the profile.",
-            code="E-INFERENCE-START",
-        )
+        what = f"The model server ({self.profile.engine.type})"
+        self.service.await_ready(what, self.url, allowed, ADVICE.get(self.profile.engine.type, ""))
+        return time.monotonic() - started
 
     def warm(self, schema: dict[str, Any] | None = None) -> float:
         """One short answer bound by the schema, so that its grammar is compiled; returns the seconds it took.
@@ -289,7 +210,7 @@ class InferenceServer:
 
     def busy(self) -> int:
         """Requests that the server itself has, by its metrics; 0 where it has none or does not answer."""
-        if self.running is None and self.profile.url is None:
+        if self.service.running is None and self.profile.url is None:
             return 0
         try:
             text = httpx.get(f"{self.url}/metrics", timeout=ANSWER_S, trust_env=False).text
@@ -318,16 +239,10 @@ class InferenceServer:
     def end(self) -> None:
         """End our process tree and run the stop command; what was not started is left alone. May be called twice.
 
-        Raises `TrainyardError` (`E-VLLM-STOP`) if its port still answers, `Unavailable` (`E-SERVER-BOOT`).
+        Raises `TrainyardError` (`E-SERVER-STOP`) if its port still answers, `Unavailable` (`E-SERVER-BOOT`).
         """
         self.draining = True
-        self.ending.set()
-        if self.running is not None:
-            self.running.result()
-            self.running = None
-            assert self.port is not None
-            confirm_closed(self.port)
-            (self.folder / RECORD_FILE).unlink(missing_ok=True)
+        self.service.end()
         if self.profile.stop_command:
             run_command(self.profile.stop_command, self.profile.ready_s, "stop", self.folder)
 
@@ -342,9 +257,10 @@ class InferenceServer:
         is ever ended.
         """
         started = time.monotonic()
-        if (record := self.leftover()) is not None and not self.sleeping:
-            raise occupied(f"the model server's process {record.pid}")
-        ours = self.own_pids() if self.sleeping else frozenset()
+        left = find_service(self.service.record)
+        if left is not None and not self.sleeping:
+            raise occupied(f"the model server's process {left.pid}")
+        ours = left.pids() if left is not None else frozenset()
         wait_until_empty(self.index, read=self.read, ours=lambda: ours, wait_s=deadline_s)
         allowed = (self.before_mb or 0) + (SLEEPING_MB if self.sleeping else TOLERANCE_MB)
         while (now := self.memory_mb()) is not None and self.before_mb is not None and now > allowed:
@@ -353,13 +269,6 @@ class InferenceServer:
             time.sleep(POLL_S)
         device = f"cuda:{self.index}" if now is not None else "cpu"
         return Freed(device, self.before_mb, now, time.monotonic() - started)
-
-    def own_pids(self) -> frozenset[int]:
-        record = self.leftover()
-        process = record.process() if record is not None else None
-        if process is None:
-            return frozenset()
-        return frozenset(one.pid for one in (process, *process.children(recursive=True)))
 
     def __enter__(self) -> InferenceServer:
         return self

@@ -33,6 +33,7 @@ class VllmEngine(ProfilePart):
 
     type: Literal["vllm"]
     model: str = Field(min_length=1, description="A folder or a Hub name.")
+    served_name: str | None = Field(None, min_length=1, description="The server's name for it, where not the same.")
     quantization: str | None = Field(None, pattern=r"^[a-z0-9_-]+$", description="awq_marlin, gptq_marlin, fp8 …")
     max_model_len: int | None = Field(
         None, ge=512, description="Tokens of prompt and answer; the KV cache is cut to it."

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainyard.compute.services import free_port
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.conversion.layouts import Layout, peft_writer
-from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import call
 from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.openai import ask_canary
@@ -38,7 +38,7 @@ CONTEXT = 4096
 
 def check(site: Site) -> list[Reason]:
     program = tools_of(tool_folder(site, BACKEND)) / "bin" / "llama-server"
-    return [*check_started(site, program, BACKEND), *check_layout(site, "GGUF", dora=False)]
+    return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
 def load(site: Site) -> None:
@@ -54,7 +54,7 @@ def load(site: Site) -> None:
     else:
         own = version / KEPT_MODEL
         argv += ["-m", str(own if own.is_file() else base_gguf(version, settings, environment))]
-    port = local.free_port()
+    port = free_port()
     argv += [
         "--port",
         str(port),

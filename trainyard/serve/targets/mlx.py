@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.serve.conversion.layouts import Layout, peft_writer
-from trainyard.serve.targets import local
 from trainyard.serve.targets.contract import Actions, Site
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import (
@@ -31,13 +31,13 @@ VARIABLES = {"USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
 
 def check(site: Site) -> list[Reason]:
     program = tool_folder(site, BACKEND) / "bin" / "python"
-    return [*check_started(site, program, BACKEND), *check_layout(site, "mlx", dora=True)]
+    return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
 def load(site: Site) -> None:
     """Make the files and start the server."""
     version = site.registry.path(site.new)
-    port = local.free_port()
+    port = free_port()
     argv = [str(tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
     if site.candidate.kind == "adapter":

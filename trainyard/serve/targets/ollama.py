@@ -69,7 +69,7 @@ TEMPLATES: dict[str, GoTemplate] = {
 
 def check(site: Site) -> list[Reason]:
     """ollama answers, the converter is here, and both sides write the same prompt."""
-    reasons = check_layout(site, "GGUF", dora=False)
+    reasons = check_layout(site)
     tools = tools_of(tool_folder(site, BACKEND))
     if not (tools / "convert_hf_to_gguf.py").is_file():
         because = f"ollama takes GGUF files, and the converter of llama.cpp is not installed at {tools}."

@@ -11,10 +11,9 @@ from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.targets.calling import call, garbage
 from trainyard.serve.targets.contract import Site
 from trainyard.settings import settings_file
-from trainyard.spec.axes import TargetType
-
-VLLM_MAX_LORA_RANK = 16
-"""What vLLM starts with when `--max-lora-rank` is not given."""
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.compat.judging import unserved
 
 
 def check_embedded(site: Site) -> list[Reason]:
@@ -37,24 +36,22 @@ def refuse_whole_model(site: Site) -> list[Reason]:
     because = f"a {site.target.type.value} server loads adapters while it runs, and this is a whole model."
     return [
         site.reason(
-            "R-MODEL-TARGET", "type", because, "use target `registry` and start a server with the model's folder."
+            "R-FULL-HOTLOAD", "type", because, "use target `registry` and start a server with the model's folder."
         )
     ]
 
 
 def check_servable(site: Site) -> list[Reason]:
     """What vLLM cannot serve, read from the adapter's own config."""
-    config, reasons = site.candidate.adapter_config, []
-    if config.get("use_dora"):
-        because = "vLLM cannot serve DoRA adapters: it has no magnitude vector."
-        reasons.append(
-            site.reason("R-DORA-VLLM", "type", because, "train with method `lora`, or use target `embedded`.")
-        )
-    if config.get("modules_to_save"):
-        because = f"vLLM serves no adapter with whole modules {', '.join(config['modules_to_save'])}."
-        reasons.append(site.reason("R-MODULES-TO-SAVE", "type", because, "train without lora.modules_to_save."))
-    limit = site.target.max_lora_rank or VLLM_MAX_LORA_RANK
-    if site.candidate.rank > limit:
+    config, facts = site.candidate.adapter_config, site.target.type.facts
+    method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
+    instead = "train with method lora and without lora.modules_to_save, or use target embedded."
+    reasons = [
+        site.reason("R-TARGET-ADAPTER", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
+        for what in unserved(site.target.type, method, config.get("modules_to_save") or ())
+    ]
+    limit = site.target.max_lora_rank or facts.max_lora_rank
+    if limit is not None and site.candidate.rank > limit:
         because = f"the adapter has rank {site.candidate.rank} and the server takes at most {limit}."
         instead = f"start vLLM with --max-lora-rank {site.candidate.rank} and say max_lora_rank, or train a lower rank."
         reasons.append(site.reason("R-RANK-SERVER", "max_lora_rank", because, instead))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard.compute.services import end_service, find_service, write_record
 from trainyard.errors import InvalidInput, Reason
 from trainyard.serve.conversion.architectures import Base, base_config, refused, require_plain
 from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import Site
 from trainyard.settings import Settings
+from trainyard.spec.axes.methods import Method
 
 
 def settings_of(site: Site) -> Settings:
@@ -55,7 +57,7 @@ def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
 def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server beside the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
-    old, before = local.running(place(site)), local.recipe_of(place(site))
+    old, before = find_service(place(site)), local.recipe_of(place(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
     site.server, site.loaded = local.Replacement(recipe.start(), old, recipe, before), True
     site.http = http_client(site.target, site.server.new.url, settings_of(site))
@@ -63,7 +65,7 @@ def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] |
 
 def switch(site: Site) -> None:
     assert site.server is not None, "the canary has answered"
-    local.point(place(site), site.server.new)
+    write_record(place(site), site.server.new)
     local.remember(place(site), site.server.recipe)
     site.switched = True
 
@@ -72,11 +74,11 @@ def undo(site: Site) -> None:
     if site.server is None:
         return
     if site.switched:
-        local.point(place(site), site.server.old)
+        write_record(place(site), site.server.old)
         local.remember(place(site), site.server.before)
         site.switched = False
     close(site)
-    local.end(site.server.new)
+    end_service(site.server.new)
     site.server, site.loaded = None, False
 
 
@@ -84,7 +86,7 @@ def retire(site: Site) -> None:
     """The old server ends after the switch; nobody reads its address any more."""
     close(site)
     if site.server is not None and site.server.old is not None:
-        local.end(site.server.old)
+        end_service(site.server.old)
 
 
 def close(site: Site) -> None:
@@ -92,18 +94,18 @@ def close(site: Site) -> None:
         site.http.close()
 
 
-def check_layout(site: Site, layout: str, *, dora: bool) -> list[Reason]:
+def check_layout(site: Site) -> list[Reason]:
     """What the server's own layout has no words for, read from the adapter's config before anything is touched."""
-    config = site.candidate.adapter_config
+    config, facts = site.candidate.adapter_config, site.target.type.facts
     if site.candidate.kind != "adapter":
         return []
     try:
         require_plain(config)
-        if config.get("use_dora") and not dora:
-            raise refused(f"It is a DoRA adapter, and {layout} has no magnitudes.")
-        if layout == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
+        if config.get("use_dora") and Method.DORA not in facts.methods:
+            raise refused(f"It is a DoRA adapter, and {facts.converts_to} has no magnitudes.")
+        if facts.converts_to == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:
         instead = "train with method lora and without lora.modules_to_save, or use target embedded."
-        return [site.reason("R-TARGET-CONVERT", "type", f"{error.what} {error.why}", instead)]
+        return [site.reason("R-TARGET-ADAPTER", "type", f"{error.what} {error.why}", instead)]
     return []

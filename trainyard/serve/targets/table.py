@@ -15,7 +15,7 @@ from trainyard.serve.targets.openai import (
     undo_load,
 )
 from trainyard.serve.targets.registry import point_registry, unpoint_registry
-from trainyard.spec.axes import TargetType
+from trainyard.spec.axes.targets import TargetType
 
 TARGETS: dict[TargetType, Actions] = {
     TargetType.REGISTRY: Actions(no_objection, nothing, nothing, point_registry, unpoint_registry, nothing),
@@ -27,5 +27,3 @@ TARGETS: dict[TargetType, Actions] = {
     TargetType.OLLAMA: ollama.ACTIONS,
     TargetType.MLX: mlx.ACTIONS,
 }
-SERVERS = frozenset({TargetType.EMBEDDED, TargetType.VLLM, TargetType.OLLAMA})
-"""Targets that are there before the deployment and are spoken to over HTTP; the others are started by it."""

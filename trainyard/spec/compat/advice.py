@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, PreferenceLoss, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, LOW_RANK_METHODS
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -23,15 +27,15 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    ranked = config.method in ADAPTER_METHODS - {Method.OFT} and config.lora.rank is not None
+    ranked = config.method in LOW_RANK_METHODS and config.lora.rank is not None
     return ranked and not least <= (config.lora.rank or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
     """Whether the loss compares the rows of a micro-batch, of which a step has several."""
-    pairs = config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.KTO_PAIR
+    pairs = config.stage is Stage.DPO and config.preference.loss.facts.compares_rows
     several = config.hyperparameters.gradient_accumulation > 1
-    return config.backend is BackendName.NATIVE and several and (pairs or config.stage is Stage.KTO)
+    return config.backend is BackendName.NATIVE and several and (pairs or config.stage.facts.compares_rows)
 
 
 ADVICE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard.spec.axes import DataFormat, GenerationTemplate, GeneratorKind, Port
+from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    PreferenceLoss,
-    Quantization,
-    Stage,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, LOW_RANK_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
@@ -28,24 +23,9 @@ from trainyard.spec.training import (
     resolve_lora,
 )
 
-PACKABLE_STAGES = (Stage.CPT, Stage.SFT)
-"""Stages whose loss is a sum over tokens, whichever row they are in."""
-COMPARING_STAGES = (Stage.KTO,)
-"""Stages whose loss compares the rows of a batch, so that a batch has to keep its rows."""
 CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
 """Setting of the engine -> values whose kernels are written for CUDA."""
 WITHOUT_CUDA = (Device.CPU, Device.MPS)
-
-CPU_AND_CUDA = (Device.CPU, Device.CUDA)
-OPTIMIZER_DEVICES: dict[Optimizer, tuple[Device, ...]] = dict.fromkeys(
-    (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION, Optimizer.ADEMAMIX), CPU_AND_CUDA
-)
-"""Devices of the optimizers that do not run on all."""
-FORMAT_DEVICES: dict[Quantization, tuple[Device, ...]] = dict.fromkeys(
-    (format for format in Quantization if format not in (Quantization.FP8, Quantization.GGUF)), CPU_AND_CUDA
-)
-"""The same for the formats that a frozen base can be held in."""
-
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 """Cloud Storage's rule for the name of a bucket."""
@@ -85,7 +65,7 @@ def without_stage(*other: Stage) -> Callable[[TrainerConfig], bool]:
 
 def has_budget(config: TrainerConfig) -> bool:
     """Batches that are cut by rows have no budget of positions."""
-    return config.engine.batching != "padded" and config.stage not in COMPARING_STAGES
+    return config.engine.batching != "padded" and not config.stage.facts.compares_rows
 
 
 def has_simpo(config: TrainerConfig) -> bool:
@@ -109,7 +89,7 @@ ENGINE_READERS = (
 LORA_READERS = (
     Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
     *(
-        Reader(f"lora.{name}", "a low-rank method such as lora", method(*ADAPTER_METHODS - {Method.OFT}))
+        Reader(f"lora.{name}", "a low-rank method such as lora", method(*LOW_RANK_METHODS))
         for name in ("rank", "alpha", "rslora")
     ),
 )
@@ -132,8 +112,8 @@ def unread(config: TrainerConfig, _: NodeView) -> Hits:
     readers: list[Reader] = []
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
     readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
-    readers += PREFERENCE_READERS if config.stage in (Stage.DPO, Stage.KTO) else ()
-    readers += ROLLOUT_READERS if config.stage is Stage.GRPO and config.rollouts is not None else ()
+    readers += PREFERENCE_READERS if config.stage.facts.preference else ()
+    readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
     defaults = at_defaults(config)
     return [
         {"setting": reader.setting, "by": reader.by}
@@ -164,8 +144,8 @@ def on_native(condition: Callable[[TrainerConfig], Hits]) -> When:
 
 
 def unfit_batching(config: TrainerConfig) -> Hits:
-    asked, compares = config.engine.batching, config.stage in COMPARING_STAGES
-    if asked == "packed" and config.stage not in PACKABLE_STAGES:
+    asked, compares = config.engine.batching, config.stage.facts.compares_rows
+    if asked == "packed" and not config.stage.facts.packable:
         why = "needs each row by itself, so rows cannot be packed into one"
         return {"why": why, "allowed": "padded" if compares else "buckets"}
     if asked == "buckets" and compares:
@@ -179,15 +159,21 @@ def needs_cuda(config: TrainerConfig) -> Hits:
     return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
 
 
-def outside_devices(reach: dict[Any, tuple[Device, ...]], asked: Callable[[TrainerConfig], Any]) -> When:
-    """What is asked for, where the device that is asked for does not carry it out."""
+def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
+    """What is asked for, where it does not run on the device that is asked for."""
 
     def when(config: TrainerConfig, _: NodeView) -> Hits:
         value = asked(config)
-        devices = reach.get(value, tuple(Device))
+        devices = value.facts.devices if value else EVERY_DEVICE
         return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
 
     return when
+
+
+def trained_through(config: TrainerConfig) -> Quantization | None:
+    """The format of the base that qlora trains through; None where no adapter can be trained through it."""
+    format = config.quantization or Quantization.NF4
+    return format if config.method is Method.QLORA and format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -230,16 +216,13 @@ ENGINE_ROWS = (
     ),
     Row(
         "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",
-        outside_devices(OPTIMIZER_DEVICES, lambda config: config.hyperparameters.optimizer),
+        outside_devices(lambda config: config.hyperparameters.optimizer),
         "The optimizer {value} is made by bitsandbytes, which does not run on {config.device}.",
         "Use device {here}, or optimizer adamw.",
     ),
     Row(
         "R-QUANT-DEVICE", "trainer", "config.quantization",
-        outside_devices(
-            FORMAT_DEVICES,
-            lambda config: (config.quantization or Quantization.NF4) if config.method is Method.QLORA else None,
-        ),
+        outside_devices(trained_through),
         "A base in {value} cannot be computed with on {config.device}.",
         "Use device {here}, or method lora.",
     ),

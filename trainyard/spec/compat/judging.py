@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, GenerationTemplate, Method, Port, Stage, TargetType
+from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, Words, listed
-from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
+from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 
-VLLM_MAX_LORA_RANK = 16
-"""What vLLM allows when it was started without --max-lora-rank."""
-HOT_TARGETS = (TargetType.EMBEDDED, TargetType.VLLM)
-"""Targets that load an adapter while they run."""
-STARTED_TARGETS = (TargetType.LLAMA_SERVER, TargetType.MLX)
-"""Targets whose server the deployer starts, because its adapters are fixed then."""
-GGUF_TARGETS = (TargetType.LLAMA_SERVER, TargetType.OLLAMA)
-"""Targets that read adapters in llama.cpp's layout, which has no magnitudes."""
-CONVERTED_TARGETS = (*GGUF_TARGETS, TargetType.MLX)
 OWN_ROWS = ("forgetting",)
 LM_EVAL_PREFIX = "lm_eval:"
 """Benchmarks that bring their rows with them."""
@@ -121,33 +114,34 @@ def unread_by_target(config: DeployerConfig, _: NodeView) -> Hits:
         {"index": index, "setting": name}
         for index, target in enumerate(config.targets)
         for name in SERVER_SETTINGS
-        if target.type is TargetType.REGISTRY and getattr(target, name) is not None
+        if target.type.facts.server == "none" and getattr(target, name) is not None
     ]
 
 
-def is_vllm(target: Any) -> bool:
-    return bool(target.type is TargetType.VLLM)
+def rank_too_high(target: Target, trainer: TrainerConfig) -> Hits:
+    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, trainer.lora.rank or 0
+    return trainer.method.facts.low_rank and limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
 
-def rank_too_high(target: Any, trainer: TrainerConfig) -> Hits:
-    limit = target.max_lora_rank or (VLLM_MAX_LORA_RANK if is_vllm(target) else None)
-    rank = trainer.lora.rank or 0
-    shaped = trainer.method in ADAPTER_METHODS and trainer.method is not Method.OFT
-    return shaped and limit is not None and rank > limit and {"limit": limit, "rank": rank}
+def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
+    """What of an adapter a server of a type does not serve."""
+    found = [f"adapters of method {method}"] if method not in type.facts.methods else []
+    if whole_modules and not type.facts.whole_modules:
+        found.append(f"adapters with whole modules ({listed(whole_modules)})")
+    return found
 
 
-def no_words(target: Any, trainer: TrainerConfig) -> Hits:
-    """What of an adapter the layout of its target cannot say."""
-    if target.type not in CONVERTED_TARGETS or trainer.method not in ADAPTER_METHODS:
-        return False
-    if trainer.method is Method.OFT or (trainer.method is Method.DORA and target.type in GGUF_TARGETS):
-        return {"what": f"method {trainer.method}"}
-    return bool(trainer.lora.modules_to_save) and {"what": f"whole modules ({listed(trainer.lora.modules_to_save)})"}
+def unserved_adapters(config: DeployerConfig, at: NodeView) -> Hits:
+    trainer = at.trainer()
+    return trainer is not None and trainer.method.facts.adapter and [
+        {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
+        for what in unserved(target.type, trainer.method, trainer.lora.modules_to_save)
+    ]  # fmt: skip
 
 
 def before_is_reward(_: Any, at: NodeView) -> Hits:
     trainer = at.trainer()
-    return trainer is not None and trainer.stage is Stage.REWARD
+    return trainer is not None and trainer.stage.facts.head == "reward"
 
 
 def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Hits:
@@ -156,7 +150,7 @@ def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Hits:
     bases = at.at(makers[0]).sources(Port.MODEL) if makers else []
     if not bases:
         return False
-    hot = [(index, target) for index, target in enumerate(config.targets) if target.type in HOT_TARGETS]
+    hot = [(index, target) for index, target in enumerate(config.targets) if target.type.facts.hot_load]
     return [{"index": index, "target": target, "made": bases[0].id} for index, target in hot]
 
 
@@ -213,36 +207,20 @@ DEPLOYER_ROWS = (
     ),
     Row(
         "R-FULL-HOTLOAD", "deployer", "config.targets.{index}.type",
-        targets(lambda target, trainer: target.type in HOT_TARGETS and trainer.method not in ADAPTER_METHODS),
+        targets(lambda target, trainer: target.type.facts.hot_load and not trainer.method.facts.adapter),
         "A server of type {target.type} loads adapters while it runs, and method {trainer.method} makes a whole model.",
         "Use target registry and start a server with the model, or train with method lora.", chained=True,
     ),
     Row(
-        "R-DORA-VLLM", "deployer", "config.targets.{index}.type",
-        targets(lambda target, trainer: is_vllm(target) and trainer.method is Method.DORA),
-        "vLLM cannot serve DoRA adapters: it has no magnitude vector.",
-        "Train with method lora, or use target embedded.", chained=True,
-    ),
-    Row(
-        "R-OFT-VLLM", "deployer", "config.targets.{index}.type",
-        targets(lambda target, trainer: is_vllm(target) and trainer.method is Method.OFT),
-        "vLLM serves low-rank adapters, not orthogonal ones (OFT).",
-        "Train with method lora, or use target embedded.", chained=True,
+        "R-TARGET-ADAPTER", "deployer", "config.targets.{index}.type", unserved_adapters,
+        "A server of type {target.type} does not serve {what}.",
+        "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
         "R-RANK-SERVER", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
         "The adapter has rank {rank}, and the server takes at most {limit}.",
         "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use `lora.rank: {limit}`.",
         chained=True,
-    ),
-    Row(
-        "R-MODULES-TO-SAVE", "deployer", "config.targets.{index}.type",
-        targets(
-            lambda target, trainer: is_vllm(target) and trainer.method in ADAPTER_METHODS
-            and bool(trainer.lora.modules_to_save) and {"modules": listed(trainer.lora.modules_to_save)}
-        ),
-        "vLLM serves no adapter with whole modules ({modules}).",
-        "Remove lora.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
         "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
@@ -258,10 +236,10 @@ DEPLOYER_ROWS = (
     Row(
         "R-TARGET-URL", "deployer", "config.targets.{index}.url",
         lambda config, _: [
-            {"index": index} for index, target in enumerate(config.targets)
-            if is_vllm(target) and target.url is None and target.endpoint is None
+            {"index": index, "target": target} for index, target in enumerate(config.targets)
+            if target.type.facts.needs_address and target.url is None and target.endpoint is None
         ],
-        "A vllm target is reached at its address, and none is given.",
+        "A {target.type} target is reached at its address, and none is given.",
         "Add `url:`, such as http://127.0.0.1:8000, or `endpoint:` with the name of an endpoint in trainyard.toml.",
     ),
     Row(
@@ -279,16 +257,11 @@ DEPLOYER_ROWS = (
         "Remove {setting}, or use the type of the server that is meant, such as vllm.",
     ),
     Row(
-        "R-TARGET-CONVERT", "deployer", "config.targets.{index}.type", targets(no_words),
-        "A server of type {target.type} reads files that have no words for {what}.",
-        "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
-    ),
-    Row(
         "R-TARGET-OWN", "deployer", "config.targets.{index}.{setting}",
         lambda config, _: [
             {"index": index, "target": target, "setting": setting} for index, target in enumerate(config.targets)
             for setting in ("url", "endpoint")
-            if target.type in STARTED_TARGETS and getattr(target, setting) is not None
+            if target.type.facts.server == "started" and getattr(target, setting) is not None
         ],
         "A server of type {target.type} takes adapters when it starts, so the deployer starts one for each version.",
         "Leave {setting} out, or use target vllm.",

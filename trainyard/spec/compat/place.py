@@ -9,7 +9,9 @@ from functools import cached_property, reduce
 from typing import Any, Literal
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import BackendName, Device, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring

@@ -7,12 +7,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import BackendName, Device, GeneratorKind, Precision, TargetType
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import GeneratorKind
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.engine import needs_cuda
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
-from trainyard.spec.packages import FORMAT_PACKAGES, GCS, OPTIMIZER_PACKAGES
+from trainyard.spec.packages import GCS
 from trainyard.spec.training import TrainerConfig
 
 
@@ -85,7 +88,7 @@ def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Hits:
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Hits:
-    if at.facts.backends is None or config.backend is BackendName.SCRIPT:
+    if at.facts.backends is None or config.backend.facts.runs_scripts:
         return False  # a script has a row of its own
     why = at.facts.backends.get(config.backend, "This version does not have it.")
     here = [name.value for name, problem in at.facts.backends.items() if problem is None]
@@ -112,8 +115,8 @@ def no_package(config: TrainerConfig, at: NodeView) -> Hits:
     if has is None or config.backend is not BackendName.NATIVE:
         return False
     optimizer, format = config.hyperparameters.optimizer, config.quantization
-    wanted = [("hyperparameters.optimizer", optimizer.value, OPTIMIZER_PACKAGES[optimizer])]
-    wanted += [("quantization", format.value, FORMAT_PACKAGES[format])] if format else []
+    wanted = [("hyperparameters.optimizer", optimizer.value, optimizer.facts.package)]
+    wanted += [("quantization", format.value, format.facts.package)] if format else []
     mirror = config.engine.mirror or ""
     wanted += [("engine.mirror", mirror, GCS)] if urlsplit(mirror).scheme == "gs" else []
     return [
@@ -135,7 +138,7 @@ ARTICLES = {
 
 
 def other_layout(config: TrainerConfig, base: BaseFacts) -> Hits:
-    own_script = config.backend is BackendName.SCRIPT and config.launch.script is not None
+    own_script = config.backend.facts.runs_scripts and config.launch.script is not None
     return not own_script and base.layout in ARTICLES and {"what": ARTICLES[base.layout], "type": base.model_type}
 
 
@@ -185,8 +188,19 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
     ]
 
 
+def switched_off(config: TrainerConfig, at: NodeView) -> Hits:
+    facts = at.facts.backends
+    why = None if facts is None else facts.get(config.backend, "This version does not have it.")
+    return config.backend.facts.runs_scripts and why is not None and {"why": why}
+
+
 RUN_ROWS = (
     *BASE_ROWS,
+    Row(
+        "R-SCRIPT-OFF", "trainer", "config.backend", switched_off,
+        "Training scripts do not run here: {why}",
+        "Use another backend, or run the script of `trainyard eject` by hand.", scope="run",
+    ),
     Row(
         "R-PATH-ROOT", "*", "config.{where}", data_paths,
         "{because}.", "{instead}.", scope="run",

@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
+from trainyard.spec.compat.backends import BACKEND_ROWS
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS
 from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
@@ -13,13 +14,12 @@ from trainyard.spec.compat.launch import LAUNCH_ROWS
 from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.rollouts import ROLLOUT_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
-from trainyard.spec.compat.tools import SCRIPT_ROWS, TOOL_ROWS
 from trainyard.spec.compat.training import TRAINER_ROWS
 from trainyard.spec.compat.words import WORD_ROWS
 from trainyard.spec.ports import Wiring
 
 ROWS: tuple[Row, ...] = (
-    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *TRAINER_ROWS, *TOOL_ROWS, *SCRIPT_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
+    *DATA_ROWS, *GENERATOR_ROWS, *VALIDATOR_ROWS, *BACKEND_ROWS, *TRAINER_ROWS, *ENGINE_ROWS, *LAUNCH_ROWS,
     *ROLLOUT_ROWS, *EVALUATOR_ROWS, *DEPLOYER_ROWS, *RUN_ROWS, *WORD_ROWS,
 )  # fmt: skip
 """Every refused combination."""

@@ -2,121 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    Port,
-    Precision,
-    PreferenceLoss,
-    Quantization,
-    Schedule,
-    Stage,
-)
-from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed, value_at
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.compat.place import Hits, NodeView, Row, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 
-
-@dataclass(frozen=True)
-class Reach:
-    stages: tuple[Stage, ...]
-    methods: tuple[Method, ...]
-    devices: tuple[Device, ...]
-
-
-BACKENDS: dict[BackendName, Reach] = {
-    BackendName.NATIVE: Reach(
-        (Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO),
-        tuple(Method),
-        (Device.CPU, Device.CUDA, Device.MPS),
-    ),
-    BackendName.TRL: Reach(
-        (Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
-        (Method.LORA, Method.DORA, Method.FULL),
-        (Device.CPU, Device.CUDA, Device.MPS),
-    ),
-    BackendName.UNSLOTH: Reach((Stage.SFT,), (Method.LORA, Method.QLORA), (Device.CPU, Device.CUDA)),
-    BackendName.AXOLOTL: Reach(
-        (Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD),
-        (Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
-        (Device.CPU, Device.CUDA),
-    ),
-    BackendName.DEEPSPEED: Reach((Stage.SFT,), (Method.FULL, Method.LORA), (Device.CPU, Device.CUDA)),
-    BackendName.MLX: Reach((Stage.SFT, Stage.CPT), (Method.LORA, Method.DORA, Method.FULL), (Device.CPU, Device.MPS)),
-    BackendName.LLAMACPP: Reach((Stage.SFT, Stage.CPT), (Method.FULL,), (Device.CPU,)),
-    BackendName.SCRIPT: Reach(tuple(Stage), tuple(Method), (Device.CPU, Device.CUDA, Device.MPS)),
-}
-WHY: dict[tuple[BackendName, str], str] = {
-    (BackendName.LLAMACPP, "method"): ": llama-finetune moves every weight and makes no adapters",
-}
-"""What is worth telling beside the fact itself."""
-TRL_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
-TRL_OPTIMIZERS = (
-    Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR,
-    Optimizer.LION, Optimizer.ADEMAMIX,
-)  # fmt: skip
-TRL_SCHEDULES = (
-    Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP, Schedule.COSINE_WITH_RESTARTS,
-    Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT, Schedule.WSD,
-)  # fmt: skip
-OUTPUT_LAYER = "lm_head"
-HEADLESS_STAGES = (Stage.DPO, Stage.KTO, Stage.GRPO)
-"""Stages whose trainers of TRL do not call the output layer."""
-CONSTANT_SCHEDULES = (Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP)
-EXPORT_ONLY = (Quantization.GGUF, Quantization.FP8)
-CONTROL_STAGES = (Stage.SFT, Stage.DPO)
-SUMMED_METHODS = ADAPTER_METHODS - {Method.DORA, Method.OFT}
-"""Methods whose adapters are plain sums of low-rank matrices, so that two can be written as one."""
-NEVER_WHOLE = (Quantization.GPTQ, Quantization.AWQ)
-"""Formats in which somebody else stored the base, which is then not here in full precision to merge into."""
-WHOLE_METHODS = (Method.FULL, Method.FREEZE)
-"""Methods that move the model's own weights."""
-
-
-def outside_reach(name: BackendName) -> When:
-    """Each of stage, method and device that a backend does not carry out."""
-    reach = BACKENDS[name]
-
-    def when(config: TrainerConfig, _: NodeView) -> Hits:
-        if config.backend is not name:
-            return False
-        axes = [
-            ("stage", config.stage, reach.stages),
-            ("method", config.method, reach.methods),
-            ("device", config.device, (Device.AUTO, *reach.devices)),
-        ]
-        return [
-            {"axis": axis, "value": value, "allowed": listed(allowed), "why": WHY.get((name, axis), "")}
-            for axis, value, allowed in axes
-            if value not in allowed and value is not Stage.GRPO  # which has a row of its own
-        ]
-
-    return when
-
-
-def four_bits(config: TrainerConfig) -> bool:
-    """Whether a trainer that has 4-bit kernels for CUDA only would need them."""
-    return config.method is Method.QLORA and config.backend in (BackendName.UNSLOTH, BackendName.AXOLOTL)
-
-
-def is_export(config: TrainerConfig) -> bool:
-    """Whether the format is that of the result and not of the base: llama.cpp writes a quantised copy beside it."""
-    return config.backend is BackendName.LLAMACPP and config.quantization is Quantization.GGUF
-
-
-def on_trl(condition: Callable[[TrainerConfig], bool]) -> When:
-    return lambda config, _: config.backend is BackendName.TRL and condition(config)
-
-
-def named_targets(config: TrainerConfig) -> tuple[str, ...]:
-    """Modules that get an adapter, where they are named one by one."""
-    targets = config.lora.target_modules
-    return targets if isinstance(targets, tuple) else ()
+CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
 
 
 def earlier(at: NodeView) -> TrainerConfig | None:
@@ -150,9 +47,9 @@ def shape_of(config: TrainerConfig) -> Iterator[str]:
 def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
     """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
     before = earlier(at)
-    if config.adapter == "continue" or before is None or config.method in WHOLE_METHODS:
+    if config.adapter == "continue" or before is None or not config.method.facts.adapter:
         return False
-    other = [method for method in (before.method, config.method) if method not in SUMMED_METHODS]
+    other = [method for method in (before.method, config.method) if not method.facts.summed]
     if other:
         return {"why": f"an adapter of method {other[0]} is no sum of low-rank matrices"}
     common = [module for module in config.lora.modules_to_save if module in before.lora.modules_to_save]
@@ -161,10 +58,8 @@ def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
 
 def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Hits:
     before = earlier(at)
-    return (
-        before is not None and config.adapter == "merge" and before.quantization in NEVER_WHOLE
-        and {"format": before.quantization}
-    )  # fmt: skip
+    format = before.quantization if before is not None else None
+    return config.adapter == "merge" and format is not None and not format.facts.mergeable and {"format": format}
 
 
 def other_base(config: TrainerConfig, at: NodeView) -> Hits:
@@ -182,72 +77,10 @@ def control_in_line(config: TrainerConfig, at: NodeView) -> Hits:
 
 TRAINER_ROWS = (
     Row(
-        "R-TRL-PPO", "trainer", "config.stage", on_trl(lambda config: config.stage is Stage.PPO),
-        "The trl backend has no ppo: the library removed it.",
-        "Use backend native, where ppo belongs; until it is there, stage dpo with preference pairs.",
-    ),
-    Row(
-        "R-TRL-STAGE", "trainer", "config.stage",
-        on_trl(lambda config: config.stage not in (*BACKENDS[BackendName.TRL].stages, Stage.PPO)),
-        "The trl backend carries out sft, dpo, kto, reward and grpo here, not {config.stage}.",
-        "Use stage sft, dpo, kto, reward or grpo, or backend native.",
-    ),
-    Row(
-        "R-TRL-METHOD", "trainer", "config.method",
-        on_trl(lambda config: config.method not in BACKENDS[BackendName.TRL].methods),
-        "The trl backend trains lora, dora and full here, not {config.method}.",
-        "Use method lora, or backend native.",
-    ),
-    Row(
-        "R-TRL-LOSS", "trainer", "config.preference.loss",
-        on_trl(lambda config: config.stage is Stage.DPO and config.preference.loss not in TRL_LOSSES),
-        "The dpo trainer of trl has no loss {config.preference.loss}.",
-        f"Use {listed(TRL_LOSSES)}, or backend native.",
-    ),
-    Row(
-        "R-TRL-HEAD", "trainer", "config.lora.target_modules",
-        on_trl(lambda config: config.stage in HEADLESS_STAGES and OUTPUT_LAYER in named_targets(config)),
-        "The {config.stage} trainer of trl multiplies by the output layer itself, so an adapter on it would not learn.",
-        "Leave lm_head out of lora.target_modules, or use backend native.",
-    ),
-    Row(
-        "R-TRL-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",
-        on_trl(lambda config: config.hyperparameters.optimizer not in TRL_OPTIMIZERS),
-        "The trl backend has no optimizer {config.hyperparameters.optimizer}.",
-        f"Use {listed(TRL_OPTIMIZERS)}, or backend native.",
-    ),
-    Row(
-        "R-TRL-SCHEDULE", "trainer", "config.hyperparameters.schedule",
-        on_trl(lambda config: config.hyperparameters.schedule not in TRL_SCHEDULES),
-        "The trl backend has no schedule {config.hyperparameters.schedule}.",
-        f"Use {listed(TRL_SCHEDULES)}, or backend native.",
-    ),
-    Row(
-        "R-TRL-ADAPTER", "trainer", "config.adapter",
-        lambda config, at: config.backend is BackendName.TRL and config.adapter != "continue" and bool(earlier(at)),
-        "The trl backend continues the adapter of an earlier trainer; it does not {config.adapter} adapters.",
-        "Use `adapter: continue`, or backend native.", chained=True,
-    ),
-    Row(
-        "R-QLORA-CUDA", "trainer", "config.method",
-        lambda config, _: four_bits(config) and config.device is Device.CPU,
-        "The {config.backend} backend trains through a 4-bit base on CUDA only.", "Use method lora, or backend native.",
-    ),
-    Row(
-        "R-QLORA-CUDA", "trainer", "config.method",
-        lambda config, at: four_bits(config) and config.device is Device.AUTO
-        and at.facts.devices is not None and Device.CUDA not in at.facts.devices,
-        "The {config.backend} backend trains through a 4-bit base on CUDA only, and this machine has none.",
-        "Use method lora, or backend native.", scope="run",
-    ),
-    *(
-        Row(
-            f"R-{name.value.upper()}", "trainer", "config.{axis}", outside_reach(name),
-            f"The {name.value} backend has no {{axis}} {{value}}{{why}}.",
-            # What the native engine lacks, no other backend has either.
-            "Use {axis} {allowed}." if name is BackendName.NATIVE else "Use {axis} {allowed}, or another backend.",
-        )
-        for name in BACKENDS if name not in (BackendName.TRL, BackendName.SCRIPT)
+        "R-SCRIPT-UNUSED", "trainer", "config.launch.script",
+        lambda config, _: config.launch.script is not None and not config.backend.facts.runs_scripts,
+        "The {config.backend} backend runs no script; the template {config.launch.script!r} would be ignored.",
+        "Remove launch.script, or use backend script.",
     ),
     Row(
         "R-FP16-CPU", "trainer", "config.hyperparameters.precision",
@@ -257,20 +90,21 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-QUANT-METHOD", "trainer", "config.quantization",
-        lambda config, _: config.quantization is not None and config.method is not Method.QLORA
-        and not is_export(config),
+        lambda config, _: config.quantization is not None and not config.method.facts.quantised
+        and config.quantization not in config.backend.facts.exports,
         "Method {config.method} trains on an unquantised base; {config.quantization} would be ignored.",
         "Use method qlora, or remove quantization.",
     ),
     Row(
         "R-QUANT-EXPORT", "trainer", "config.quantization",
-        lambda config, _: config.method is Method.QLORA and config.quantization in EXPORT_ONLY,
+        lambda config, _: config.method is Method.QLORA and config.quantization is not None
+        and not config.quantization.facts.trains,
         "No adapter can be trained through a base in {config.quantization}.",
         "Use nf4, fp4 or int8.",
     ),
     Row(
         "R-KTO-BATCH", "trainer", "config.hyperparameters.batch_size",
-        lambda config, _: config.stage is Stage.KTO and config.hyperparameters.batch_size == 1,
+        lambda config, _: config.hyperparameters.batch_size < config.stage.facts.smallest_batch,
         "KTO estimates its reference point from other rows of the batch, and a batch of 1 has none.",
         "Use a batch_size of at least 2.",
     ),
@@ -282,13 +116,13 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-LORA-UNUSED", "trainer", "config.lora",
-        lambda config, _: config.method in WHOLE_METHODS and config.lora != resolve_lora(LoraSettings()),
+        lambda config, _: not config.method.facts.adapter and config.lora != resolve_lora(LoraSettings()),
         "Method {config.method} moves the model's own weights; the settings under `lora` would be ignored.",
         "Remove `lora`, or use method lora.",
     ),
     Row(
         "R-PREFERENCE-UNUSED", "trainer", "config.preference",
-        lambda config, _: config.stage not in (Stage.DPO, Stage.KTO) and config.preference != PreferenceSettings(),
+        lambda config, _: not config.stage.facts.preference and config.preference != PreferenceSettings(),
         "Stage {config.stage} has no preference loss; the settings under `preference` would be ignored.",
         "Remove `preference`, or use stage dpo.",
     ),
@@ -302,14 +136,14 @@ TRAINER_ROWS = (
     Row(
         "R-SCHEDULE-FREE", "trainer", "config.hyperparameters.schedule",
         lambda config, _: config.hyperparameters.optimizer is Optimizer.SCHEDULE_FREE_ADAMW
-        and config.hyperparameters.schedule not in CONSTANT_SCHEDULES,
+        and not config.hyperparameters.schedule.facts.constant,
         "The optimizer schedule_free_adamw replaces the schedule; {config.hyperparameters.schedule} would fight it.",
         f"Use {' or '.join(CONSTANT_SCHEDULES)}.",
     ),
     Row(
         "R-GALORE-METHOD", "trainer", "config.hyperparameters.optimizer",
         lambda config, _: config.hyperparameters.optimizer is Optimizer.GALORE
-        and config.method not in WHOLE_METHODS,
+        and config.method.facts.adapter,
         "GaLore projects the gradients of whole weights; method {config.method} has none.",
         "Use method full or freeze, or optimizer adamw.",
     ),
@@ -332,7 +166,7 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-ADAPTER-STACK", "trainer", "config.adapter",
-        lambda config, at: config.adapter == "stack" and config.method in WHOLE_METHODS and bool(earlier(at)),
+        lambda config, at: config.adapter == "stack" and not config.method.facts.adapter and bool(earlier(at)),
         "Method {config.method} moves the model's own weights, and nothing can be stacked on them.",
         "Use `adapter: merge`, which writes the earlier adapter into them first.", chained=True,
     ),
@@ -361,7 +195,7 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-CONTROL-STAGE", "trainer", "config.control",
-        lambda config, _: config.control is not None and config.stage not in CONTROL_STAGES,
+        lambda config, _: config.control is not None and not config.stage.facts.has_control,
         "Stage {config.stage} has no answers to shuffle.", "Use the control with stage sft or dpo.",
     ),
     Row(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.errors import Reason
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.compat.place import Hits, NodeView, Row, answers, fill, listed
 
 PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")

@@ -13,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainyard.errors import InvalidInput, LimitExceeded
-from trainyard.spec.axes import ADAPTER_METHODS, BackendName, Device, Method, Optimizer, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.training import LEARNING_RATES, LoraSettings, Strict, TrainerConfig, resolve_lora
+from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
 
 SAFETY = 1.1
 """What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
-LOW_RANK = (Method.LORA, Method.DORA, Method.LORA_PLUS, Method.OFT)
-QUANTISED_DEVICES = (Device.CPU, Device.CUDA)
+PLAIN_ADAPTERS = tuple(method for method in Method if method.facts.adapter and not method.facts.quantised)
 EIGHT_BIT = {Device.CUDA: Optimizer.PAGED_ADAMW_8BIT, Device.CPU: Optimizer.ADAMW_8BIT}
 """Device -> the 8-bit twin of adamw there; paged states can leave the GPU when it is full."""
 SMALLER = "micro-batches of"
@@ -130,9 +133,9 @@ def needed(memory: Memory) -> int:
 
 def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
     """full, freeze if that is the method, the low-rank method that is asked for or lora, and qlora where it runs."""
-    low_rank = config.method if config.method in LOW_RANK else Method.LORA
+    low_rank = config.method if config.method in PLAIN_ADAPTERS else Method.LORA
     freeze = (Method.FREEZE,) if config.method is Method.FREEZE else ()
-    quantised = (Method.QLORA,) if device in QUANTISED_DEVICES else ()
+    quantised = (Method.QLORA,) if device in Quantization.NF4.facts.devices else ()
     return (Method.FULL, *freeze, low_rank, *quantised)
 
 
@@ -144,12 +147,12 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     if rung is config.method:
         return config
     updates: dict[str, object] = {"method": rung}
-    if rung is not Method.QLORA:
+    if not rung.facts.quantised:
         updates["quantization"] = None
     if rung not in ADAPTER_METHODS:
         updates["lora"] = resolve_lora(LoraSettings())
     rate = config.hyperparameters.learning_rate
-    before, after = (LEARNING_RATES[config.stage, method in ADAPTER_METHODS] for method in (config.method, rung))
+    before, after = (default_learning_rate(config.stage, method) for method in (config.method, rung))
     if rate == before:
         updates["hyperparameters"] = config.hyperparameters.model_copy(update={"learning_rate": after})
     return config.model_copy(update=updates)
@@ -191,8 +194,8 @@ def turned(config: TrainerConfig, device: Device) -> Iterator[tuple[str, Trainer
 def smaller_batch(config: TrainerConfig) -> TrainerConfig | None:
     """The next smaller micro-batch that leaves the rows of a step as they are; None if there is none."""
     hyper = config.hyperparameters
-    smallest = 2 if config.stage is Stage.KTO else 1
-    size = next((n for n in range(hyper.batch_size // 2, smallest - 1, -1) if hyper.batch_size % n == 0), None)
+    smaller = range(hyper.batch_size // 2, config.stage.facts.smallest_batch - 1, -1)
+    size = next((n for n in smaller if hyper.batch_size % n == 0), None)
     if size is None:
         return None
     times = hyper.batch_size // size

@@ -13,17 +13,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainyard.spec.axes import ADAPTER_METHODS, DATA_PORTS, BackendName, Device, Port, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DATA_PORTS, Port
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
-from trainyard.spec.estimate.memory import PAIR_STAGES, STATE_BYTES, Memory, memory_of, trainable
+from trainyard.spec.estimate.memory import Memory, memory_of, trainable
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
 from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
 
-FLOPS_PER_S = {Device.CUDA: 5e13, Device.MPS: 3e12, Device.CPU: 1e11}
-"""Assumed where nothing was measured: 40 % of a 125 TFLOP/s accelerator, an integrated GPU, two CPU cores."""
 KEPT_CHECKPOINTS = 2
 """Of a backend that does not say how many it keeps."""
 
@@ -165,7 +166,7 @@ def kept_checkpoints(config: TrainerConfig) -> int:
 
 def disk_of(trained: int, config: TrainerConfig) -> int:
     """The result, and the checkpoints beside it with their optimizer state."""
-    state = STATE_BYTES.get(config.hyperparameters.optimizer, 8)
+    state = config.hyperparameters.optimizer.facts.state_bytes
     return 4 * trained + kept_checkpoints(config) * (4 + state) * trained
 
 
@@ -177,12 +178,11 @@ def time_of(
         return None, "time: not known without the rows"
     hyper = config.hyperparameters
     per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length) + drawn_length(config)
-    sequences = hyper.batch_size * hyper.gradient_accumulation * (2 if config.stage in PAIR_STAGES else 1)
+    sequences = hyper.batch_size * hyper.gradient_accumulation * config.stage.facts.sequences_with_graph
     per_parameter = 4 if config.method in ADAPTER_METHODS else 6
     per_parameter += 2 if hyper.gradient_checkpointing else 0
-    per_parameter += 2 if config.stage is Stage.DPO else 0  # the reference's forward pass
-    per_parameter += 2 if config.stage is Stage.GRPO else 0  # drawing
-    speed = known.flops_per_s or FLOPS_PER_S.get(device, FLOPS_PER_S[Device.CPU])
+    per_parameter += config.stage.facts.extra_operations
+    speed = known.flops_per_s or device.facts.flops_per_s
     origin = "measured here" if known.flops_per_s else f"assumed for {device}, not measured"
     length = f"{per_row:,} tokens a row" + ("" if known.tokens_per_row else " (the longest allowed)")
     seconds = steps * sequences * per_row * per_parameter * shape.parameters / speed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from trainyard.spec.axes import DATA_PORTS, GenerationTemplate, Port
+from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
 from trainyard.spec.training import Strict, TrainerConfig

@@ -22,51 +22,18 @@ The figures for a CPU are a fit to the resident memory of real runs, fp32, glibc
 
 from __future__ import annotations
 
-from trainyard.spec.axes import (
-    ADAPTER_METHODS,
-    BackendName,
-    Device,
-    Method,
-    Optimizer,
-    PreferenceLoss,
-    Quantization,
-    Stage,
-)
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.sharing import divided, gathered
-from trainyard.spec.training import LoraSettings, Strict, TrainerConfig
+from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, needs_reference
 
 GIB = 2**30
-CONTEXT_BYTES = {Device.CUDA: int(0.8 * GIB), Device.MPS: int(0.45 * GIB), Device.CPU: int(0.45 * GIB)}
 TRL_BYTES = int(0.1 * GIB)
 """What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
-STATE_BYTES = {
-    Optimizer.SGD: 4,
-    Optimizer.ADAMW_8BIT: 2,
-    Optimizer.PAGED_ADAMW_8BIT: 2,
-    Optimizer.ADAFACTOR: 0,
-    Optimizer.LION: 4,
-    Optimizer.MUON: 4,
-    Optimizer.GALORE: 2,
-    Optimizer.ADEMAMIX: 12,
-}
-"""Bytes of optimizer state per trained parameter; 8 where a row is missing (two fp32 moments)."""
-NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""Bits per weight with double quantisation: 4, a byte for each 64 weights and a float32 for each 256 of those."""
-FORMAT_BITS = {
-    Quantization.NF4: NF4_BITS,
-    Quantization.FP4: NF4_BITS,
-    Quantization.INT8: 8.0,
-    Quantization.HQQ_INT4: 4 + 2 * 32 / 64,
-    Quantization.TORCHAO_INT8: 8.0,
-    Quantization.GPTQ: 4 + 20 / 128,
-    Quantization.AWQ: 4 + 20 / 128,
-}
-"""Bits per weight of the linear layers; one scale a row (int8) is left out."""
-PAIR_STAGES = (Stage.DPO, Stage.REWARD)
-"""Stages whose step holds two sequences a row. KTO's second sequence is scored without a graph."""
-WITHOUT_REFERENCE = (PreferenceLoss.ORPO, PreferenceLoss.SIMPO)
 LOGITS_PER_CHUNK = 1 << 25
 """Most logits that a chunked head holds."""
 CHUNKED_ABOVE = 1 << 26
@@ -114,10 +81,10 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     whole = {
         "weights": weights,
         "gradients": 4 * trained,
-        "optimizer": STATE_BYTES.get(hyper.optimizer, 8) * trained,
+        "optimizer": hyper.optimizer.facts.state_bytes * trained,
         "activations": activations + dropped,
         "logits": logits,
-        "dequantised": half * shape.hidden * shape.feed_forward if config.method is Method.QLORA else 0,
+        "dequantised": half * shape.hidden * shape.feed_forward if config.method.facts.quantised else 0,
         "gathered": gathered(shape, config.launch, half if adapter else 4),
     }
     kept = divided(whole, config.launch)
@@ -126,7 +93,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     else:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
     kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
-    context = CONTEXT_BYTES.get(device, CONTEXT_BYTES[Device.CPU])
+    context = int(device.facts.context_gib * GIB)
     if config.backend is BackendName.TRL and not on_cuda:
         context += TRL_BYTES
     return Memory(**kept, fragments=int(fragments), context=context)
@@ -168,21 +135,13 @@ def targeted(shape: ModelShape, lora: LoraSettings) -> dict[str, tuple[int, int]
     return {name: size for name, size in shape.projections.items() if name in names}
 
 
-def needs_reference(config: TrainerConfig) -> bool:
-    """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
-    if config.stage is Stage.DPO:
-        return config.preference.loss not in WITHOUT_REFERENCE
-    drawn = config.rollouts if config.stage is Stage.GRPO else None
-    return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
-
-
 # What it takes
 
 
 def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
     """Bytes of the model's own weights: float32 where they move, half precision or a format's bits where frozen."""
-    if config.method is Method.QLORA:
-        bits = FORMAT_BITS.get(config.quantization or Quantization.NF4, NF4_BITS)
+    if config.method.facts.quantised:
+        bits = (config.quantization or Quantization.NF4).facts.bits
         return int(shape.linear * bits / 8) + half * (shape.parameters - shape.linear)
     return (half if config.method in ADAPTER_METHODS else 4) * shape.parameters
 
@@ -190,9 +149,9 @@ def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
 def positions(config: TrainerConfig, device: Device) -> int:
     """Most positions that one micro-batch holds, padding included."""
     hyper, engine = config.hyperparameters, config.engine
-    sequences = 2 if config.stage in PAIR_STAGES else 1
+    sequences = config.stage.facts.sequences_with_graph
     padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
-    by_rows = engine.batching == "padded" or config.stage is Stage.KTO
+    by_rows = engine.batching == "padded" or config.stage.facts.compares_rows
     if config.backend is not BackendName.NATIVE or by_rows:
         return padded
     budget = engine.token_budget or max(hyper.max_length, hyper.batch_size * hyper.max_length // 2)
@@ -242,7 +201,7 @@ def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device:
 
 def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """What the output layer holds: its logits, the same in float32, and their gradient."""
-    if config.stage is Stage.REWARD:
+    if config.stage.facts.head == "reward":
         return 0
     logits, asked = shape.vocabulary * tokens, config.engine.head
     chunked = asked in ("chunked", "liger") or (asked == "auto" and logits > CHUNKED_ABOVE)

@@ -12,7 +12,8 @@ computes the logits of a step in chunks; they are estimated as if it did not.
 
 from __future__ import annotations
 
-from trainyard.spec.axes import ADAPTER_METHODS, Device, Stage
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 
@@ -20,13 +21,13 @@ from trainyard.spec.training import TrainerConfig
 def drawn_length(config: TrainerConfig) -> int:
     """Most tokens of a completion; 0 where none is drawn."""
     rollouts = config.rollouts
-    return rollouts.max_completion_length if config.stage is Stage.GRPO and rollouts is not None else 0
+    return rollouts.max_completion_length if config.stage.facts.rollouts and rollouts is not None else 0
 
 
 def rows_seen(config: TrainerConfig, rows: int) -> int:
     """Rows of a pass that go through the model, out of those that arrive; again in each step that learns from them."""
     rollouts, hyper = config.rollouts, config.hyperparameters
-    if config.stage is not Stage.GRPO or rollouts is None:
+    if not config.stage.facts.rollouts or rollouts is None:
         return rows
     drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
     prompts = max(1, drawn // rollouts.num_generations)

@@ -8,18 +8,9 @@ layer. ddp divides nothing, and activations are each process's own.
 
 from __future__ import annotations
 
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import LaunchSettings
-
-DIVIDED: dict[Strategy, tuple[str, ...]] = {
-    Strategy.ZERO1: ("optimizer",),
-    Strategy.ZERO2: ("optimizer", "gradients"),
-    Strategy.ZERO3: ("optimizer", "gradients", "weights"),
-    Strategy.FSDP: ("optimizer", "gradients", "weights"),
-    Strategy.FSDP_HYBRID: ("optimizer", "gradients", "weights"),
-}
-"""Strategy -> the parts of the memory that its processes divide among them."""
 
 
 def sharers(launch: LaunchSettings) -> int:
@@ -31,12 +22,12 @@ def sharers(launch: LaunchSettings) -> int:
 
 def divided(kept: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
     """The parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
-    shared = DIVIDED.get(launch.strategy, ())
+    shared = launch.strategy.facts.divided
     return {part: -(-size // sharers(launch)) if part in shared else size for part, size in kept.items()}
 
 
 def gathered(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
     """Bytes of the largest group of weights that a process puts together to compute; `width` is that of a number."""
-    if "weights" not in DIVIDED.get(launch.strategy, ()):
+    if "weights" not in launch.strategy.facts.divided:
         return 0
     return width * max(shape.block, shape.parameters - shape.layers * shape.block)

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.errors import Corrupt, TrainyardError
-from trainyard.spec.axes import BackendName, JobState, Method, Port, Stage
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.states import JobState
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
 from trainyard.stores.files import make_folders

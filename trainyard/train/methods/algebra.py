@@ -139,7 +139,7 @@ def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
     model = load_model(request.base, request.head, options)
     config = read_config(request.adapter, request.head, trainable=False)
     model = written_in(load_adapter(model, request.adapter, config, EARLIER, "cpu"))
-    if spec.quantised:
+    if request.config.method.facts.quantised:
         with TemporaryDirectory(prefix="trainyard-merged-") as folder:
             model.save_pretrained(folder)
             return spec.load(request, folder)

@@ -60,4 +60,3 @@ class MethodSpec:
     adapter_config: Callable[[Any, PolicyRequest], PeftConfig] | None = None
     choose: Callable[[Any, PolicyRequest], list[str]] | None = None
     """Mark the weights that move; returns warnings."""
-    quantised: bool = False

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
-from trainyard.spec.axes import ADAPTER_METHODS, Precision
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest

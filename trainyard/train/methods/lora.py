@@ -12,7 +12,7 @@ from peft import LoraConfig, TaskType
 from transformers.pytorch_utils import Conv1D
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import LoraSettings, TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.quantization.formats import is_hqq

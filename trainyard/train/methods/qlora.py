@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.spec.axes import Quantization
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_base
 from trainyard.train.quantization.formats import convert, load_config, settle, stored_config

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainyard.spec.axes import Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.algebra import adapter_policy, save_policy, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
@@ -21,7 +21,7 @@ from trainyard.train.methods.qlora import load_quantised
 METHODS: dict[Method, MethodSpec] = {
     Method.FULL: MethodSpec(load_base, plain_groups, choose=all_weights),
     Method.LORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
-    Method.QLORA: MethodSpec(load_quantised, plain_groups, adapter_config=lora_config, quantised=True),
+    Method.QLORA: MethodSpec(load_quantised, plain_groups, adapter_config=lora_config),
     Method.DORA: MethodSpec(load_base, plain_groups, adapter_config=lora_config),
     Method.LORA_PLUS: MethodSpec(load_base, lora_plus_groups, adapter_config=lora_config),
     Method.OFT: MethodSpec(load_base, plain_groups, adapter_config=oft_config),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.data import Port
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 MASKS = ("attention_mask", "kl_attention_mask")
@@ -35,7 +35,7 @@ class RowShare:
 
 def share_of(batch: Batch, stage: StageSpec, rank: int, size: int) -> RowShare:
     """A run of neighbouring examples; as many for each process, but for one."""
-    sides = 2 if stage.ports == (Port.PREFERENCE,) else 1
+    sides = 2 if stage.facts.ports == (Port.PREFERENCE,) else 1
     if "position_ids" in batch:
         return packed_share(batch, rank, size)
     examples = batch["input_ids"].shape[0] // sides

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.fsdp import Hybrid

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Strategy
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.optimizers import Assembly, ScheduleFree, make_optimizer, on_eval, on_train, parameters_of
 from trainyard.train.parallel.ddp import Ddp, any_process, buckets, device_of, fill_missing, flattened, unflattened

@@ -1,16 +1,15 @@
-"""Number formats of a frozen base: which package makes them, what they can do, and how a model is loaded in one.
+"""Quantization formats of a frozen base: how a model is loaded in one. Their facts are in `spec/axes/quantization`.
 
-Every format is a row of `FORMATS`. `probe` says whether it can be used here and, if not, which line installs what is
-missing; `load_config` gives what `from_pretrained` takes; `convert` does what transformers leaves undone; `settle`
-makes a loaded model compute the same in training and in evaluation, which bitsandbytes leaves out on a CPU.
+`probe` says whether it can be used here and, if not, which line installs what is missing; `load_config` gives what
+`from_pretrained` takes; `convert` does what transformers leaves undone; `settle` makes a loaded model compute the same
+in training and in evaluation, which bitsandbytes leaves out on a CPU.
 
     load       config = load_config(format, device, stored_config(folder))
                model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, …)
                convert(model, format, device); settle(model)
 
 An adapter is merged into a reload of the base in full precision, never into the quantised weights: `mergeable` says
-whether such a base exists. Sources: QLoRA, arXiv 2305.14314 (nf4, fp4, double quantisation); LLM.int8(), arXiv
-2208.07339; HQQ, mobiusml.github.io/hqq_blog; GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978.
+whether such a base exists.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
@@ -28,8 +27,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from trainyard.errors import InvalidInput, Unavailable
 from trainyard.loading import load
-from trainyard.spec.axes import Quantization
-from trainyard.spec.packages import BITSANDBYTES, FORMAT_PACKAGES, GPTQMODEL, TORCHAO, Package
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.precision import native_bf16
 
 CPU, CUDA = "cpu", "cuda"
@@ -39,70 +37,6 @@ FP8_CAPABILITY = (8, 9)
 """First CUDA capability that multiplies float8 (Ada, Hopper)."""
 FP8_MULTIPLE = 16
 """float8 products need both sides of a weight to be a multiple of this."""
-
-
-@dataclass(frozen=True)
-class FormatRow:
-    """One number format."""
-
-    source: Package
-    calibrates: bool
-    """Whether it is made from sample texts: such a base is loaded as somebody quantised it, not quantised here."""
-    trains: bool
-    """Whether an adapter can be trained through it."""
-    use: Literal["base", "compute", "export"]
-    """A frozen base, the products of a training step, or a file to serve."""
-    devices: tuple[str, ...]
-    mergeable: bool
-    """Whether an adapter trained through it can be merged: the same base has to exist in full precision."""
-    note: str = ""
-
-    @property
-    def package(self) -> str:
-        return self.source.modules[0]
-
-    @property
-    def install(self) -> str:
-        """What pip takes: the versions that ran with this product's torch."""
-        return self.source.install
-
-
-def bitsandbytes_row(note: str) -> FormatRow:
-    return FormatRow(BITSANDBYTES, False, True, "base", (CPU, CUDA), mergeable=True, note=note)
-
-
-def gptqmodel_row(note: str) -> FormatRow:
-    return FormatRow(GPTQMODEL, True, True, "base", (CPU, CUDA), mergeable=False, note=note)
-
-
-FORMATS: dict[Quantization, FormatRow] = {
-    Quantization.NF4: bitsandbytes_row(
-        "The default: 16 levels where a normal distribution has its weights, with double quantisation."
-    ),
-    Quantization.FP4: bitsandbytes_row("As large as nf4 and coarser."),
-    Quantization.INT8: bitsandbytes_row("One scale a row. On CUDA the activations are rounded to int8 as well."),
-    Quantization.HQQ_INT4: FormatRow(
-        FORMAT_PACKAGES[Quantization.HQQ_INT4], calibrates=False, trains=True, use="base", devices=(CPU, CUDA),
-        mergeable=True, note="transformers 5.23 cannot load it: the base is loaded whole and converted layer by layer.",
-    ),
-    Quantization.TORCHAO_INT8: FormatRow(
-        TORCHAO, calibrates=False, trains=True, use="base", devices=(CPU, CUDA), mergeable=True,
-        note="Weights only, one scale a row.",
-    ),
-    Quantization.GPTQ: gptqmodel_row(
-        "A base that is quantised already. gptqmodel 7.7 asks for a newer torch than this product has."
-    ),
-    Quantization.AWQ: gptqmodel_row("A base that is quantised already; transformers reads it through gptqmodel."),
-    Quantization.FP8: FormatRow(
-        TORCHAO, calibrates=False, trains=False, use="compute", devices=(CPU, CUDA),
-        mergeable=True, note="engine.fp8: the products of a training step in float8; emulated, and slower, on a CPU.",
-    ),
-    Quantization.GGUF: FormatRow(
-        FORMAT_PACKAGES[Quantization.GGUF], calibrates=False, trains=False, use="export", devices=(CPU, CUDA),
-        mergeable=False,
-        note="A file for llama.cpp, written after training by its converter; the package reads and checks it.",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,13 +55,13 @@ def version_of(package: str) -> str:
 
 def probe(format: Quantization, device: str) -> Standing:
     """Whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
-    row = FORMATS[format]
-    missing = row.source.missing(lambda name: importlib.util.find_spec(name) is not None)
+    row = format.facts
+    missing = row.package.missing(lambda name: importlib.util.find_spec(name) is not None)
     if missing:
         why = f"{format.value} needs {' and '.join(missing)}, not installed here."
-        return Standing(False, why, f"pip install '{row.install}'")
+        return Standing(False, why, f"pip install '{row.package.install}'")
     if device not in row.devices:
-        why = f"{row.package} has no {format.value} on {device}."
+        why = f"{row.package.name} has no {format.value} on {device}."
         return Standing(False, why, f"Train on {' or '.join(row.devices)}, or use method lora without quantization.")
     if format is Quantization.FP8 and device == CUDA and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         return Standing(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
@@ -155,7 +89,7 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
     `stored` is the base's own quantization config (`stored_config`); gptq and awq need one. Raises `Unavailable`
     (`E-QUANT-UNAVAILABLE`) and `InvalidInput` (`E-QUANT-USE`, `E-QUANT-BASE`).
     """
-    row = FORMATS[format]
+    row = format.facts
     if row.use != "base":
         raise InvalidInput(
             f"A base is never held in {format.value} while an adapter is trained.",
@@ -194,7 +128,7 @@ def stored_config(folder: str) -> dict[str, Any] | None:
 def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None) -> None:
     """A base that is to be quantised is not quantised yet, and one that has to be already is. Raises `E-QUANT-BASE`."""
     has = str(stored.get("quant_method", "another format")).rpartition(".")[2].lower() if stored else ""
-    wanted = format.value if FORMATS[format].calibrates else ""
+    wanted = format.value if format.facts.calibrates else ""
     if has == wanted:
         return
     is_in = f"is stored in {has}" if has else "is stored in full precision"

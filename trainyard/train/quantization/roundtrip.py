@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from bitsandbytes import functional
 
-from trainyard.spec.axes import Quantization
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.quantization.formats import (
     CPU,
-    FORMATS,
     FP8_MULTIPLE,
     load,
     probe,
@@ -52,7 +51,7 @@ def round_trip(format: Quantization) -> RoundTrip | None:
     weight = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
     back, stored = store(weight)
     error = ((back.float() - weight).square().mean() / weight.square().mean()).sqrt()
-    package = FORMATS[format].package
+    package = format.facts.package.name
     return RoundTrip(float(error), 8 * stored / weight.numel(), f"{package} {version_of(package)}")
 
 
@@ -133,10 +132,10 @@ def table() -> list[str]:
 
 
 def line(format: Quantization) -> str:
-    row, found = FORMATS[format], round_trip(format)
+    row, found = format.facts, round_trip(format)
     measured = [NOT_RUN, "-", "-"] if found is None else [f"{found.error:.4f}", bits(found), found.version]
     facts = [
-        f"`{format.value}`", row.package, word(row.calibrates), word(row.trains), row.use, ", ".join(row.devices),
+        f"`{format.value}`", row.package.name, word(row.calibrates), word(row.trains), row.use, ", ".join(row.devices),
         word(row.mergeable),
     ]  # fmt: skip
     return cells([*facts, *measured])

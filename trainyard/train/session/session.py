@@ -26,7 +26,7 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.spec.chain import digest
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, require_known_logits
@@ -451,15 +451,4 @@ def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
             why="A row or a weight is too large for the range of numbers; the weights are as they were.",
             do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
             code="E-GRAD-NONFINITE",
-        )
-
-
-def require_finite(value: float, step: int) -> None:
-    """Raise `E-LOSS-NONFINITE` for a loss that is NaN or infinite."""
-    if not math.isfinite(value):
-        raise TrainyardError(
-            f"The loss of step {step} is {value}.",
-            why="The weights left the range of numbers: usually the learning rate is too high for this data.",
-            do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-            code="E-LOSS-NONFINITE",
         )

@@ -1,4 +1,4 @@
-"""What a stage is: six functions and where its data comes from.
+"""What a stage is: its facts and six functions.
 
 A stage says how rows become tokens, how tokens become a batch, what is read off the model (`score`, for the policy and
 for the reference alike) and what is minimised (`loss`, a pure function). It knows nothing of methods, optimizers or
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.spec.axes import Port
-from trainyard.spec.training import TrainerConfig
+from trainyard.spec.axes.stages import StageFacts
+from trainyard.spec.training import TrainerConfig, needs_reference
 from trainyard.train.head import Head
 from trainyard.train.tokens import Encoded, TokenLedger
 
@@ -33,14 +33,10 @@ Metrics = dict[str, torch.Tensor]
 class StageSpec:
     """One objective."""
 
-    ports: tuple[Port, ...]
-    """Data that it reads, the preferred port first."""
-    head: Literal["causal", "reward"]
+    facts: StageFacts
     encode: Callable[[Iterable[Any], PreTrainedTokenizerBase, TrainerConfig], tuple[Sequence[Encoded], TokenLedger]]
     width: Callable[[Encoded], int]
     """Positions that an example takes in a batch (of its longer sequence)."""
-    sequences: int
-    """Rows of a batch that an example fills: 1, or 2 for a pair."""
     collate: Callable[[Sequence[Encoded], int], Batch]
     """(examples, padding id) -> batch on the CPU."""
     units: Callable[[Batch], int]
@@ -48,7 +44,16 @@ class StageSpec:
     score: Callable[[Any, Batch, Head], Scores]
     loss: Callable[[Batch, Scores, Scores | None, TrainerConfig], tuple[torch.Tensor, Metrics]]
     """(batch, policy, reference, config) -> (sum over the units, metrics)."""
-    needs_reference: Callable[[TrainerConfig], bool]
-    smallest_batch: int = 1
     reference_per_example: bool = False
     """Whether the reference's scores belong to one example each, so that they can be computed once."""
+
+    @property
+    def head(self) -> Literal["causal", "reward"]:
+        return self.facts.head
+
+    @property
+    def sequences(self) -> int:
+        return self.facts.sequences
+
+    def needs_reference(self, config: TrainerConfig) -> bool:
+        return needs_reference(config)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import DocumentRow, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import StageSpec
@@ -72,14 +72,11 @@ def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledge
 
 
 CPT = StageSpec(
-    ports=(Port.TEXT, Port.DOCUMENTS),
-    head="causal",
+    facts=Stage.CPT.facts,
     encode=encode,
     width=sft.width,
-    sequences=1,
     collate=sft.collate,
     units=sft.units,
     score=sft.score,
     loss=sft.loss,
-    needs_reference=lambda _config: False,
 )

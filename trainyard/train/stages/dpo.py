@@ -32,7 +32,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import PreferenceRow
-from trainyard.spec.axes import Port, PreferenceLoss
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import PreferenceSettings, TrainerConfig
 from trainyard.train.head import IGNORED, Head, LabelLogprobs, label_logprobs
 from trainyard.train.stages import pairs
@@ -43,7 +43,6 @@ NEARLY_CERTAIN = -1e-7
 """Log-probability above which odds are no longer told apart: those of an answer with log-probability 0 are infinite."""
 IMITATE = "imitate"
 """Mark of an example whose chosen row is imitated as a whole."""
-WITHOUT_REFERENCE = frozenset({PreferenceLoss.ORPO, PreferenceLoss.SIMPO})
 
 PairLoss = Callable[[Scores, Scores, PreferenceSettings], torch.Tensor]
 """(policy, reference, settings) -> loss of each pair (P,)."""
@@ -103,7 +102,7 @@ def loss(
 ) -> tuple[torch.Tensor, Metrics]:
     """The chosen loss, summed over pairs, with the implicit rewards (beta times the log-ratio to the reference)."""
     settings = config.preference
-    assert reference is not None or settings.loss in WITHOUT_REFERENCE, settings.loss
+    assert reference is not None or not settings.loss.facts.needs_reference, settings.loss
     against = reference if reference is not None else nothing(policy)
     loss_P = LOSSES[settings.loss](policy, against, settings)
     return loss_P.sum(), metrics(policy, against, settings)
@@ -197,15 +196,12 @@ LOSSES: dict[PreferenceLoss, PairLoss] = {
 }
 
 DPO = StageSpec(
-    ports=(Port.PREFERENCE,),
-    head="causal",
+    facts=Stage.DPO.facts,
     encode=encode,
     width=pairs.width,
-    sequences=2,
     collate=collate,
     units=pairs.units,
     score=score,
     loss=loss,
-    needs_reference=lambda config: config.preference.loss not in WITHOUT_REFERENCE,
     reference_per_example=True,
 )

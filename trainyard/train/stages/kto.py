@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.stages import sft
@@ -32,7 +32,6 @@ from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, trainin
 
 MISMATCHED = "kl_"
 """Prefix of a batch's tensors that hold the rows for KL."""
-SMALLEST_BATCH = 2
 
 
 def encode(
@@ -102,11 +101,12 @@ def share(example: Encoded) -> TokenShare:
 
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """The rows (B, T), `desirable_B`, and as `kl_…` (B, U) each prompt with the completion of the row before it."""
-    if len(examples) < SMALLEST_BATCH:
+    smallest = Stage.KTO.facts.smallest_batch
+    if len(examples) < smallest:
         raise InvalidInput(
             "Stage kto compares the rows of a batch, and this batch has one.",
             why="The mismatched rows of its reference point pair each prompt with another row's completion.",
-            do=f"Use a batch_size of at least {SMALLEST_BATCH}.",
+            do=f"Use a batch_size of at least {smallest}.",
             code="E-BATCH-SMALL",
         )
     rows = [answered(example["prompt_ids"], example["completion_ids"]) for example in examples]
@@ -165,15 +165,11 @@ def metrics(reward_B: torch.Tensor, gain_B: torch.Tensor, kl: torch.Tensor, desi
 
 
 KTO = StageSpec(
-    ports=(Port.LABELLED,),
-    head="causal",
+    facts=Stage.KTO.facts,
     encode=encode,
     width=width,
-    sequences=2,
     collate=collate,
     units=units,
     score=score,
     loss=loss,
-    needs_reference=lambda _config: True,
-    smallest_batch=SMALLEST_BATCH,
 )

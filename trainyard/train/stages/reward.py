@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
 from trainyard.train.stages import pairs
@@ -52,14 +52,11 @@ def metrics(chosen_P: torch.Tensor, rejected_P: torch.Tensor) -> Metrics:
 
 
 REWARD = StageSpec(
-    ports=(Port.PREFERENCE,),
-    head="reward",
+    facts=Stage.REWARD.facts,
     encode=pairs.encode,
     width=pairs.width,
-    sequences=2,
     collate=pairs.collate,
     units=pairs.units,
     score=score,
     loss=loss,
-    needs_reference=lambda _config: False,
 )

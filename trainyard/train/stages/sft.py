@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import SftRow
-from trainyard.spec.axes import Port
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, label_logprobs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
@@ -69,14 +69,11 @@ def loss(
 
 
 SFT = StageSpec(
-    ports=(Port.SFT,),
-    head="causal",
+    facts=Stage.SFT.facts,
     encode=encode,
     width=width,
-    sequences=1,
     collate=collate,
     units=units,
     score=score,
     loss=loss,
-    needs_reference=lambda _config: False,
 )

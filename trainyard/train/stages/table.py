@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.stages.contract import StageSpec
 from trainyard.train.stages.cpt import CPT
 from trainyard.train.stages.dpo import DPO

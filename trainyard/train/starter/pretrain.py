@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Precision
+from trainyard.spec.axes.devices import Precision
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.muon import Muon, scale_by_shape
 from trainyard.train.precision import choose_precision, cpu_bf16

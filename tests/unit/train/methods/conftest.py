@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.spec.axes import Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.table import build, parameter_groups, save

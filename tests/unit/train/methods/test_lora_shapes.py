@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Method
+from trainyard.spec.axes.methods import Method
 from trainyard.train.methods.lora import attention_modules
 from trainyard.train.methods.table import build, parameter_groups
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.selection import by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import ADAPTER_METHODS, Method, Quantization
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.table import METHODS, build, parameter_groups, save
 

@@ -21,7 +21,9 @@ from tests.unit.train.stages.stage_rows import TOKENIZER, model_of
 from trainyard.compute.rank import main as rank_main
 from trainyard.compute.rank import read_notes
 from trainyard.errors import TrainyardError
-from trainyard.spec.axes import Precision, Stage, Strategy
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.batching import Cursor, Feed
 from trainyard.train.loop import done, train

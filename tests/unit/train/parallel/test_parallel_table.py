@@ -13,9 +13,8 @@ import pytest
 from tests.small_jobs import Jobs, write_data
 from tests.unit.train.parallel.conftest import ONE, PROCESSES, STRATEGIES, Ask, Ran, case
 from tests.unit.train.parallel.test_parallel import close
-from trainyard.spec.axes import Optimizer, Port
-from trainyard.spec.compat.launch import WHOLE_TENSOR_OPTIMIZERS
-from trainyard.train.optimizers import OPTIMIZERS
+from trainyard.spec.axes.data import Port
+from trainyard.spec.axes.optimizers import Optimizer
 
 pytestmark = pytest.mark.slow
 
@@ -90,9 +89,9 @@ def test_every_strategy_goes_on_to_the_same_bits_in_four_processes(strategy: str
 
 
 def sharable() -> list[tuple[str, str]]:
-    installed = [name for name in Optimizer if importlib.util.find_spec(OPTIMIZERS[name].package)]
+    installed = [name for name in Optimizer if importlib.util.find_spec(name.facts.package.name)]
     whole = [(name.value, strategy) for name, strategy in product(installed, ("zero1", "zero2"))]
-    return whole + [(name.value, "fsdp_hybrid") for name in installed if name not in WHOLE_TENSOR_OPTIMIZERS]
+    return whole + [(name.value, "fsdp_hybrid") for name in installed if not name.facts.whole_tensors]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,9 @@ from tests.unit.train.session.engines import (
     weights_of,
 )
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, TrainyardError
-from trainyard.spec.axes import Optimizer, Precision, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.checkpoints import seal
 from trainyard.train.resume.snapshot import PARTS, Snapshot, require_same
 from trainyard.train.resume.state import flatten, random_state, rebuild, restore_random_state

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs
-from trainyard.spec.axes import Precision, Stage
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.batching import BatchPlan, Feed, choose_cut
 from trainyard.train.methods.full import plain_groups

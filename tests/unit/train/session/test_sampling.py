@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 from tests.unit.train.session.engines import batch_of, config_of, session_of, train_step
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, model_of
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.train.methods.table import checkpoint_activations
 from trainyard.train.session.sampling import Generated, Sampling, StopReason, left_padded, nucleus, sample
 from trainyard.train.session.session import Session

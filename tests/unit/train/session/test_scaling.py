@@ -19,7 +19,8 @@ from tests.unit.train.session.engines import (
     train_step,
     weights_of,
 )
-from trainyard.spec.axes import Optimizer, Precision
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.train.session.session import FIRST_SCALE, Session
 
 OVERFLOW = 1e38

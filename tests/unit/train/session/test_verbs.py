@@ -22,7 +22,8 @@ from tests.unit.train.session.engines import (
 )
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
-from trainyard.spec.axes import Optimizer, Stage
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.stages import Stage
 from trainyard.stores.whole import file_sha256
 from trainyard.train.head import IGNORED
 from trainyard.train.optimizers import on_eval, on_train

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.testing.tiny import TEXT, build_tokenizer
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, assistant, model_of, settings, user
 from trainyard.data.rows import LabelledRow, PreferenceRow
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
 from trainyard.train.stages.table import STAGES

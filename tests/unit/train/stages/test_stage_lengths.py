@@ -9,7 +9,7 @@ import pytest
 from tests.unit.train.stages.stage_rows import TOKENIZER, assistant, conversations, labelled, pairs, settings, user
 from trainyard.data.rows import LabelledRow, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.train.stages.table import STAGES
 from trainyard.train.tokens import require_targets
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.train.stages.stage_rows import TOKENIZER, settings
 from trainyard.data.rows import UNSEEN_DOCUMENTS, TextRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import Stage
+from trainyard.spec.axes.stages import Stage
 from trainyard.testing.tiny import TEXT, build_tokenizer
 from trainyard.train.head import IGNORED
 from trainyard.train.stages import packing

@@ -19,7 +19,7 @@ from tests.unit.train.stages.stage_rows import (
 )
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.stages.contract import Scores
 from trainyard.train.stages.dpo import LOSSES, log1mexp
@@ -256,7 +256,7 @@ def test_a_batch_of_one_is_refused() -> None:
     with pytest.raises(InvalidInput, match="this batch has one") as caught:
         KTO.collate(examples[:1], PAD)
     assert caught.value.code == "E-BATCH-SMALL"
-    assert KTO.smallest_batch == 2
+    assert KTO.facts.smallest_batch == 2
 
 
 def test_a_completion_without_room_is_dropped_and_one_without_text_still_learns_to_stop() -> None:

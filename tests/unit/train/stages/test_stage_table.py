@@ -10,8 +10,7 @@ import torch
 
 from tests.unit.train.stages.stage_rows import PAD, TOKENIZER, conversations, labelled, model_of, pairs, settings
 from trainyard.data.rows import DocumentRow, TextRow
-from trainyard.spec.axes import PreferenceLoss, Stage
-from trainyard.spec.ports import STAGE_DATA
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head
 from trainyard.train.stages.table import STAGES
@@ -53,10 +52,6 @@ def summed(model: Any, reference: Any, config: TrainerConfig, examples: Sequence
     assert total.shape == ()
     assert all(value.shape == () and not value.requires_grad for value in metrics.values())
     return total, stage.units(batch)
-
-
-def test_a_stage_reads_what_the_graph_of_a_chain_brings_it() -> None:
-    assert {stage: spec.ports for stage, spec in STAGES.items()} == {stage: STAGE_DATA[stage] for stage in STAGES}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -13,19 +13,18 @@ from trainyard.api.context import Context
 from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
 from trainyard.api.responses import Response
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import backend as script
 from trainyard.backends.script import files
-from trainyard.compute.gpus import training_threads
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
-from trainyard.spec.axes import DATA_PORTS, BackendName, Port
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import DataSourceConfig
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.artifacts import open_reference
-from trainyard.stores.models import resolve_model
 
 
 class EjectOutput(Response):
@@ -127,17 +126,14 @@ def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> Training
     ports: Iterable[Port] = (port for port in node.inputs if port in DATA_PORTS)
     data = {port: folder for port in ports if (folder := inputs.folder(node, port)) is not None}
     model, adapter = inputs.folder(node, Port.MODEL), inputs.folder(node, Port.ADAPTER)
-    base = resolve_model(str(model or config.base_model or settings.default_base_model), settings)
     own = config.launch.script if config.backend is BackendName.SCRIPT else None
     launch = config.launch.model_copy(update={"script": own})
-    return TrainingJob(
-        config=config.model_copy(update={"backend": BackendName.SCRIPT, "launch": launch}),
+    return job_for(
+        config.model_copy(update={"backend": BackendName.SCRIPT, "launch": launch}),
+        str(model or config.base_model or settings.default_base_model),
+        settings,
         data={port: str(folder) for port, folder in data.items()},
-        base=base.location,
-        base_sha256=base.sha256,
         adapter=str(adapter) if adapter else None,
-        threads=training_threads(settings.threads),
-        locks=str(settings.services / "devices"),
         run=chain.digest[:12],
         node=node.id,
     )

@@ -11,7 +11,7 @@ from trainyard.backends.base import probe
 from trainyard.backends.manager import marker_only
 from trainyard.errors import Refused, Unavailable
 from trainyard.settings import Settings
-from trainyard.spec.axes import BackendName
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.training import TrainerConfig
 

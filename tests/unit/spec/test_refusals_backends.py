@@ -1,0 +1,139 @@
+"""What a backend does not support: every limit of every backend, in a chain and for a job alike."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from tests.unit.spec.chains import node, reasons, source
+from tests.unit.spec.test_refusals import run_codes
+from trainyard.spec.axes.backends import BackendName
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, limits, refused_settings
+from trainyard.spec.training import TrainerConfig
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "stage": tuple(Stage),
+    "method": tuple(Method),
+    "device": tuple(Device),
+    "quantization": (None, *Quantization),
+    "adapter": ("continue", "stack", "merge"),
+    "preference.loss": tuple(PreferenceLoss),
+    "lora.modules_to_save": ((), ("lm_head",)),
+    "launch.strategy": tuple(Strategy),
+    "launch.launcher": ("auto", "torchrun", "accelerate", "deepspeed"),
+    "launch.processes": (1, 2),
+    "hyperparameters.optimizer": tuple(Optimizer),
+    "hyperparameters.schedule": tuple(Schedule),
+    "hyperparameters.precision": tuple(Precision),
+    "hyperparameters.max_steps": (None, 3),
+    "hyperparameters.gradient_accumulation": (1, 2),
+    "hyperparameters.batch_size": (4, 8),
+    "hyperparameters.warmup_ratio": (0.03, 0.0),
+    "hyperparameters.max_grad_norm": (1.0, 2.0),
+    "hyperparameters.gradient_checkpointing": (False, True),
+    "hyperparameters.seed": (42, 7),
+    "hyperparameters.save_steps": (None, 9),
+}
+"""Setting -> values of which some backend supports some."""
+
+
+def with_setting(config: TrainerConfig, setting: str, value: Any) -> TrainerConfig:
+    group, _, name = setting.rpartition(".")
+    if not group:
+        return config.model_copy(update={name: value})
+    changed = reduce(getattr, group.split("."), config).model_copy(update={name: value})
+    return config.model_copy(update={group: changed})
+
+
+STAGES_OF = [(backend, stage) for backend in BackendName for stage in backend.facts.stages]
+
+
+@pytest.mark.parametrize(("backend", "stage"), STAGES_OF)
+def test_each_value_is_supported_or_refused_by_its_setting(backend: BackendName, stage: Stage) -> None:
+    usual = TrainerConfig(backend=backend, stage=stage, method=backend.facts.methods[0])
+    assert refused_settings(usual) == {}
+    for setting, allowed, _ in limits(usual):
+        assert set(allowed) <= set(VALUES[setting]), setting
+        for value in VALUES[setting]:
+            refused = refused_settings(with_setting(usual, setting, value))
+            assert (setting in refused) is (value not in allowed), (setting, value)
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "because", "instead"),
+    [
+        ({"stage": "ppo"}, "stage", "native backend does not support stage ppo.", "cpt, sft, reward, dpo, kto."),
+        ({"backend": "trl", "stage": "ppo"}, "stage", "stage ppo: the library removed it.",
+         "sft, dpo, kto, reward, grpo."),
+        ({"stage": "grpo", "method": "full"}, "stage", "native backend does not support stage grpo.",
+         "cpt, sft, reward, dpo, kto, or backend trl."),
+        ({"backend": "trl", "method": "qlora"}, "method", "trl backend does not support method qlora.",
+         "lora, dora, full, or backend native, unsloth, axolotl."),
+        ({"backend": "llamacpp", "method": "lora"}, "method",
+         "method lora: llama-finetune trains every weight and makes no adapters.",
+         "full, or backend native, trl, unsloth, axolotl, deepspeed, mlx."),
+        ({"backend": "llamacpp", "method": "full", "hyperparameters": {"epochs": 1.5}}, "hyperparameters.epochs",
+         "does not support epochs 1.5.", "a whole number, or backend native, trl, axolotl, deepspeed, mlx."),
+        ({"backend": "axolotl", "lora": {"alpha": 2.5}}, "lora.alpha", "does not support alpha 2.5.",
+         "a whole number, or backend native, trl, unsloth, deepspeed, mlx."),
+        ({"backend": "unsloth", "method": "qlora", "device": "cpu"}, "device",
+         "does not support device cpu: method qlora has kernels for CUDA only.",
+         "auto, cuda, or backend native."),
+        ({"backend": "trl", "adapter": "merge"}, "adapter", "does not support adapter merge.",
+         "continue, or backend native."),
+        ({"backend": "trl", "stage": "kto", "lora": {"target_modules": ("q_proj", "lm_head")}}, "lora.target_modules",
+         "multiplies by the output layer itself, so an adapter on it would not learn.",
+         "modules without lm_head, or backend native, axolotl."),
+        ({"backend": "trl", "method": "full", "hyperparameters": {"optimizer": "lion"},
+          "launch": {"strategy": "fsdp", "processes": 2}}, "hyperparameters.optimizer",
+         "optimizer lion: with fsdp each process has a part of the weights.", "adamw, sgd."),
+        ({"hyperparameters": {"optimizer": "muon"}, "launch": {"strategy": "fsdp_hybrid", "processes": 4}},
+         "hyperparameters.optimizer", "optimizer muon: with fsdp_hybrid each process has a part of the weights.",
+         "adamw, sgd, lion, schedule_free_adamw, ademamix."),
+        ({"launch": {"strategy": "zero3", "processes": 2}}, "launch.strategy",
+         "strategy zero3: no replica has whole gradients, which the verbs of a step need.",
+         "single, ddp, zero1, zero2, fsdp_hybrid, or backend deepspeed."),
+        ({"backend": "trl", "launch": {"strategy": "ddp", "processes": 2, "launcher": "deepspeed"}}, "launch.launcher",
+         "does not support launcher deepspeed.", "auto, torchrun, accelerate, or backend deepspeed."),
+        ({"backend": "script", "hyperparameters": {"precision": "bf16"}}, "hyperparameters.precision",
+         "does not support precision bf16.",
+         "auto, fp32, or backend native, trl, unsloth, axolotl, deepspeed, mlx, or a script of your own in "
+         "launch.script."),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_is_supported_and_by_whom(
+    config: dict[str, Any], field: str, because: str, instead: str
+) -> None:
+    (reason,) = backend_reasons(TrainerConfig.model_validate(config), "trainer")
+    assert (reason.code, reason.node, reason.field) == ("R-BACKEND-SETTING", "trainer", f"config.{field}")
+    assert reason.because.endswith(because)
+    assert reason.instead == f"Use {instead}"
+
+
+def test_a_chain_is_refused_in_the_words_of_a_job() -> None:
+    config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
+    found = [reason for reason in reasons(source(), node("trainer", **config)) if reason.code == BACKEND_ROW.code]
+    assert found == backend_reasons(TrainerConfig.model_validate(config), "trainer")
+    assert [reason.field.rpartition(".")[2] for reason in found] == ["method", "max_steps", "epochs"]
+    assert reasons(source(), node("trainer", backend="llamacpp", method="full", quantization="gguf")) == []
+
+
+@pytest.mark.parametrize("backend", ["unsloth", "axolotl"])
+def test_kernels_for_cuda_are_looked_for_at_run(backend: str) -> None:
+    nodes = source(), node("trainer", backend=backend, method="qlora")
+    assert reasons(*nodes) == []
+    assert "R-BACKEND-SETTING" in run_codes(*nodes)
+
+
+def test_a_script_of_your_own_supports_what_it_wants() -> None:
+    config = {"backend": "script", "stage": "ppo", "method": "qlora", "launch": {"script": "mine"}}
+    assert backend_reasons(TrainerConfig.model_validate(config)) == []

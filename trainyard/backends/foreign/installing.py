@@ -1,0 +1,308 @@
+"""Makes the environment of a foreign trainer: everything or nothing, one at a time, twice the same.
+
+It is built beside its place, in `envs/.NAME-…`, and `envs/NAME` is a link that is set in one step after the import
+test: whatever is killed on the way leaves a folder that counts for nothing and is swept by the next install. The folder
+keeps its path, so that the scripts and libraries in it stay valid.
+
+A requirement file is pinned, its torch line first: torch is installed alone, because a later resolution would otherwise
+pull another build of it. A comment `#: --no-deps` gives the lines below it their own call of pip with those options.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import orjson
+
+from trainyard.backends.environments import (
+    ENVIRONMENTS,
+    RECORD_FILE,
+    REQUIREMENTS,
+    Health,
+    distributions,
+    envs,
+    folder,
+    health,
+    health_file,
+    import_test,
+    install_line,
+    is_named,
+    outside,
+    requirements_digest,
+)
+from trainyard.compute.lease import device_lock, holder
+from trainyard.compute.supervise import ProcessTree, ended
+from trainyard.errors import Conflict, InvalidInput, Unavailable
+from trainyard.inherited import installer_environment
+from trainyard.loading import load
+from trainyard.settings import Settings
+from trainyard.spec.axes.backends import BackendName
+from trainyard.stores.artifacts import write_json_durably
+
+Say = Callable[[str], None]
+LEAST_FREE_GIB = 6
+"""What the largest of them takes, with torch, while it is made."""
+LOG_FILE = "install.log"
+PHASE_MARK = "#:"
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One call of pip."""
+
+    options: tuple[str, ...]
+    requirements: tuple[str, ...]
+
+
+def phases(text: str) -> list[Phase]:
+    """The calls of pip that a requirement file asks for: the first requirement (torch) alone, then group by group."""
+    groups: list[tuple[tuple[str, ...], list[str]]] = [((), [])]
+    for line in text.splitlines():
+        if line.startswith(PHASE_MARK):
+            groups.append((tuple(shlex.split(line.removeprefix(PHASE_MARK))), []))
+        elif (stripped := line.partition(" #")[0].strip()) and not stripped.startswith("#"):
+            groups[-1][1].append(stripped)
+    options, first = groups[0]
+    split = [(options, first[:1]), (options, first[1:]), *groups[1:]]
+    return [Phase(given, tuple(lines)) for given, lines in split if lines]
+
+
+class Ending:
+    """SIGTERM and Ctrl-C during an installation: what runs is ended, what is half made is removed, then we go.
+
+    By itself SIGTERM would end us alone, and leave pip at work in a folder that nobody wants. Once one has come, the
+    next is not heard, so that nothing is left behind.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.held = 0, False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take both while the block runs. Python gives signals to its main thread; elsewhere nothing is changed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.asked = 0
+        ours = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self.note) for number in ours}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        first, self.asked = not self.asked, self.asked or number
+        if first and not self.held:
+            self.go()
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Hear nothing while a process is started: one that we did not note yet would get away."""
+        self.held, before = True, self.asked
+        try:
+            yield
+        finally:
+            self.held = False
+        if self.asked and not before:
+            self.go()
+
+    def go(self) -> NoReturn:
+        raise KeyboardInterrupt if self.asked == signal.SIGINT else SystemExit(128 + self.asked)
+
+
+ENDING = Ending()
+
+
+def install(name: BackendName, settings: Settings, say: Say) -> Health:
+    """Make the environment of a backend, or find it made. Returns the result of the import test.
+
+    Raises `InvalidInput` (`E-BACKEND-OURS`: it has no environment of its own), `Conflict` (`E-BACKEND-NAMED`: the
+    operator named one, which we leave alone), `Unavailable` (`E-INSTALL`: pip or the build failed; nothing is left).
+    """
+    require_ours(name, settings)
+    root = envs(settings)
+    root.mkdir(parents=True, exist_ok=True)
+    with ENDING.taken(), one_at_a_time(name, root, say):
+        if is_current(name, settings) and (known := health(name, settings)).ok:
+            say(f"{name.value} {known.version} is installed already")
+            return known
+        sweep(name, root)
+        require_room(root)
+        place = Path(tempfile.mkdtemp(prefix=f".{name.value}-", dir=root))
+        try:
+            made = build(name, place, say)
+        except BaseException:
+            keep_log(place, root / f"{name.value}.{LOG_FILE}")
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        take_place(place, root / name.value)
+        health_file(name, settings).unlink(missing_ok=True)
+        sweep(name, root)
+        say(f"{name.value} {made.version} is installed and imports ({made.seconds:.0f} s)")
+        return health(name, settings)
+
+
+def require_ours(name: BackendName, settings: Settings) -> None:
+    if is_named(name, settings):
+        raise Conflict(
+            f"The setting backend_envs names an environment for {name.value}: {folder(name, settings)}.",
+            why="Nothing is installed into an environment that somebody else made.",
+            do=f"Install there by hand, or remove backend_envs.{name.value} from trainyard.toml.",
+            code="E-BACKEND-NAMED",
+        )
+    if name not in ENVIRONMENTS:
+        raise InvalidInput(
+            f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
+            do=f"Install one of: {', '.join(one.value for one in ENVIRONMENTS)}.",
+            code="E-BACKEND-OURS",
+        )
+
+
+@contextmanager
+def one_at_a_time(name: BackendName, root: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of this environment; a second install of it waits for the first and finds its work done."""
+    path = root / f".{name.value}.lock"
+    if (other := holder(path)) is not None:
+        say(f"process {other.pid} is installing {name.value}; waiting for it")
+    with device_lock(path, run=f"install-{name.value}", wait_s=float("inf")):
+        yield
+
+
+def is_current(name: BackendName, settings: Settings) -> bool:
+    """Whether the environment was made from the requirement file as it is now."""
+    path = folder(name, settings) / RECORD_FILE
+    if not path.is_file():
+        return False
+    made = orjson.loads(path.read_bytes())
+    return bool(made.get("requirements") == requirements_digest(name) and made.get("python") == python_version())
+
+
+def python_version() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+def build(name: BackendName, place: Path, say: Say) -> Health:
+    """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
+    foreign, started = ENVIRONMENTS[name], time.monotonic()
+    given = {**outside(installer_environment()), **foreign.variables}
+    say(f"making {place.name}")
+    carry_out([sys.executable, "-m", "venv", str(place)], place, given)
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    for phase in phases(REQUIREMENTS[name].read_text(encoding="utf-8")):
+        say(f"installing {', '.join(phase.requirements)}")
+        carry_out([*pip, *phase.options, *phase.requirements], place, given)
+    if foreign.build:
+        say(f"building {name.value}")
+        load(foreign.build)(place, say)
+    versions = distributions(place)
+    tested = import_test(name, place, versions.get(foreign.distribution, ""), install_line(name))
+    if not tested.ok:
+        raise failed(name.value, tested.why)
+    record = {
+        "backend": name.value,
+        "requirements": requirements_digest(name),
+        "python": python_version(),
+        "versions": versions,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    write_json_durably(place / RECORD_FILE, record)
+    return tested
+
+
+def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd: Path | None = None) -> None:
+    """Run a step of an installation with its output in `install.log`. Raises `Unavailable` (`E-INSTALL`).
+
+    A step that is still running when we are interrupted is ended with us, and all that it has started.
+    """
+    running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
+    try:
+        with ENDING.later():
+            process = begun(argv, place, variables, cwd)
+            running.append((process, ProcessTree(process.pid)))
+        while not ended(process, POLL_S):
+            running[0][1].refresh(every_s=POLL_S)
+    finally:
+        for process, tree in running:
+            tree.end()
+            process.wait()
+    if process.returncode:
+        raise failed(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+
+
+def begun(argv: list[str], place: Path, variables: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
+    with (place / LOG_FILE).open("ab") as log:
+        log.write(f"$ {shlex.join(argv)}\n".encode())
+        log.flush()
+        return subprocess.Popen(argv, env=dict(variables), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def failed(what: str, why: str) -> Unavailable:
+    return Unavailable(
+        f"The installation failed at {what}.",
+        why=why,
+        do="Read install.log; check the network and the free space, then run the same command again.",
+        code="E-INSTALL",
+    )
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says what went wrong."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line for line in lines[-50:] if line.startswith(("ERROR", "error:", "E:"))]
+    return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+def keep_log(place: Path, target: Path) -> None:
+    """What a failed installation said outlives its folder, as `envs/NAME.install.log`."""
+    if (place / LOG_FILE).is_file():
+        shutil.copyfile(place / LOG_FILE, target)
+
+
+def take_place(place: Path, target: Path) -> None:
+    """Let `envs/NAME` mean the new environment; one that was made by hand as a folder steps aside."""
+    if target.is_dir() and not target.is_symlink():
+        target.rename(target.with_name(f".{target.name}-replaced-{os.getpid()}"))
+    replace_link(target, Path(place.name))
+
+
+def sweep(name: BackendName, root: Path) -> None:
+    """Remove what earlier and killed installations left; called under the lock."""
+    current = (root / name.value).resolve()
+    for left in root.glob(f".{name.value}-*"):
+        if left.resolve() != current:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def require_room(root: Path) -> None:
+    free = shutil.disk_usage(root).free >> 30
+    if free < LEAST_FREE_GIB:
+        raise Unavailable(
+            f"There are {free} GiB free at {root}, and an environment takes up to {LEAST_FREE_GIB}.",
+            do="Free space, or point TRAINYARD_HOME at a larger disk.",
+            code="E-INSTALL",
+        )
+
+
+def replace_link(place: Path, source: Path) -> None:
+    """Set a link in one step: another process may be reading it."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(source)
+    temporary.replace(place)

@@ -1,0 +1,202 @@
+"""What every training child shares, whichever engine trains below it; imports torch only where a function computes.
+
+    job = read_job(folder)
+    fix_threads_and_seed(job)                     before the first number is drawn
+    with claim_device(job, folder, events, device), memory_errors_in_words():
+        ...
+        save_result(job, folder, record, write)   `result/adapter` or `result/model`, whole or not at all
+        report_metrics(events, record)
+
+Here is also what each engine would otherwise decide for itself: how often to save, how long a run is, which precision
+a job computes in, and the part of `training.json` that is known from the job alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import RESULT_FOLDER, TRAINING_FILE
+from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
+from trainyard.compute.lease import device_locks
+from trainyard.errors import TrainyardError
+from trainyard.spec.axes.devices import Precision
+from trainyard.spec.axes.methods import ADAPTER_METHODS
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import Hyperparameters
+from trainyard.stores.artifacts import write_json_durably
+from trainyard.train.checkpoints import seal, whole_or_nothing
+from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
+from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
+
+LOCK_WAIT_S = 600
+"""How long a trainer waits for the device: an orphan of a dead run may still be saving."""
+ADAM_COPIES = 4
+"""Weights, two moments and room for the next checkpoint, as multiples of the trained bytes."""
+CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
+DEFAULT_EPOCHS = 3.0
+TIMED_STEPS = 4
+"""One to warm up, then three of which the fastest counts."""
+PREFERENCE_STAGES = (Stage.DPO, Stage.KTO, Stage.REWARD)
+"""Stages whose records contain the settings of a preference."""
+WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
+"""Is it an adapter -> files without which it is not a result."""
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def load(module: str) -> Any:
+    """torch or transformers, which the children of external tools never import."""
+    return importlib.import_module(module)
+
+
+def read_job(folder: Path) -> TrainingJob:
+    """The job of `folder/spec.json`."""
+    return TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+
+
+def claim_device(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
+    """Lock the devices of a job, and its work folder, while the block runs. Raises `Conflict` (`E-DEVICE-BUSY`)."""
+    places, give_up = Path(job.locks), events.stop_requested
+    return device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up)
+
+
+@contextmanager
+def memory_errors_in_words() -> Iterator[None]:
+    """Raise `TrainyardError` (`E-DEVICE-MEMORY`) where torch runs out of the memory of its device."""
+    try:
+        yield
+    except load("torch").OutOfMemoryError as error:
+        raise TrainyardError(**out_of_memory(str(error))) from error
+
+
+def fix_threads_and_seed(job: TrainingJob) -> None:
+    """Fix the thread count of this process and every generator, before anything draws a random number."""
+    torch = load("torch")
+    torch.set_num_threads(max(1, job.threads // job.config.launch.processes))
+    if torch.get_num_interop_threads() != 1:
+        torch.set_num_interop_threads(1)
+    load("transformers").set_seed(job.config.hyperparameters.seed)
+
+
+def require_not_stopped(stopped: bool) -> None:
+    """Raise `Stopped` before the first step."""
+    if stopped:
+        raise Stopped("asked to stop before the first step", step=0)
+
+
+# How long, how often, how exact
+
+
+def total_steps(hyper: Hyperparameters, per_epoch: int) -> int:
+    """Optimizer steps of a run."""
+    return hyper.max_steps or max(1, math.ceil((hyper.epochs or DEFAULT_EPOCHS) * per_epoch))
+
+
+def save_steps(hyper: Hyperparameters, total: int) -> int:
+    """Steps between two checkpoints: as asked for, or five in a run, at least 50 and at most 500 steps apart."""
+    share = math.ceil(total / CHECKPOINTS_PER_RUN)
+    return hyper.save_steps or min(MOST_SAVE_STEPS, max(LEAST_SAVE_STEPS, share))
+
+
+def read_precision(path: Path) -> PrecisionChoice | None:
+    """The precision that the first start of a job decided; None at that start."""
+    if not path.exists():
+        return None
+    known = orjson.loads(path.read_bytes())
+    return PrecisionChoice(Precision(known["precision"]), known["why"])
+
+
+def measure_precision(asked: Precision, device: str, step: Callable[[bool], None]) -> PrecisionChoice:
+    """Decide the precision of a job. `step(bf16)` runs forward and backward once; it is timed where that decides."""
+    native = native_bf16(device)
+    return choose_precision(asked, device, native=native, seconds_per_step=lambda bf16: fastest(lambda: step(bf16)))
+
+
+def write_precision(path: Path, choice: PrecisionChoice) -> None:
+    """Keep the decision for every later start."""
+    write_json_durably(path, {"precision": choice.precision.value, "why": choice.why})
+
+
+def fastest(step: Callable[[], None]) -> float:
+    """Seconds of the fastest of some steps, the first one left out."""
+    times = []
+    for _ in range(TIMED_STEPS):
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+# The result
+
+
+def trainable_bytes(model: Any) -> int:
+    """Bytes of the weights that are trained."""
+    return sum(value.numel() * value.element_size() for value in model.parameters() if value.requires_grad)
+
+
+def require_finite_weights(model: Any) -> None:
+    """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
+    torch = load("torch")
+    for name, parameter in model.named_parameters():
+        own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if parameter.requires_grad and not torch.isfinite(own).all():
+            raise TrainyardError(**nonfinite_weights(name))
+
+
+def job_facts(job: TrainingJob) -> dict[str, Any]:
+    """The part of `training.json` that is known from the job alone."""
+    config = job.config
+    return {
+        "stage": config.stage.value,
+        "method": config.method.value,
+        "backend": config.backend.value,
+        "base_model": config.base_model,
+        "base_path": job.base,
+        "base_sha256": job.base_sha256,
+        "hyperparameters": config.hyperparameters.model_dump(mode="json"),
+        "preference": config.preference.model_dump(mode="json") if config.stage in PREFERENCE_STAGES else None,
+        "control": config.control,
+        "parents": list(job.parents),
+    }
+
+
+def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+    """Make `folder/result` of what `write(target)` leaves, with `training.json`: whole, or not at all."""
+    final = folder / RESULT_FOLDER
+    temporary = folder / f".{RESULT_FOLDER}.tmp"
+    for leftover in (temporary, final):  # of a start that died while saving
+        shutil.rmtree(leftover, ignore_errors=True)
+    with whole_or_nothing(temporary):
+        target = temporary / job.output.value
+        write(target)
+        write_json_durably(target / TRAINING_FILE, record)
+        faultpoint("result.written")
+        seal(temporary)
+        temporary.rename(final)
+
+
+def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
+    """Files that a result of the job's method needs and `folder` lacks."""
+    return [name for name in WEIGHT_FILES[job.config.method in ADAPTER_METHODS] if not (folder / name).is_file()]
+
+
+def name_base(job: TrainingJob, target: Path) -> None:
+    """Let an adapter's config name the base as the job does, not a copy or a quantised stand-in of a tool's own."""
+    if job.config.method in ADAPTER_METHODS:
+        config = orjson.loads((target / ADAPTER_CONFIG).read_bytes())
+        write_json_durably(target / ADAPTER_CONFIG, {**config, "base_model_name_or_path": job.base})
+
+
+def report_metrics(events: Events, record: Mapping[str, Any]) -> None:
+    """Emit what a person looks for first."""
+    events.emit("metrics", **{name: record[name] for name in ("steps", "first_loss", "final_loss", "seconds")})

@@ -1,0 +1,224 @@
+"""A native training put together: data, policy, precision and session as they are at its first step (imports torch)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from trainyard.backends import frame
+from trainyard.backends.job import TrainingJob
+from trainyard.backends.native.data import PreparedData, prepare
+from trainyard.backends.results import DECISIONS_FILE
+from trainyard.backends.trl.loading import load_tokenizer
+from trainyard.compute.child import Events
+from trainyard.data.paths import data_roots
+from trainyard.data.renderers.choice import choose
+from trainyard.settings import settings
+from trainyard.spec.axes.devices import Device, Precision
+from trainyard.spec.compat.advice import advice
+from trainyard.train.batching import BatchPlan, Cut, Feed, choose_cut, sound_cut
+from trainyard.train.head import Head, require_head
+from trainyard.train.methods.contract import Policy, PolicyRequest
+from trainyard.train.methods.loading import architecture_of
+from trainyard.train.methods.table import build, parameter_groups
+from trainyard.train.optimizers import make_optimizer
+from trainyard.train.parallel.session import SharedSession
+from trainyard.train.parallel.strategies import STRATEGIES
+from trainyard.train.parallel.team import Team
+from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
+from trainyard.train.resume.progress import SavedProgress
+from trainyard.train.schedules import LearningRate
+from trainyard.train.session.session import Session, TrainState
+from trainyard.train.session.sharing import Alone
+from trainyard.train.stages.contract import Scores
+from trainyard.train.stages.table import STAGES
+
+LOGITS_AT_ONCE = 1 << 26
+"""Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it the head is chunked."""
+REFERENCE_ROWS = 16
+JOB, PLAN = "job", "plan"
+"""What rank 0 sends to the others before the first verb."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is decided where the data is known, before a session is opened."""
+
+    total_steps: int
+    precision: Precision
+    head: Head
+
+
+@dataclass
+class NativeRun:
+    """One execution, put together."""
+
+    job: TrainingJob
+    device: str
+    prepared: PreparedData
+    policy: Policy
+    feed: Feed
+    cut: Cut
+    total_steps: int
+    precision: PrecisionChoice
+    session: Session
+    progress: SavedProgress
+
+    @property
+    def save_steps(self) -> int:
+        return frame.save_steps(self.job.config.hyperparameters, self.total_steps)
+
+
+def set_determinism(job: TrainingJob) -> None:
+    """Threads, kernels and seeds, before anything draws a random number."""
+    frame.fix_threads_and_seed(job)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    transformers.logging.set_verbosity_error()
+
+
+def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
+    """Data, policy, precision, session: everything as it is at the first step of a first start."""
+    config, stage = job.config, STAGES[job.config.stage]
+    cut = choose_cut(config, stage, device)
+    prepared = prepare(job, stage, tokenizer_of(job, events), events)
+    frame.require_not_stopped(events.stop_requested())
+    policy = make_policy(job, device, events)
+    cut = sound_cut(cut, policy.model, config)
+    plan = BatchPlan(prepared.widths, cut, stage)
+    feed = Feed(prepared.examples, plan, stage, int(prepared.tokenizer.pad_token_id))
+    precision = decide_precision(job, policy, feed, device, folder)
+    total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
+    decided = RunPlan(total, precision.precision, choose_head(job, policy, cut))
+    if team is not None:
+        team.tell(PLAN, asdict(decided))
+    session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
+    if stage.needs_reference(config) and stage.reference_per_example:
+        feed.reference = reference_scores(session, feed)
+        session.drop_reference()
+        policy.reference = None  # a second model in memory has done its work
+    return NativeRun(job, device, prepared, policy, feed, cut, total, precision, session, SavedProgress())
+
+
+def make_policy(job: TrainingJob, device: str, events: Events) -> Policy:
+    """The model that is trained, the same in every process that makes it."""
+    config = job.config
+    set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
+    policy = build(policy_request(job, device), with_reference=STAGES[config.stage].needs_reference(config))
+    for warning in [*advice(config, Device(device)), *policy.warnings]:
+        events.emit("warning", text=warning)
+    if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
+        events.emit("fp8", used=bool(fp8.name), text=fp8.why)
+        policy.facts["fp8"] = fp8.why
+        if fp8.name:
+            convert_to_fp8(policy.model)
+    return policy
+
+
+def open_session(
+    job: TrainingJob,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: RunPlan,
+    *,
+    place: tuple[str, Path],
+    team: Team | None,
+) -> Session:
+    """The session of a policy; of several processes each opens its side. `place` is the device and a folder."""
+    config, (device, folder) = job.config, place
+    set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
+    groups, sharing = parameter_groups(policy, config), Alone()
+    if team is None:
+        optimizer = make_optimizer(groups, config)
+    else:
+        sharing = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
+        optimizer = sharing.optimizer(groups, config)
+    engine = TrainState(
+        model=policy.model,
+        reference=policy.reference,
+        stage=STAGES[config.stage],
+        config=config,
+        optimizer=optimizer,
+        rate=LearningRate(optimizer, config, plan.total_steps),
+        tokenizer=tokenizer,
+        device=device,
+        precision=plan.precision,
+        head=plan.head,
+        sharing=sharing,
+    )
+    return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
+
+
+def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
+    """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
+    tokenizer = load_tokenizer(job)
+    chosen = choose(job.config.engine.template, tokenizer.chat_template, roots=data_roots(settings()))
+    if chosen.note:
+        events.emit("warning", text=chosen.note)
+    tokenizer.chat_template = chosen.text
+    return tokenizer
+
+
+def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
+    return PolicyRequest(
+        config=job.config,
+        base=job.base,
+        head=STAGES[job.config.stage].head,
+        device=device,
+        base_sha256=job.base_sha256,
+        adapter=Path(job.adapter) if job.adapter else None,
+        attention=attention_of(job, device).name,
+    )
+
+
+def attention_of(job: TrainingJob, device: str) -> KernelChoice:
+    """The attention kernel of a job's base on a device, and why."""
+    architecture = architecture_of(job.base, STAGES[job.config.stage].head)
+    asked = job.config.engine.attention
+    return choose_attention(asked, device, capability=capability(device), architecture=architecture)
+
+
+def capability(device: str) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability() if device == "cuda" else None
+
+
+def choose_head(job: TrainingJob, policy: Policy, cut: Cut) -> Head:
+    """The output layer as asked for; `auto` keeps all logits while they are small."""
+    asked = job.config.engine.head
+    if asked != "auto":
+        require_head(Head(asked), str(policy.model.device.type))
+        return Head(asked)
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    return Head.CHUNKED if cut.budget * vocabulary > LOGITS_AT_ONCE else Head.FULL
+
+
+def reference_scores(session: Session, feed: Feed) -> list[dict[str, float]]:
+    """What the frozen reference says of every example, once: each further epoch is a forward pass cheaper."""
+    found: list[dict[str, float]] = [{} for _ in feed.examples]
+    for rows, batch in feed.in_order(REFERENCE_ROWS):
+        scores: Scores = session.reference_scores(batch)
+        for name, values in scores.items():
+            for row, value in zip(rows, values.float().tolist(), strict=True):
+                found[row][name] = value
+    return found
+
+
+def decide_precision(job: TrainingJob, policy: Policy, feed: Feed, device: str, folder: Path) -> PrecisionChoice:
+    """The precision of this job: measured at its first start, kept for every later one."""
+    path = folder / DECISIONS_FILE
+    if (known := frame.read_precision(path)) is not None:
+        return known
+    batch = {name: value.to(device) for name, value in feed.batch(feed.plan.steps(0)[0][0]).items()}
+    given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+
+    def step(bf16: bool) -> None:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
+            policy.model(**given, use_cache=False).logits.float().mean().backward()
+        policy.model.zero_grad(set_to_none=True)
+
+    choice = frame.measure_precision(job.config.hyperparameters.precision, device, step)
+    frame.write_precision(path, choice)
+    return choice

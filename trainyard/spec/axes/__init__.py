@@ -1,0 +1,1 @@
+"""The axes of a training run: one module per axis."""

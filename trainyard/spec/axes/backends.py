@@ -1,0 +1,228 @@
+"""Backends: who executes a training job, and what each supports. `spec/compat/backends` refuses the rest.
+
+A tool's own word for a value is beside it where the tool has another one: `adamw_torch` for adamw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from trainyard.spec.axes.axis import AxisValue
+from trainyard.spec.axes.devices import EVERY_DEVICE, Device, Precision
+from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.optimizers import Optimizer
+from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.axes.schedules import Schedule
+from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.strategies import Strategy
+
+Value = TypeVar("Value", bound=StrEnum)
+
+
+def as_named(*values: Value) -> dict[Value, str]:
+    """Value -> its own name, for tools that call it the same."""
+    return {value: value.value for value in values}
+
+
+BY_STEP = as_named(*(schedule for schedule in Schedule if schedule.facts.by_step))
+IN_BFLOAT = (Precision.AUTO, Precision.FP32, Precision.BF16)
+PAIRWISE = (PreferenceLoss.SIGMOID, PreferenceLoss.HINGE, PreferenceLoss.IPO)
+CPU_AND_CUDA = (Device.CPU, Device.CUDA)
+ALONE = (Strategy.SINGLE,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendFacts:
+    """What one backend supports; a setting that is not named is supported with every value."""
+
+    stages: tuple[Stage, ...]
+    methods: tuple[Method, ...]
+    devices: tuple[Device, ...] = EVERY_DEVICE
+    optimizers: Mapping[Optimizer, str] = field(default_factory=lambda: as_named(*Optimizer))
+    """Value -> the tool's word for it."""
+    schedules: Mapping[Schedule, str] = field(default_factory=lambda: as_named(*Schedule))
+    strategies: tuple[Strategy, ...] = ALONE
+    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Setting, as it is written below `config` -> the values that are supported."""
+    sharded: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The same with a strategy that cuts the weights into parts."""
+    default_only: tuple[str, ...] = ()
+    """Settings that the tool has no option for, so that only their default is supported."""
+    whole_numbers: tuple[str, ...] = ()
+    """Settings that the tool takes as whole numbers only."""
+    cuda_methods: tuple[Method, ...] = ()
+    """Methods whose kernels are for CUDA."""
+    headless_stages: tuple[Stage, ...] = ()
+    """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
+    exports: tuple[Quantization, ...] = ()
+    """Formats of the result, beside which a copy in full precision is written."""
+    runs_scripts: bool = False
+    """Whether `launch.script` names a training script, which then supports what it wants."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Setting or value -> why it is not supported, where that helps."""
+
+
+class BackendName(AxisValue):
+    """Who executes a training job."""
+
+    facts: BackendFacts
+
+    NATIVE = (
+        "native",
+        BackendFacts(
+            stages=(Stage.CPT, Stage.SFT, Stage.REWARD, Stage.DPO, Stage.KTO),
+            methods=tuple(Method),
+            strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP_HYBRID),
+            settings={"adapter": ("continue", "stack", "merge"), "launch.launcher": ("auto", "torchrun", "accelerate")},
+            sharded={"hyperparameters.optimizer": tuple(one for one in Optimizer if not one.facts.whole_tensors)},
+            why=dict.fromkeys(("fsdp", "zero3"), "no replica has whole gradients, which the verbs of a step need"),
+        ),
+    )
+    TRL = (
+        "trl",
+        BackendFacts(
+            stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD, Stage.GRPO),
+            methods=(Method.LORA, Method.DORA, Method.FULL),
+            optimizers={
+                Optimizer.ADAMW: "adamw_torch",
+                Optimizer.SGD: "sgd",
+                Optimizer.ADAMW_8BIT: "adamw_8bit",
+                Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+                Optimizer.ADAFACTOR: "adafactor",
+                Optimizer.LION: "lion_32bit",
+                Optimizer.ADEMAMIX: "ademamix",
+            },
+            schedules={
+                **as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
+                **as_named(Schedule.COSINE_WITH_RESTARTS, Schedule.POLYNOMIAL, Schedule.INVERSE_SQRT),
+                Schedule.WSD: "warmup_stable_decay",
+            },
+            strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.FSDP_HYBRID),
+            settings={
+                "quantization": (None,),
+                "preference.loss": PAIRWISE,
+                "launch.launcher": ("auto", "torchrun", "accelerate"),
+            },
+            sharded={
+                "stage": (Stage.SFT,),
+                "method": (Method.FULL,),
+                "hyperparameters.optimizer": (Optimizer.ADAMW, Optimizer.SGD),
+            },
+            headless_stages=(Stage.DPO, Stage.KTO, Stage.GRPO),
+            why={"ppo": "the library removed it"},
+        ),
+    )
+    UNSLOTH = (
+        "unsloth",
+        BackendFacts(
+            stages=(Stage.SFT,),
+            methods=(Method.LORA, Method.QLORA),
+            devices=CPU_AND_CUDA,
+            optimizers=as_named(
+                Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.ADAFACTOR
+            ),
+            schedules=BY_STEP,
+            settings={
+                "quantization": (None, Quantization.NF4),
+                "hyperparameters.precision": IN_BFLOAT,
+                "lora.modules_to_save": ((),),
+            },
+            cuda_methods=(Method.QLORA,),
+        ),
+    )
+    AXOLOTL = (
+        "axolotl",
+        BackendFacts(
+            stages=(Stage.SFT, Stage.DPO, Stage.KTO, Stage.REWARD),
+            methods=(Method.LORA, Method.QLORA, Method.DORA, Method.FULL),
+            devices=CPU_AND_CUDA,
+            optimizers={
+                Optimizer.ADAMW: "adamw_torch",
+                Optimizer.SGD: "sgd",
+                Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
+                Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+                Optimizer.ADAFACTOR: "adafactor",
+                Optimizer.LION: "lion_32bit",
+                Optimizer.ADEMAMIX: "ademamix",
+            },
+            schedules=as_named(
+                Schedule.LINEAR,
+                Schedule.COSINE,
+                Schedule.COSINE_WITH_RESTARTS,
+                Schedule.CONSTANT,
+                Schedule.CONSTANT_WITH_WARMUP,
+                Schedule.POLYNOMIAL,
+                Schedule.INVERSE_SQRT,
+            ),
+            settings={
+                "quantization": (None, Quantization.NF4),
+                "hyperparameters.precision": IN_BFLOAT,
+                "preference.loss": PAIRWISE,
+            },
+            whole_numbers=("lora.alpha",),
+            cuda_methods=(Method.QLORA,),
+        ),
+    )
+    DEEPSPEED = (
+        "deepspeed",
+        BackendFacts(
+            stages=(Stage.SFT,),
+            methods=(Method.FULL, Method.LORA),
+            devices=CPU_AND_CUDA,
+            optimizers=as_named(Optimizer.ADAMW),
+            schedules=BY_STEP,
+            strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3),
+            settings={
+                "quantization": (None,),
+                "hyperparameters.precision": IN_BFLOAT,
+                "launch.launcher": ("auto", "torchrun", "deepspeed"),
+            },
+        ),
+    )
+    MLX = (
+        "mlx",
+        BackendFacts(
+            stages=(Stage.SFT, Stage.CPT),
+            methods=(Method.LORA, Method.DORA, Method.FULL),
+            devices=(Device.CPU, Device.MPS),
+            optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
+            schedules=BY_STEP,
+            settings={"quantization": (None,), "lora.modules_to_save": ((),)},
+        ),
+    )
+    LLAMACPP = "llamacpp", BackendFacts(
+        stages=(Stage.SFT, Stage.CPT),
+        methods=(Method.FULL,),
+        devices=(Device.CPU,),
+        optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD),
+        schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT),
+        settings={
+            "quantization": (None, Quantization.GGUF),
+            "hyperparameters.precision": (Precision.AUTO, Precision.FP32),
+            "hyperparameters.max_steps": (None,),
+            "hyperparameters.gradient_accumulation": (1,),
+        },
+        default_only=tuple(
+            f"hyperparameters.{name}"
+            for name in (
+                "batch_size", "warmup_ratio", "max_grad_norm", "gradient_checkpointing", "seed", "save_steps",
+            )
+        ),
+        whole_numbers=("hyperparameters.epochs",),
+        exports=(Quantization.GGUF,),
+        why={"method": "llama-finetune trains every weight and makes no adapters"},
+    )  # fmt: skip
+    SCRIPT = (
+        "script",
+        BackendFacts(
+            stages=(Stage.CPT, Stage.SFT, Stage.DPO, Stage.REWARD),
+            methods=tuple(method for method in Method if not method.facts.quantised),
+            optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
+            schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
+            settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "preference.loss": PAIRWISE},
+            runs_scripts=True,
+        ),
+    )

@@ -1,0 +1,42 @@
+"""Devices, what is assumed of each, and the precision that they compute in. `compute/gpus` looks which are here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainyard.spec.axes.axis import AxisValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """One device."""
+
+    flops_per_s: float
+    """Assumed where nothing was measured: 40 % of a 125 TFLOP/s accelerator, an integrated GPU, two CPU cores."""
+    context_gib: float
+    """Memory of the libraries and the device's context, before there is a model."""
+
+
+ON_CPU = DeviceFacts(flops_per_s=1e11, context_gib=0.45)
+
+
+class Device(AxisValue):
+    """Where a job computes; `auto` takes CUDA, then Apple's MPS, then the CPU, and records which."""
+
+    facts: DeviceFacts
+
+    AUTO = "auto", ON_CPU
+    CPU = "cpu", ON_CPU
+    CUDA = "cuda", DeviceFacts(flops_per_s=5e13, context_gib=0.8)
+    MPS = "mps", DeviceFacts(flops_per_s=3e12, context_gib=0.45)
+
+
+EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.MPS)
+
+
+class Precision(StrEnum):
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"

@@ -1,0 +1,58 @@
+"""Targets: where a deployer makes an adapter answer, and which adapters each serves. `serve/targets` deploys them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.spec.axes.axis import AxisValue
+from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+
+PLAIN = ADAPTER_METHODS - {Method.DORA, Method.OFT}
+"""Methods whose adapters are two low-rank matrices a layer, and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """One kind of target."""
+
+    server: Literal["none", "running", "started"]
+    """Whether it is a folder, a server that is up before the deployment, or one that the deployer starts because its
+    adapters are fixed when it starts."""
+    hot_load: bool = False
+    """Whether adapters are loaded while it runs; whole models are not."""
+    needs_address: bool = False
+    converts_to: Literal["GGUF", "mlx"] | None = None
+    """The layout that adapters are converted to."""
+    methods: frozenset[Method] = ADAPTER_METHODS
+    """Methods whose adapters it serves."""
+    whole_modules: bool = True
+    """Whether an adapter may contain whole modules (`lora.modules_to_save`)."""
+    max_lora_rank: int | None = None
+    """The highest rank that it serves unless it was started with another."""
+
+
+class TargetType(AxisValue):
+    """Where a deployer makes an adapter answer."""
+
+    facts: TargetFacts
+
+    REGISTRY = "registry", TargetFacts(server="none")
+    EMBEDDED = "embedded", TargetFacts(server="running", hot_load=True)
+    VLLM = (
+        "vllm",
+        TargetFacts(
+            server="running",
+            hot_load=True,
+            needs_address=True,
+            methods=PLAIN,
+            whole_modules=False,
+            max_lora_rank=16,  # without --max-lora-rank
+        ),
+    )
+    LLAMA_SERVER = "llama_server", TargetFacts(server="started", converts_to="GGUF", methods=PLAIN, whole_modules=False)
+    OLLAMA = "ollama", TargetFacts(server="running", converts_to="GGUF", methods=PLAIN, whole_modules=False)
+    MLX = (
+        "mlx",
+        TargetFacts(server="started", converts_to="mlx", methods=ADAPTER_METHODS - {Method.OFT}, whole_modules=False),
+    )

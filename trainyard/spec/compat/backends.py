@@ -1,0 +1,131 @@
+"""What a backend does not support: one row, one wording, for chains, jobs and nights. The limits are data of its axis.
+
+Whether a backend is installed, and what needs its packages or a device, is asked at run by the backend itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from trainyard.errors import Reason
+from trainyard.spec.axes.backends import ALONE, BackendName
+from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.strategies import Strategy
+from trainyard.spec.compat.place import Hits, NodeView, Row, answers, fill, listed, value_at
+from trainyard.spec.training import TrainerConfig
+
+OUTPUT_LAYER = "lm_head"
+USUAL = TrainerConfig()
+UNLESS_NAMED: dict[str, tuple[Any, ...]] = {"adapter": ("continue",), "launch.launcher": ("auto",)}
+"""What a backend supports of these settings where its row does not name them."""
+
+
+class Limit(NamedTuple):
+    """A setting, and the values that a backend supports."""
+
+    setting: str
+    allowed: tuple[Any, ...]
+    why: str = ""
+
+
+def limits(config: TrainerConfig) -> Iterator[Limit]:
+    """Every limit of the backend of a trainer; the stricter one of a setting is last."""
+    facts, launch = config.backend.facts, config.launch
+    if facts.runs_scripts and launch.script is not None:
+        return
+    yield Limit("stage", facts.stages)
+    yield Limit("method", facts.methods)
+    yield Limit("device", (Device.AUTO, *facts.devices))
+    yield Limit("hyperparameters.optimizer", tuple(facts.optimizers))
+    yield Limit("hyperparameters.schedule", tuple(facts.schedules))
+    yield Limit("launch.strategy", facts.strategies)
+    if facts.strategies == ALONE:
+        yield Limit("launch.processes", (1,))
+    unread = {"launch.launcher"} if launch.strategy is Strategy.SINGLE else set()
+    unread |= {"preference.loss"} if config.stage is not Stage.DPO else set()
+    yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
+    yield from (Limit(setting, (value_at(USUAL, setting),)) for setting in facts.default_only)
+    if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
+        why = f"with {launch.strategy} each process has a part of the weights"
+        yield from (Limit(setting, allowed, why) for setting, allowed in facts.sharded.items())
+    if config.method in facts.cuda_methods:
+        yield Limit("device", (Device.AUTO, Device.CUDA), f"method {config.method} has kernels for CUDA only")
+
+
+def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
+    """Setting -> the limit of its backend that it breaks."""
+    found = {limit.setting: limit for limit in limits(config) if value_at(config, limit.setting) not in limit.allowed}
+    facts, targets = config.backend.facts, config.lora.target_modules
+    for setting in facts.whole_numbers:
+        value = value_at(config, setting)
+        if value is not None and not float(value).is_integer():
+            found[setting] = Limit(setting, ("a whole number",))
+    if config.stage in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
+        why = f"stage {config.stage} multiplies by the output layer itself, so an adapter on it would not learn"
+        found["lora.target_modules"] = Limit("lora.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
+    return found
+
+
+def supporters(config: TrainerConfig, setting: str) -> list[str]:
+    """The other backends that support the value of a setting with this stage, method and strategy."""
+    asked = {"stage", "method", "launch.strategy", setting}
+    others = [name for name in BackendName if not name.facts.runs_scripts]
+    copies = {name.value: config.model_copy(update={"backend": name}) for name in others if name is not config.backend}
+    return [name for name, copy in copies.items() if not asked & refused_settings(copy).keys()]
+
+
+def in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return listed(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+
+
+def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Hits:
+    """The words of each setting that the backend of a trainer does not support."""
+    facts, found = config.backend.facts, []
+    for setting, limit in refused_settings(config).items():
+        value, others = value_at(config, setting), supporters(config, setting)
+        why = limit.why or facts.why.get(str(value)) or facts.why.get(setting, "")
+        instead = [listed(map(in_words, limit.allowed)), f"backend {listed(others)}" if others else ""]
+        instead.append("a script of your own in launch.script" if facts.runs_scripts else "")
+        found.append({
+            "setting": setting,
+            "name": setting.rpartition(".")[2],
+            "value": in_words(value),
+            "why": f": {why}" if why else "",
+            "instead": ", or ".join(filter(None, instead)),
+        })  # fmt: skip
+    return found
+
+
+def without_cuda(config: TrainerConfig, at: NodeView) -> Hits:
+    """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
+    devices = at.facts.devices
+    return (
+        config.method in config.backend.facts.cuda_methods
+        and config.device is Device.AUTO
+        and devices is not None
+        and Device.CUDA not in devices
+        and {
+            "setting": "method", "name": "method", "value": config.method, "instead": "method lora, or backend native",
+            "why": ": its kernels are for CUDA, and this machine has no such device",
+        }
+    )  # fmt: skip
+
+
+BACKEND_ROW = Row(
+    "R-BACKEND-SETTING", "trainer", "config.{setting}", unsupported,
+    "The {config.backend} backend does not support {name} {value}{why}.", "Use {instead}.",
+)  # fmt: skip
+BACKEND_ROWS = (BACKEND_ROW, replace(BACKEND_ROW, when=without_cuda, scope="run"))
+
+
+def backend_reasons(config: TrainerConfig, node: str | None = None) -> list[Reason]:
+    """Every setting that the backend of a trainer does not support, for a job that reaches it without a chain."""
+    return [
+        fill(BACKEND_ROW, {"config": config, **words}, node, f"config.{words['setting']}")
+        for words in answers(unsupported(config))
+    ]

@@ -1,0 +1,63 @@
+"""`python -m trainyard_worker.run ENGINE FOLDER`: train the job that is planned in FOLDER, in a tool's own interpreter.
+
+Of a distributed training every process runs this, started by the tool's launcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+from . import names
+from .contract import PR_SET_PDEATHSIG, prctl
+from .failures import LOST_CODE, fields_of
+from .files import StopFlag, write_whole
+
+MODULE = "trainyard_worker.run"
+ENGINES = {name: f"{__package__}.{name}_engine" for name in ("mlx", "unsloth", "deepspeed")}
+
+
+def load(engine: str) -> Callable[[Path, StopFlag], None]:
+    """The `train` of an engine, whose imports take up to ten seconds."""
+    train: Callable[[Path, StopFlag], None] = importlib.import_module(ENGINES[engine]).train
+    return train
+
+
+def report_failure(folder: Path, error: Exception) -> None:
+    """Leave the error in `failure.json` for the runner.
+
+    The first process that fails reports the cause; that another one is gone is only reported where nobody knows more.
+    """
+    path = folder / names.FAILURE_FILE
+    if not path.exists() or orjson.loads(path.read_bytes())["code"] == LOST_CODE:
+        write_whole(path, fields_of(error))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train to the end; a SIGTERM during the slow imports is a stop request like any other."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
+    parser.add_argument("engine", choices=sorted(ENGINES))
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args(arguments)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would free the device
+    stop = StopFlag()
+    try:
+        load(given.engine)(given.folder, stop)
+    except Exception as error:
+        traceback.print_exc()
+        report_failure(given.folder, error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # other ranks may wait in a collective operation; an orderly exit would wait for them
+
+
+if __name__ == "__main__":
+    main()

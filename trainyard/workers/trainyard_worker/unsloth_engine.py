@@ -1,0 +1,229 @@
+"""LoRA and QLoRA SFT by unsloth's FastLanguageModel and TRL's SFTTrainer (unsloth's own interpreter).
+
+Rows come tokenised and labelled, in the order of the plan, with the learning rates of the plan. Checkpoints are those
+of transformers, committed whole; a resumed run reads the same rows and has the same state of the random generator.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# unsloth has to come before the libraries that it changes.
+import unsloth  # isort: skip
+import orjson
+import torch
+import transformers
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from trl import SFTConfig, SFTTrainer
+
+from . import names
+from .files import StopFlag, WorkerFiles, checkpoint_places, commit, require_finite
+
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "sgd": "sgd",
+    "adamw_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+}
+"""Ours -> the name that transformers gives it."""
+TRAINER_FOLDER = ".trainer"
+
+
+class PlannedOrder(Sampler[int]):
+    """The rows of an epoch in the order of the plan."""
+
+    def __init__(self, order: list[int], rows: int) -> None:
+        super().__init__()
+        self.order, self.rows, self.epoch = order, rows, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        part = self.order[self.epoch * self.rows : (self.epoch + 1) * self.rows]
+        # The plan ends with the last step, perhaps inside an epoch; the loader is as long as an epoch all the same.
+        return iter(part + self.order[: self.rows - len(part)])
+
+
+class PlannedTrainer(SFTTrainer):
+    """TRL's trainer with the plan's order of rows and learning rates."""
+
+    order: PlannedOrder
+    factors: list[float]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> PlannedOrder:
+        return self.order
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        factors, chosen = self.factors, optimizer or self.optimizer
+        assert chosen is not None
+        self.lr_scheduler = LambdaLR(chosen, lambda step: factors[min(step, len(factors) - 1)])
+        return self.lr_scheduler
+
+
+class UnslothCallback(TrainerCallback):
+    """Between two steps: report, look for a stop request, say when to save, and commit what was saved."""
+
+    def __init__(self, files: WorkerFiles, stop: StopFlag) -> None:
+        self.files, self.stop = files, stop
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            loss = float(logs["loss"])
+            require_finite(state.global_step, loss)
+            self.files.progress(
+                state.global_step, loss, float(logs.get("learning_rate", 0.0)), grad_norm=logs.get("grad_norm")
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        last = state.global_step >= self.files.plan["total_steps"]
+        if self.stop.raised and not last:
+            control.should_save = control.should_training_stop = True
+        elif state.global_step % self.files.plan["save_steps"] == 0 and not last:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Make what transformers has just written a checkpoint of ours."""
+        temporary, _final = checkpoint_places(self.files.folder, state.global_step)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        written = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        written.rename(temporary / written.name)
+        self.files.emit("checkpoint", **commit(self.files.folder, state.global_step, {}))
+
+
+def train(folder: Path, stop: StopFlag) -> None:
+    """Train to the end, or to the step after a stop request."""
+    files = WorkerFiles(folder)
+    torch.set_num_threads(int(files.spec["threads"]))
+    transformers.logging.set_verbosity(logging.WARNING)
+    set_seed(int(files.hyper["seed"]))
+    bf16 = precision(files) == "bf16"
+    model, tokenizer = load_model(files, bf16=bf16)
+    trainer = build(files, model, tokenizer, stop, bf16=bf16)
+    facts = {"precision": "bf16" if bf16 else "fp32", "precision_why": precision_why(files)}
+    files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **facts)
+    if not stop.raised:
+        trainer.train(resume_from_checkpoint=resume_point(files))
+    if trainer.state.global_step < files.plan["total_steps"]:
+        files.halt(trainer.state.global_step)
+        return
+    hand_over(files, trainer, facts)
+
+
+def precision(files: WorkerFiles) -> str:
+    asked = str(files.hyper["precision"])
+    if asked != "auto":
+        return asked
+    return "bf16" if files.plan["device"] == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+
+def precision_why(files: WorkerFiles) -> str:
+    return "asked for" if files.hyper["precision"] != "auto" else f"the default on {files.plan['device']}"
+
+
+def load_model(files: WorkerFiles, *, bf16: bool) -> tuple[Any, Any]:
+    """Base and adapter by unsloth's own calls, and the tokenizer of the plan."""
+    hyper = files.hyper
+    model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
+        model_name=files.spec["adapter"] or files.spec["base"],
+        max_seq_length=int(hyper["max_length"]),
+        dtype=torch.bfloat16 if bf16 else torch.float32,
+        load_in_4bit=files.config["method"] == "qlora",
+        local_files_only=Path(files.spec["base"]).is_dir(),
+        trust_remote_code=False,
+    )
+    if files.spec["adapter"] is None:
+        shape = orjson.loads((files.place / names.ADAPTER_FOLDER / "adapter_config.json").read_bytes())
+        model = unsloth.FastLanguageModel.get_peft_model(
+            model,
+            r=shape["r"],
+            lora_alpha=shape["lora_alpha"],
+            lora_dropout=shape["lora_dropout"],
+            target_modules=orjson.loads((files.place / names.MODULES_FILE).read_bytes()),
+            layers_to_transform=shape["layers_to_transform"],
+            bias="none",
+            use_gradient_checkpointing="unsloth" if hyper["gradient_checkpointing"] else False,
+            random_state=int(hyper["seed"]),
+            use_rslora=shape["use_rslora"],
+        )
+    return model, tokenizer
+
+
+def build(files: WorkerFiles, model: Any, tokenizer: Any, stop: StopFlag, *, bf16: bool) -> PlannedTrainer:
+    examples = files.examples()
+    lines = list(files.steps(0))
+    trainer = PlannedTrainer(
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(examples),
+        args=arguments(files, bf16=bf16),
+        callbacks=[UnslothCallback(files, stop)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.order = PlannedOrder([row for line in lines for micro in line["rows"] for row in micro], len(examples))
+    trainer.factors = [line["rate"] / float(files.hyper["learning_rate"]) for line in lines]
+    return trainer
+
+
+def arguments(files: WorkerFiles, *, bf16: bool) -> Any:
+    """Every default that changes numbers is set, so that none is inherited."""
+    hyper, cpu = files.hyper, files.plan["device"] == "cpu"
+    return SFTConfig(
+        output_dir=str(files.folder / "checkpoints" / TRAINER_FOLDER),
+        per_device_train_batch_size=int(hyper["batch_size"]),
+        gradient_accumulation_steps=int(hyper["gradient_accumulation"]),
+        max_steps=files.plan["total_steps"],
+        learning_rate=float(hyper["learning_rate"]),
+        lr_scheduler_type="constant",  # the plan's rates are put in its place
+        optim=OPTIMIZERS[hyper["optimizer"]],
+        weight_decay=float(hyper["weight_decay"]),
+        max_grad_norm=float(hyper["max_grad_norm"]),
+        max_length=int(hyper["max_length"]),
+        seed=int(hyper["seed"]),
+        data_seed=int(hyper["seed"]),
+        bf16=bf16,
+        fp16=False,
+        use_cpu=cpu,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",  # the watch says when
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=not cpu,
+        remove_unused_columns=False,
+    )
+
+
+def resume_point(files: WorkerFiles) -> str | None:
+    """The folder inside a committed checkpoint that transformers resumes from."""
+    if not files.resume["path"]:
+        return None
+    return str(next(path for path in Path(files.resume["path"]).iterdir() if path.name.startswith("checkpoint-")))
+
+
+def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
+    target = files.made()
+    trainer.model.save_pretrained(str(target), safe_serialization=True)
+    tools = ("unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft")
+    files.report(
+        losses=[[one["step"], one["loss"], one["learning_rate"]] for one in trainer.state.log_history if "loss" in one],
+        tool={"name": "unsloth", "version": unsloth.__version__},
+        versions={name: importlib.metadata.version(name) for name in tools},
+        **facts,
+    )
