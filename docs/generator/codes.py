@@ -113,52 +113,60 @@ def module_of(path: Path) -> str:
 
 def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
     """The codes of one module: those of calls with their messages, then those that are only named."""
-    called: set[ast.AST] = set()
-    for node, texts in calls_of(tree, {}):
-        for given in [*node.args, *(one.value for one in node.keywords)]:
-            if isinstance(given, ast.Constant) and is_code(given.value):
-                called.add(given)
-                yield given.value, use_of(node, given, module, texts)
+    seen: set[ast.AST] = set()
+    for call, names in calls_of(tree, {}):
+        for given in [*call.args, *(one.value for one in call.keywords)]:
+            if found := code_in(given):
+                seen.add(given)
+                yield found, use_of(call, given, module, names)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            for name, constant in default_codes(node):
-                called.add(constant)
-                yield constant.value, Use(module, kind=name, what=paragraph(ast.get_docstring(node)).split("\n")[0])
-        elif isinstance(node, ast.Tuple):
-            for one in (one for one in node.elts if isinstance(one, ast.Constant) and is_code(one.value)):
-                called.add(one)
-                texts = [text for text in (text_of(part, {}) for part in node.elts) if " " in text]
-                yield one.value, Use(module, what=texts[0] if texts else "")
-        elif isinstance(node, ast.Constant) and is_code(node.value) and node not in called:
-            yield node.value, Use(module)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (begin := PRINTED.match(node.value)):
-            yield begin[1], Use(module)
+        for given, use in (*class_codes(node, module), *tuple_codes(node, module)):
+            seen.add(given)
+            yield code_in(given), use
+        if (found := code_in(node) or printed_code(node)) and node not in seen:
+            yield found, Use(module)
 
 
-def calls_of(tree: ast.AST, texts: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
+def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
     """Every call, with the expressions that the names of its function stand for."""
     for node in ast.iter_child_nodes(tree):
-        inner = texts
+        inner = dict(names)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = [
-                one for one in ast.walk(node) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
-            ]
-            inner = {**texts, **{one.targets[0].id: one.value for one in lines}}  # type: ignore[attr-defined]
+            for line in ast.walk(node):
+                if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                    inner[line.targets[0].id] = line.value
         if isinstance(node, ast.Call):
             yield node, inner
         yield from calls_of(node, inner)
 
 
-def is_code(value: object) -> bool:
-    return isinstance(value, str) and CODE.match(value) is not None
+def code_in(node: ast.AST) -> str:
+    """The code that an expression is; empty if it is none."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) and CODE.match(value) else ""
 
 
-def default_codes(tree: ast.ClassDef) -> Iterator[tuple[str, ast.Constant]]:
-    """The code of an error class and the class, or the nearest of its bases that has an exit code."""
-    bases = [one.id for one in tree.bases if isinstance(one, ast.Name)]
-    for line in tree.body:
-        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant) and is_code(line.value.value):
-            yield next((name for name in (tree.name, *bases) if name in EXIT_CODES), ""), line.value
+def printed_code(node: ast.AST) -> str:
+    value = node.value if isinstance(node, ast.Constant) else None
+    begin = PRINTED.match(value) if isinstance(value, str) else None
+    return begin[1] if begin else ""
+
+
+def class_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
+    """The default code of an error class, under the class itself or the nearest of its bases that has an exit code."""
+    if isinstance(node, ast.ClassDef):
+        names = [node.name, *(one.id for one in node.bases if isinstance(one, ast.Name))]
+        kind = next((name for name in names if name in EXIT_CODES), "")
+        what = paragraph(ast.get_docstring(node)).split("\n")[0]
+        lines = [line.value for line in node.body if isinstance(line, ast.Assign)]
+        yield from ((given, Use(module, kind, what)) for given in lines if code_in(given))
+
+
+def tuple_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
+    """The codes of a row of a table of tuples, with the row's text."""
+    if isinstance(node, ast.Tuple):
+        what = next((text for text in (text_of(part, {}) for part in node.elts) if " " in text), "")
+        yield from ((given, Use(module, what=what)) for given in node.elts if code_in(given))
 
 
 def use_of(call: ast.Call, given: ast.expr, module: str, names: Mapping[str, ast.expr]) -> Use:

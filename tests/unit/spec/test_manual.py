@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.spec.chains import RESOURCES
-from trainyard.spec.compat.table import ROWS
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_value
+from trainyard.spec.nodes import NODE_MODELS
 from trainyard.spec.templates import TEMPLATES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -26,6 +28,22 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("text", examples(), ids=lambda text: text.splitlines()[0])
 def test_every_example_is_accepted(text: str) -> None:
     assert check(load_value(text)) == []
+
+
+def nodes_of(text: str) -> Any:
+    """The nodes that a block shows: those of a chain, a list of nodes, or one node; nothing for other YAML."""
+    value = yaml.safe_load(text)
+    nodes = value.get("nodes", [value]) if isinstance(value, dict) else value
+    return nodes if all("type" in node for node in nodes) else []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_node_in_the_manual_has_fields_that_exist(page: Path) -> None:
+    """A node out of its chain may lack what it needs; its own fields and values are those of its type."""
+    for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for node in nodes_of(re.sub(r"(?m)^config: .*\n", "", text) or "[]"):
+            if node["type"] in NODE_MODELS:
+                NODE_MODELS[node["type"]].model_validate(node)
 
 
 def test_the_manual_has_examples() -> None:
