@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -35,17 +33,17 @@ from trainyard.backends.results import (
     count_starts,
     failure,
     rebuilt,
+    unless_stopped,
 )
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, after, replayed
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE
-from trainyard.compute.lease import device_lock
+from trainyard.compute.events import Event, read_events
+from trainyard.compute.lease import job_lock
 from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
-from trainyard.compute.tail import Event
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.artifacts import Produced, write_json_durably
-from trainyard.stores.metrics import read_events
 
 __all__ = [
     "BACKENDS",
@@ -361,25 +359,10 @@ def run_training(
     """
     backend, place = LocalBackend(job.config.backend, settings), work_folder(job, settings)
     backend.check(job)  # before any file: what is refused leaves nothing behind
-    with alone(settings.services / "works" / f"{place.name}.lock", job, wanted):
+    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not Wanted.RUN)
+    with unless_stopped(lock, wanted, "The training was stopped while the same one was running elsewhere."):
         if earlier := adopt_earlier_work(place, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})
         handle = backend.submit(job, place, Options(budget_s, grace_s, poll_s))
         follow(backend.mine(handle), wanted, on_event)
         return backend.fetch(handle, folder)
-
-
-@contextmanager
-def alone(lock: Path, job: TrainingJob, wanted: Callable[[], Wanted]) -> Iterator[None]:
-    """The work folder of a job for one process at a time: on two devices the same job may be started twice.
-
-    Raises `TrainingStopped` when it is asked to stop while another one works there.
-    """
-    with ExitStack() as held:
-        try:
-            wait = device_lock(lock, run=job.run, wait_s=inf, give_up=lambda: wanted() is not Wanted.RUN)
-            held.enter_context(wait)
-        except Conflict:
-            words = "The training was stopped while the same one was at work elsewhere."
-            raise TrainingStopped(words, why=wanted().value, do="Start it again.") from None
-        yield

@@ -21,13 +21,12 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
+from trainyard.backends.foreign.conductor import errors_left_in_plan
 from trainyard.backends.foreign.tokenise import tokenise
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
-from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import crash_error, write_error
+from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
-from trainyard.errors import TrainyardError
 from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
@@ -89,7 +88,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
     max_length) is not written.
     """
-    rows, hyper = rows_of(job), job.config.hyperparameters
+    rows, hyper = list(rows_of(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
     require_targets(account)
     share = kto.share if job.config.stage is Stage.KTO else pairs.share
@@ -163,18 +162,8 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
-    chosen = config.target_modules
     write_json_durably(place / names.MODULES_FILE, modules)
-    return {
-        "profile": job.config.lora.profile,
-        "rank": config.r,
-        "alpha": config.lora_alpha,
-        "dropout": config.lora_dropout,
-        "target_modules": chosen if isinstance(chosen, str) else sorted(chosen),
-        "modules_to_save": sorted(config.modules_to_save or []),
-        "dora": config.use_dora,
-        "rslora": config.use_rslora,
-    }
+    return config_facts(config, job)
 
 
 def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) -> None:
@@ -193,18 +182,6 @@ def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) 
     save_file(weights, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
-def main(folder: Path, device: str, *, first_weights: bool) -> None:
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
-    try:
-        write_plan(folder, device, first_weights=first_weights)
-    except TrainyardError as error:
-        write_error(place, error)
-        sys.exit(1)
-    except Exception as error:
-        write_error(place, crash_error(error))
-        raise
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])
+    with errors_left_in_plan(Path(sys.argv[1])):
+        write_plan(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])

@@ -10,8 +10,10 @@ from typing import Any
 import orjson
 
 from trainyard.backends import frame
-from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun, log_head
+from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun
+from trainyard.backends.results import log_head
 from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
+from trainyard.compute.child import LOG_FILE
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.workers.trainyard_worker import names
@@ -21,7 +23,7 @@ def finish(run: ExternalRun, log_at: int) -> None:
     """Move what the tool made to `result/`, with its record."""
     made = run.folder / names.MADE_FOLDER
     report: dict[str, Any] = orjson.loads((made / names.REPORT_FILE).read_bytes())
-    record = training_record(run, report, log_head(run, log_at))
+    record = training_record(run, report, log_head(run.folder / LOG_FILE, log_at))
     weights = made / "weights"
     require_whole(run, weights)
 
