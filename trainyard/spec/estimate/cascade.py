@@ -83,7 +83,7 @@ def choose(
     """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
 
     `rungs` replaces the usual ones, in the order given. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
-    nothing fits, `InvalidInput` (`E-AUTOTUNE-DEVICE`) when the device is left open or there is no rung.
+    nothing fits, `InvalidInput` (`E-DEVICE`) when the device is left open or there is no rung.
     """
     tried = tuple(rungs) if rungs is not None else usual_rungs(config, device)
     if device is Device.AUTO or not tried:
@@ -91,7 +91,7 @@ def choose(
             "A way of training can be chosen for a certain device and at least one method.",
             why=f"Device {device}, methods {', '.join(tried) or 'none'}.",
             do="Name the device (cpu, cuda or mps), and methods to choose from.",
-            code="E-AUTOTUNE-DEVICE",
+            code="E-DEVICE",
         )
     rejected: list[Rejected] = []
     for rung in tried:
