@@ -2,7 +2,7 @@
 
     job = read_job(folder)
     fix_threads_and_seed(job)                     before the first number is drawn
-    with claim_device(job, folder, events, device), memory_errors_in_words():
+    with lock_devices(job, folder, events, device), memory_errors_in_words():
         ...
         save_result(job, folder, record, write)   `result/adapter` or `result/model`, whole or not at all
         report_metrics(events, record)
@@ -60,7 +60,7 @@ def read_job(folder: Path) -> TrainingJob:
     return TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
 
 
-def claim_device(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
+def lock_devices(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
     """Lock the devices of a job, and its work folder, while the block runs. Raises `Conflict` (`E-DEVICE-BUSY`)."""
     places, give_up = Path(job.locks), events.stop_requested
     return device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up)

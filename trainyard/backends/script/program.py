@@ -45,7 +45,7 @@ def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
     job = frame.read_job(folder)
     device, started = pick_device(job.config.device, BackendName.SCRIPT), time.monotonic()
-    with frame.claim_device(job, folder, events, device):
+    with frame.lock_devices(job, folder, events, device):
         try:
             code = carry_out(folder, events)
         finally:

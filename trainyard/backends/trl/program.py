@@ -51,7 +51,7 @@ def train(folder: Path, events: Events) -> None:
     with ExitStack() as held:
         team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
         if team is None or team.leading:
-            held.enter_context(frame.claim_device(job, folder, events, device))
+            held.enter_context(frame.lock_devices(job, folder, events, device))
         shared(team, None)  # nobody begins before the device is ours
         with frame.memory_errors_in_words():
             train_on(job, folder, events, device, team)
