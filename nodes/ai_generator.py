@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import State
 
 from nodes.completion import completion
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out, no_slot
-from trainyard.api.runs.slots import gpu_slot
+from trainyard.api.runs.slots import device_slots
+from trainyard.compute.gpus import device_numbers
 from trainyard.data.generation.generate import generate
 from trainyard.spec.axes.data import GeneratorKind, Port
 from trainyard.spec.graph import ResolvedNode
@@ -24,11 +25,11 @@ def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[
     return carry_out(node, upstream, run, prepare, slot)
 
 
-def slot(context: NodeContext) -> AbstractContextManager[None]:
+def slot(context: NodeContext) -> AbstractContextManager[object]:
     """A vLLM server of our own takes nearly the whole device, so it waits for its turn like a trainer."""
     if context.config(AiGeneratorConfig).engine is not GeneratorKind.VLLM:
         return no_slot(context)
-    return gpu_slot(context.settings, run=context.run.run_id)
+    return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1])
 
 
 def prepare(context: NodeContext) -> Make:

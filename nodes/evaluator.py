@@ -9,8 +9,8 @@ from prefect import task
 from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
-from trainyard.api.runs.slots import gpu_slot
-from trainyard.compute.gpus import training_threads
+from trainyard.api.runs.slots import device_slots
+from trainyard.compute.gpus import device_numbers, training_threads
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.evals.runner import evaluate, job_from_inputs
 from trainyard.spec.graph import ResolvedNode
@@ -25,8 +25,9 @@ def evaluator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[Nod
     return carry_out(node, upstream, run, prepare, slot)
 
 
-def slot(context: NodeContext) -> AbstractContextManager[None]:
-    return gpu_slot(context.settings, run=context.run.run_id, wanted=context.wanted)
+def slot(context: NodeContext) -> AbstractContextManager[object]:
+    first = device_numbers()[:1]
+    return device_slots(context.settings, run=context.run.run_id, among=first, wanted=context.wanted)
 
 
 def prepare(context: NodeContext) -> Make:

@@ -159,10 +159,10 @@ def wanted_of(run_id: str) -> Callable[[], Wanted]:
 
 
 Prepare = Callable[[NodeContext], Make]
-Slot = Callable[[NodeContext], AbstractContextManager[None]]
+Slot = Callable[[NodeContext], AbstractContextManager[object]]
 
 
-def no_slot(_: NodeContext) -> AbstractContextManager[None]:
+def no_slot(_: NodeContext) -> AbstractContextManager[object]:
     return nullcontext()
 
 

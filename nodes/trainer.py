@@ -12,11 +12,12 @@ from prefect.client.schemas.objects import State
 
 from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_out
 from trainyard.api.records import read_events
-from trainyard.api.runs.slots import gpu_slots
+from trainyard.api.runs.slots import device_slots
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob, changed_since, job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
+from trainyard.compute.lease import turn_lock
 from trainyard.errors import Conflict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.graph import ResolvedNode
@@ -35,8 +36,8 @@ def slot(context: NodeContext) -> Iterator[None]:
     """One device, or one for each process of a distributed training; an identical training elsewhere is waited for."""
     settings, run = context.settings, context.run.run_id
     count = context.config(TrainerConfig).launch.processes
-    turn = work_folder(job_of(context), settings).with_suffix(".turn")
-    with gpu_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
+    turn = turn_lock(work_folder(job_of(context), settings))
+    with device_slots(settings, count, run=run, turn=turn, wanted=context.wanted) as devices:
         context.devices.extend(devices)
         yield
 

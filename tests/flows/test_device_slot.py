@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 
 from trainyard.api.runs.control import wanted_by
 from trainyard.api.runs.server import bootstrap, limit_name
-from trainyard.api.runs.slots import gpu_slot, gpu_slots, lock_of
-from trainyard.compute.lease import holder
+from trainyard.api.runs.slots import device_slots
+from trainyard.compute.lease import holder, slot_lock
 from trainyard.compute.supervise import Wanted
 from trainyard.settings import settings
 
@@ -31,7 +31,7 @@ def test_two_trainings_never_overlap_on_a_device() -> None:
     spans: list[tuple[float, float]] = []
 
     def train() -> None:
-        with gpu_slot(settings(), run="r"):
+        with device_slots(settings(), run="r", among=(0,)):
             started = time.monotonic()
             time.sleep(0.3)
             spans.append((started, time.monotonic()))
@@ -47,7 +47,7 @@ def test_two_trainings_never_overlap_on_a_device() -> None:
 
 
 def test_the_slot_is_a_limit_that_prefect_shows_and_is_free_afterwards() -> None:
-    with gpu_slot(settings()):
+    with device_slots(settings(), among=(0,)):
         assert active(0) == 1
     assert active(0) == 0
 
@@ -64,12 +64,12 @@ def test_trainings_on_different_devices_overlap_and_a_third_waits(devices: Calla
     third: list[tuple[tuple[int, ...], float]] = []
 
     def wait() -> None:
-        with gpu_slots(settings(), run="third") as taken:
+        with device_slots(settings(), run="third") as taken:
             third.append((taken, time.monotonic()))
 
     waiting = threading.Thread(target=wait)
-    with gpu_slots(settings(), run="first") as first:
-        with gpu_slots(settings(), run="second") as second:
+    with device_slots(settings(), run="first") as first:
+        with device_slots(settings(), run="second") as second:
             assert (first, second) == ((0,), (1,))
             waiting.start()
             time.sleep(1.5)
@@ -87,15 +87,15 @@ def test_a_training_on_two_devices_waits_for_both(devices: Callable[[int], None]
     both: list[tuple[int, ...]] = []
 
     def wait() -> None:
-        with gpu_slots(settings(), 2, run="wide") as taken:
+        with device_slots(settings(), 2, run="wide") as taken:
             both.append(taken)
 
     waiting = threading.Thread(target=wait)
-    with gpu_slot(settings(), run="narrow", device=1):
+    with device_slots(settings(), run="narrow", among=(1,)):
         waiting.start()
         time.sleep(1.5)
         assert not both
-        assert holder(lock_of(settings(), 0)) is not None  # it keeps what it has, so that it gets its turn
+        assert holder(slot_lock(settings(), 0)) is not None  # it keeps what it has, so that it gets its turn
     waiting.join(timeout=30)
     assert both == [(0, 1)]
 
@@ -107,7 +107,7 @@ def test_wide_and_narrow_trainings_neither_overlap_nor_wait_in_a_ring(devices: C
 
     def train(count: int) -> None:
         for _ in range(3):
-            with gpu_slots(settings(), count, run=f"wants-{count}") as taken:
+            with device_slots(settings(), count, run=f"wants-{count}") as taken:
                 assert (len(taken), list(taken)) == (count, sorted(set(taken)))
                 started = time.monotonic()
                 time.sleep(0.1)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flows.nightly import nightly
-from trainyard.api.runs.slots import lock_of
+from trainyard.compute.lease import slot_lock
 from trainyard.night.phases import read_report
 from trainyard.night.training import tenant_root
 from trainyard.settings import settings
@@ -62,7 +62,7 @@ with device_lock(Path(sys.argv[1]), run="somebody-else"):
 @pytest.mark.usefixtures("prefect")
 def test_a_night_waits_for_the_device_no_longer_than_its_window(home: Path) -> None:
     """Another process holds the lease all night: the run has failed, and says who it was."""
-    lock = lock_of(settings(), 0)
+    lock = slot_lock(settings(), 0)
     command = [sys.executable, "-c", HOLDER, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None

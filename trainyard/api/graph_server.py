@@ -11,7 +11,6 @@ loopback it starts only with a token. Errors have the shape of every error here:
 
 from __future__ import annotations
 
-import hmac
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
-from trainyard.serve.listening import bind, server_config
+from trainyard.serve.listening import allowed_hosts, bind_guarded, has_token, server_config
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import mutation
 
@@ -38,7 +37,6 @@ MAX_MUTATIONS = 5_000
 MAX_QUERIES = 4
 """Queries at a time, the waiting ones included: a fifth would let everybody else wait longer."""
 STATUS = {InvalidInput: 422, NotFound: 404, Conflict: 409, LimitExceeded: 413, Unavailable: 503}
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class GraphServer:
@@ -48,7 +46,7 @@ class GraphServer:
         self.graph, self.token = graph, token
         self.queries = threading.BoundedSemaphore(MAX_QUERIES)
 
-    def app(self, hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
+    def app(self, host: str = "127.0.0.1") -> Starlette:
         routes = [
             Route("/health", self.route(self.health, guarded=False)),
             Route("/v1/graph/mutate", self.route(self.mutate), methods=["POST"]),
@@ -57,8 +55,9 @@ class GraphServer:
             Route("/v1/graph/stats", self.route(self.stats)),
             Route("/v1/graph/dump", self.route(self.dump)),
         ]
-        # A page in a browser may point its own name at 127.0.0.1; it cannot choose the Host header.
-        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+        return Starlette(
+            routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host))]
+        )
 
     def route(
         self, work: Callable[[Request, bytes], Any], *, guarded: bool = True
@@ -75,8 +74,7 @@ class GraphServer:
         return answer
 
     def check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        if not has_token(request, self.token):
             raise Unavailable(
                 "The bearer token is missing or wrong.", do="Set TRAINYARD_TOKEN on both sides.", code="E-GRAPH-TOKEN"
             )
@@ -163,20 +161,10 @@ def refusal(error: TrainyardError) -> Response:
 
 def listening(host: str, port: int, token: str | None) -> socket.socket:
     """A bound socket. Raises `InvalidInput` (`E-SERVER-TOKEN`) or `LimitExceeded` (`E-PORT`)."""
-    if host not in LOOPBACK and token is None:
-        raise InvalidInput(
-            f"The server does not listen on {host} without a token.",
-            why="Off loopback anybody could read and write the graph.",
-            do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
-            code="E-SERVER-TOKEN",
-        )
-    return bind(host, port)
+    return bind_guarded(host, port, token, "Off loopback anybody could read and write the graph.")
 
 
 def serve(graph: Graph, listener: socket.socket, token: str | None) -> None:
     """Answer until SIGINT or SIGTERM."""
-    host = str(listener.getsockname()[0])
-    hosts = LOOPBACK if host in LOOPBACK else ("*",)
-    app = GraphServer(graph, token).app(hosts)
-    config = server_config(app, graceful_s=5)
-    uvicorn.Server(config).run(sockets=[listener])
+    app = GraphServer(graph, token).app(str(listener.getsockname()[0]))
+    uvicorn.Server(server_config(app, graceful_s=5)).run(sockets=[listener])

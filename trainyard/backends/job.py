@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
+from trainyard.compute.lease import device_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import ADAPTER_METHODS
@@ -85,7 +86,7 @@ def job_for(config: TrainerConfig, base: str, settings: Settings, **inputs: Unpa
         base=model.location,
         base_sha256=model.sha256,
         threads=training_threads(settings.threads),
-        locks=str(settings.services / "devices"),
+        locks=str(device_folder(settings)),
         **inputs,
     )
 

@@ -1,7 +1,31 @@
-"""Who has a device: a file lock that the *child* holds, so that the kernel frees it when the child is gone.
+"""Who may use a device: every lock before a computation, in the one order in which all of them are taken.
 
-`flock(2)` needs no server and cannot be forgotten by a crash. The text in the file only explains; it says who holds
-the lock (pid, start time, run), for the message that the next one gets.
+    step      keeps apart                                               where
+    ------------------------------------------------------------------------------------------------------------------
+    parent: a flow's node, a night, `TrainingManager`
+    0 queue   two nights                                                Prefect's limit of the deployment (prefect.yaml)
+    1 turn    two equal trainings: the second waits without a device    runs/training/<digest>.turn
+    2 slot    two computations of this home on one device               services/slot-<n>.lock
+    3 limit   those of other homes and hosts                            Prefect's limit device:<host>:<n>, with a lease
+    4 look    programs that know none of our locks                      NVML: no process but our own model server
+    5 job     one training that was started on two devices              services/works/<digest>.lock
+    child: the process that computes
+    6 work    a dying child that still saves in the work folder         <work folder>/work.lock
+    7 device  a dying child that still computes on the device           services/devices/<kind>-<n>.lock
+
+    a trainer node               1 2 3 4 5 6 7     waits until the run is paused or canceled
+    an evaluator, a vLLM node      2 3 4           waits likewise; a generator also through a pause
+    a night of a server          0 2 3 4           waits as long as the night's window; its trainings add 5 6 7
+    `trainyard nightly run`        2   4           does not wait; its trainings add 5 6 7
+    `TrainingManager`              2   4 5 6 7     waits until the job is paused or canceled
+
+`claim_devices` takes the steps 1 to 4, `job_lock` is 5, and `device_locks` takes 6 and 7. Prefect may not be imported
+here, so step 3 is passed in (`api/runs/slots.py`). Each step has its reason: a lock of the parent alone would be free
+while a child whose parent was killed still saves; a lock of the child alone would let the second run load its data
+first and fail then. Several devices are taken in ascending order at each step, so nobody waits in a ring.
+
+A lock is a file under `flock(2)`: it needs no server, and the kernel frees it when its holder is gone, however it
+ended. The text in the file (pid, start, run) only names the holder in the message for the next one.
 """
 
 from __future__ import annotations
@@ -10,14 +34,18 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import orjson
 
-from trainyard.compute.gpus import GpuReadings, read_gpus
+from trainyard.compute.gpus import GpuReadings, device_numbers, read_gpus
+from trainyard.compute.services import own_services
 from trainyard.errors import Conflict
+from trainyard.settings import Settings
 from trainyard.stores.processes import Start, process_start
 
 POLL_S = 0.2
@@ -25,6 +53,11 @@ WORK_LOCK = "work.lock"
 LOOK_EVERY_S = 1.0
 FOREIGN_MEMORY_MB = 2048
 """Used memory that means somebody is there whose process cannot be seen (another container); a driver takes less."""
+
+
+GiveUp = Callable[[], bool]
+Limit = Callable[[int, GiveUp], AbstractContextManager[None]]
+"""Step 3: device number, whether to wait no longer -> the right to the device on the server's part."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +70,21 @@ class Holder:
 
     def __str__(self) -> str:
         return f"process {self.pid} of run {self.run or 'without a name'}"
+
+
+def slot_lock(settings: Settings, device: int) -> Path:
+    """The file of step 2."""
+    return settings.services / f"slot-{device}.lock"
+
+
+def device_folder(settings: Settings) -> Path:
+    """The folder of the files of step 7."""
+    return settings.services / "devices"
+
+
+def turn_lock(work: Path) -> Path:
+    """The file of step 1 of a training, by its work folder."""
+    return work.with_suffix(".turn")
 
 
 def holder(path: Path) -> Holder | None:
@@ -72,9 +120,7 @@ def never() -> bool:
 
 
 @contextmanager
-def device_lock(
-    path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Callable[[], bool] = never
-) -> Iterator[Holder]:
+def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: GiveUp = never) -> Iterator[Holder]:
     """Hold the lock at `path` while the block runs.
 
     Waits up to `wait_s` seconds, or until `give_up()` says so, for a holder that is on its way out (an orphan that
@@ -102,9 +148,7 @@ def device_lock(
 
 
 @contextmanager
-def first_lock(
-    paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: Callable[[], bool] = never
-) -> Iterator[Path]:
+def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: GiveUp = never) -> Iterator[Path]:
     """Hold the first of these locks that is free; which ones count is asked anew at every look.
 
     Waits until `give_up()` says so. Raises `Conflict` (`E-DEVICE-BUSY`) then.
@@ -124,6 +168,66 @@ def first_lock(
             time.sleep(POLL_S if len(asked) == 1 else LOOK_EVERY_S)
 
 
+def no_limit(_device: int, _give_up: GiveUp) -> AbstractContextManager[None]:
+    """Step 3 without a server."""
+    return nullcontext()
+
+
+@contextmanager
+def claim_devices(
+    settings: Settings,
+    count: int = 1,
+    *,
+    run: str = "",
+    among: Sequence[int] | None = None,
+    turn: Path | None = None,
+    limit: Limit = no_limit,
+    wait_s: float = inf,
+    give_up: GiveUp = never,
+) -> Iterator[tuple[int, ...]]:
+    """The right to compute on `count` of these devices, by default of this host's: steps 1 to 4.
+
+    Each device is the first free one of those that leave enough above it; so the caller waits for a device above all
+    that it has. Yields their numbers; fewer than `count` where there are fewer.
+
+    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` says so,
+    `E-DEVICE-OCCUPIED` when a stranger computes on the device.
+    """
+    deadline = time.monotonic() + wait_s
+
+    def late() -> bool:
+        return give_up() or time.monotonic() >= deadline
+
+    numbers = sorted(among if among is not None else device_numbers())
+    taken: list[int] = []
+    with ExitStack() as held:
+        if turn is not None:
+            held.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
+        for left in range(min(count, len(numbers)), 0, -1):
+            above = [number for number in numbers if not taken or number > taken[-1]]
+            eligible = above[: len(above) - left + 1]
+            slot = held.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
+            number = next(one for one in eligible if slot_lock(settings, one) == slot)
+            held.enter_context(limit(number, late))
+            wait_until_empty(number, ours=lambda: own_services(settings), give_up=give_up)
+            taken.append(number)
+        yield tuple(taken)
+
+
+def slots(settings: Settings, numbers: Sequence[int]) -> list[Path]:
+    """The slot files of those of these devices on which nobody computes; of all if there is none such."""
+    if len(numbers) == 1:
+        return [slot_lock(settings, numbers[0])]
+    readings, ours = read_gpus(), own_services(settings)
+    empty = [number for number in numbers if not occupants(number, readings, ours)]
+    return [slot_lock(settings, number) for number in empty or numbers]
+
+
+def job_lock(settings: Settings, work: Path, *, run: str, give_up: GiveUp) -> AbstractContextManager[Holder]:
+    """Step 5: the work folder of a training for one process at a time. Raises `Conflict` (`E-DEVICE-BUSY`)."""
+    return device_lock(settings.services / "works" / f"{work.name}.lock", run=run, wait_s=inf, give_up=give_up)
+
+
 @contextmanager
 def device_locks(
     folder: Path,
@@ -133,11 +237,11 @@ def device_locks(
     work: Path | None = None,
     run: str = "",
     wait_s: float = 0.0,
-    give_up: Callable[[], bool] = never,
+    give_up: GiveUp = never,
 ) -> Iterator[None]:
-    """Hold the lock of each device of a job (`cuda-0.lock`), in ascending order: nobody waits in a ring.
+    """Steps 6 and 7: the lock of the work folder, then that of each device of a job (`cuda-0.lock`), ascending.
 
-    Before them that of its work folder: an orphan on another device may still save there.
+    Raises `Conflict` (`E-DEVICE-BUSY`).
     """
     with ExitStack() as held:
         if work is not None:
@@ -154,7 +258,7 @@ def wait_until_empty(
     read: Callable[[], GpuReadings] = read_gpus,
     ours: Callable[[], frozenset[int]] = frozenset,
     wait_s: float = 60.0,
-    give_up: Callable[[], bool] = never,
+    give_up: GiveUp = never,
 ) -> None:
     """Return when nobody but `ours()` (pids of our own services) computes on the GPU; at once without such a GPU.
 

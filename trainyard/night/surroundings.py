@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import device_lock
+from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.points import nothing
@@ -36,38 +37,18 @@ PROFILES = project_folder() / "deployments" / "profiles"
 LEDGER_FILE = "documents.jsonl"
 
 
-class LocalServer:
-    """`world.ModelServer` over `serve/inference_server`."""
+class LocalServer(InferenceServer):
+    """`world.ModelServer` of one night."""
 
     def __init__(self, profile: ServerProfile, folder: Path, config: NightConfig, settings: Settings) -> None:
-        self.server = InferenceServer(profile, folder, settings, index=device_numbers()[0])
-        self.config, self.drain_s = config, profile.drain_s
+        super().__init__(profile, folder, settings, index=device_numbers()[0])
+        self.serving, self.drain_s = config.serving, profile.drain_s
 
-    def start(self) -> None:
-        self.server.start()
-
-    def wait_ready(self, timeout_s: float) -> None:
-        self.server.wait_ready(timeout_s)
-
-    def warm(self) -> None:
-        self.server.warm(SCHEMA)
+    def warm(self, schema: dict[str, Any] | None = SCHEMA) -> float:
+        return super().warm(schema)
 
     def client(self) -> AbstractAsyncContextManager[Complete]:
-        serving = self.config.serving
-        return self.server.completing(serving.concurrency, timeout_s=serving.timeout_s)
-
-    def drain(self, timeout_s: float) -> None:
-        self.server.drain(timeout_s)
-
-    def stop(self) -> None:
-        """End the server of this night, or one that a killed night left in the same folder."""
-        if self.server.service.running is None and self.server.profile.url is None:
-            self.server.service.end_leftover()
-        else:
-            self.server.stop()
-
-    def prove_free(self, timeout_s: float) -> None:
-        self.server.prove_free(timeout_s)
+        return self.completing(self.serving.concurrency, timeout_s=self.serving.timeout_s)
 
 
 def world_of(
@@ -91,8 +72,9 @@ def world_of(
     root, files, clock = tenant_root(settings, config.tenant), RealFiles(), RealClock()
     objects = open_store(settings.weights_store) if settings.weights_store else None
 
-    def alone(run: str) -> AbstractContextManager[None]:
-        return nullcontext() if held else exclusive(settings, run)
+    def alone(run: str) -> AbstractContextManager[object]:
+        """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
+        return nullcontext() if held else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
 
     return NightDeps(
         root=root,
@@ -116,11 +98,6 @@ def world_of(
         at=faultpoint,
         say=say,
     )
-
-
-def exclusive(settings: Settings, run: str) -> AbstractContextManager[None]:
-    """The lock that every training of this machine takes too. Raises `Conflict` (`E-DEVICE-BUSY`)."""
-    return device_lock(settings.services / f"slot-{device_numbers()[0]}.lock", run=run)  # type: ignore[return-value]
 
 
 def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:

@@ -36,22 +36,22 @@ class ModelServer(Protocol):
     def start(self) -> None:
         """Boot the machine if there is a command for it, and start the server."""
 
-    def wait_ready(self, timeout_s: float) -> None:
+    def wait_ready(self, timeout_s: float) -> object:
         """Return when it answers. Raises `Unavailable` after `timeout_s`."""
 
-    def warm(self) -> None:
+    def warm(self) -> object:
         """Let it compile the schema, so that the first document does not pay for it."""
 
     def client(self) -> AbstractAsyncContextManager[Complete]:
         """A client with one slot per document in flight."""
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> object:
         """Admit nothing more and let what is in flight end."""
 
-    def stop(self) -> None:
+    def stop(self) -> object:
         """End our own process tree. A server that is not there is stopped."""
 
-    def prove_free(self, timeout_s: float) -> None:
+    def prove_free(self, timeout_s: float) -> object:
         """Return when nobody computes on the device, by its measured memory. Raises `Conflict`."""
 
 
@@ -151,7 +151,7 @@ class NightDeps:
     owner: Owner
     boot_id: str
     base_model: str
-    alone: Callable[[str], AbstractContextManager[None]]
+    alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
     at: Callable[[str], None] = nothing
     say: Callable[[str], None] = nothing

@@ -7,6 +7,8 @@ its body a minute, and keeps at most 512 connections: beyond them the oldest tha
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
 import json
 import os
 import socket
@@ -16,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainyard.compute.services import EMBEDDED, Service, write_record
-from trainyard.errors import LimitExceeded
+from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.stores.processes import process_start
 
 MAX_CONNECTIONS = 512
@@ -49,6 +52,45 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(host: str) -> list[str]:
+    """Names in the Host header that a server of this address answers to: a page in a browser cannot choose that header,
+    though it may point its own name at 127.0.0.1.
+    """
+    return ["127.0.0.1", "localhost", "[::1]", "::1"] if is_loopback(host) else ["*"]
+
+
+def bind_guarded(host: str, port: int, token: str | None, danger: str) -> socket.socket:
+    """`bind`, off loopback only with a token. Raises `InvalidInput` (`E-SERVER-TOKEN`) and what `bind` raises."""
+    if not is_loopback(host) and token is None:
+        raise InvalidInput(
+            f"The server does not listen on {host} without a token.",
+            why=danger,
+            do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
+            code="E-SERVER-TOKEN",
+        )
+    return bind(host, port)
+
+
+def has_token(request: Request, token: str | None) -> bool:
+    """Whether a request has the bearer token, or none is asked for."""
+    given = request.headers.get("authorization", "")
+    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
     """uvicorn's settings for a server of ours: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none"}
@@ -67,11 +109,8 @@ class AnnouncedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        host, port = self.listener.getsockname()[:2]
-        record = Service(
-            os.getpid(), process_start(), f"http://{f'[{host}]' if ':' in host else host}:{port}", port=port,
-            model=self.model, model_sha256=self.sha256, started=time.time(),
-        )  # fmt: skip
+        url, port = url_of(self.listener), self.listener.getsockname()[1]
+        record = Service(os.getpid(), process_start(), url, "", "", port, self.model, self.sha256, time.time())
         print(json.dumps(asdict(record)), flush=True)
         if self.folder is not None:
             write_record(self.folder / f"{EMBEDDED}.json", record)

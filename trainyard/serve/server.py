@@ -10,8 +10,6 @@ request at a time: it exists so that a chain works without a GPU, a hub or an ac
 from __future__ import annotations
 
 import argparse
-import hmac
-import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -29,7 +27,7 @@ from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.answers import Answers
 from trainyard.serve.chat_templates import check_folder
 from trainyard.serve.inference import ModelRunner, Worker
-from trainyard.serve.listening import AnnouncedServer, bind
+from trainyard.serve.listening import AnnouncedServer, allowed_hosts, bind_guarded, has_token
 from trainyard.serve.protocol import (
     Alias,
     ApiError,
@@ -126,20 +124,10 @@ def add_routes(app: FastAPI, served: ServedModels, answers: Answers, authorised:
 
 def bearer_check(token: str | None) -> Any:
     async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        if not has_token(request, token):
             raise ApiError(401, "The bearer token is missing or wrong.", "AuthenticationError")
 
     return check
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -185,17 +173,11 @@ def prepare(arguments: argparse.Namespace) -> tuple[ServedModels, Answers]:
 
 def serve(arguments: argparse.Namespace) -> None:
     token = os.environ.get("TRAINYARD_TOKEN") or None
-    if not is_loopback(arguments.host) and token is None:
-        raise InvalidInput(
-            f"The server does not listen on {arguments.host} without a token.",
-            why="Off loopback anybody could load adapters and use the model.",
-            do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
-            code="E-SERVER-TOKEN",
-        )
-    listener = bind(arguments.host, arguments.port)  # before the model is read: a taken port is known at once
+    danger = "Off loopback anybody could load adapters and use the model."
+    # Before the model is read: a taken port is known at once.
+    listener = bind_guarded(arguments.host, arguments.port, token, danger)
     served, answers = prepare(arguments)
-    hosts = ["127.0.0.1", "localhost", "[::1]", "::1"] if is_loopback(arguments.host) else ["*"]
-    app = build_app(served, answers, token=token, hosts=hosts)
+    app = build_app(served, answers, token=token, hosts=allowed_hosts(arguments.host))
     server = AnnouncedServer(app, listener, arguments.folder, served.base.name, served.base.sha256)
     server.run(sockets=[listener])
     served.worker.stop()

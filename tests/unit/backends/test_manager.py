@@ -10,13 +10,13 @@ import pytest
 
 from tests.small_jobs import Jobs
 from trainyard.backends.base import LocalBackend, Options, work_folder
-from trainyard.backends.manager import DEVICE_LOCK, MARKER_ONLY, WAITING, TrainingManager
+from trainyard.backends.manager import MARKER_ONLY, WAITING, TrainingManager
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING
-from trainyard.compute.lease import device_lock
+from trainyard.compute.events import read_events
+from trainyard.compute.lease import device_lock, slot_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.metrics import read_events
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_job_runs_pauses_resumes_and_completes(manager: TrainingManager, jobs:
 
 
 def test_a_job_waits_for_the_device_and_can_be_cancelled_there(manager: TrainingManager, jobs: Jobs) -> None:
-    with device_lock(manager.settings.services / DEVICE_LOCK, run="another"):
+    with device_lock(slot_lock(manager.settings, 0), run="another"):
         job_id = manager.submit_local(jobs())
         assert manager.status(job_id).reason == WAITING
         manager.cancel(job_id)
@@ -80,7 +80,7 @@ def test_jobs_on_different_devices_overlap_and_on_the_same_one_never(manager: Tr
         assert manager.wait(job_id, 300).state is COMPLETED
     spans = []
     for job_id in ids:
-        times = [event["time"] for event in read_events(manager.events(job_id)) if event["event"] == "progress"]
+        times = [event["time"] for event in read_events(manager.events_file(job_id)) if event["event"] == "progress"]
         spans.append((min(times), max(times)))
     first, second, wide = spans
     assert max(first[0], second[0]) < min(first[1], second[1]), "they took turns"
@@ -94,13 +94,15 @@ def test_the_same_job_on_two_devices_is_trained_by_one_after_the_other(home: Pat
     ids = [one.submit_local(job.model_copy(update={"devices": (n,)})) for n, one in enumerate(managers)]
     assert [one.wait(job_id, 200).state for one, job_id in zip(managers, ids, strict=True)] == [COMPLETED, COMPLETED]
     told = [
-        event["event"] for event in read_events(managers[0].events(ids[0])) if event["event"] in ("started", "done")
+        event["event"]
+        for event in read_events(managers[0].events_file(ids[0]))
+        if event["event"] in ("started", "done")
     ]
     assert told == ["started", "done"] * 2
 
 
 def test_paused_before_the_first_step_it_is_paused(manager: TrainingManager, jobs: Jobs) -> None:
-    with device_lock(manager.settings.services / DEVICE_LOCK, run="another"):
+    with device_lock(slot_lock(manager.settings, 0), run="another"):
         job_id = manager.submit_local(jobs())
         manager.pause(job_id)
         assert manager.wait(job_id, 10).state is PAUSED

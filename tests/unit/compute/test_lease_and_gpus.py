@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +21,9 @@ from trainyard.compute.gpus import (
     read_gpus,
     training_threads,
 )
-from trainyard.compute.lease import device_lock, device_locks, first_lock, holder
+from trainyard.compute.lease import claim_devices, device_lock, device_locks, first_lock, holder, slot_lock, turn_lock
 from trainyard.errors import Conflict
+from trainyard.settings import load_settings
 
 HOLD = """
 import sys, time
@@ -65,6 +69,36 @@ def test_waiting_for_the_lock_can_be_given_up(tmp_path: Path) -> None:
     with device_lock(path), pytest.raises(Conflict, match="One training at a time"):
         device_lock(path, wait_s=60, give_up=lambda: True).__enter__()
     assert time.monotonic() - start < 30
+
+
+def test_the_steps_of_a_claim_are_taken_in_their_order_and_given_back(home: Path) -> None:
+    here, turn = load_settings(), turn_lock(home / "runs" / "training" / "abc")
+    steps: list[tuple[int, bool, bool]] = []
+
+    @contextmanager
+    def limit(device: int, give_up: Callable[[], bool]) -> Iterator[None]:
+        assert not give_up()
+        steps.append((device, holder(turn) is not None, holder(slot_lock(here, device)) is not None))
+        yield
+        steps.append((device, False, False))
+
+    with claim_devices(here, 2, run="mine", among=(3, 1, 2), turn=turn, limit=limit) as devices:
+        assert devices == (1, 2)
+        assert str(holder(slot_lock(here, 2))) == f"process {os.getpid()} of run mine"
+        assert holder(slot_lock(here, 3)) is None
+    assert steps == [(1, True, True), (2, True, True), (2, False, False), (1, False, False)]
+    assert [holder(path) for path in (turn, slot_lock(here, 1), slot_lock(here, 2))] == [None] * 3
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.5])
+def test_a_claim_waits_no_longer_than_it_may_and_names_the_holder(home: Path, wait_s: float) -> None:
+    here = load_settings()
+    with hold(slot_lock(here, 0), 60) as other:
+        began = time.monotonic()
+        with pytest.raises(Conflict, match=r"E-DEVICE-BUSY: slot-0 is in use by process \d+ of run night-7"):
+            claim_devices(here, among=(0,), wait_s=wait_s).__enter__()
+        assert wait_s <= time.monotonic() - began < 30
+        other.kill()
 
 
 def test_a_job_holds_the_lock_of_each_of_its_devices(tmp_path: Path) -> None:

@@ -12,17 +12,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 
 from prefect.automations import Automation
 from prefect.events.actions import DoNothing
 from prefect.events.schemas.automations import EventTrigger, Posture
 
 from trainyard.api.runs.server import client, limit_name
-from trainyard.api.runs.slots import gpu_slot, lock_of
-from trainyard.backends.results import TrainingStopped
+from trainyard.api.runs.slots import device_limit
 from trainyard.compute.gpus import device_numbers
-from trainyard.compute.lease import holder
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.lease import claim_devices, holder, slot_lock
 from trainyard.errors import Conflict
 from trainyard.settings import Settings
 
@@ -44,21 +43,20 @@ def night_slot(settings: Settings, *, run: str, window_s: float) -> Iterator[flo
     `E-DEVICE-OCCUPIED` when somebody computes on it without a lock.
     """
     began = time.monotonic()
-
-    def wanted() -> Wanted:
-        return Wanted.RUN if time.monotonic() - began < window_s else Wanted.CANCEL
-
+    first, limit = device_numbers()[:1], partial(device_limit, settings)
     with ExitStack() as held:
         try:
-            held.enter_context(gpu_slot(settings, run=run, wanted=wanted))
-        except TrainingStopped:
+            held.enter_context(claim_devices(settings, run=run, among=first, limit=limit, wait_s=window_s))
+        except Conflict as error:
+            if error.code != "E-DEVICE-BUSY":
+                raise
             raise waited_in_vain(settings, window_s) from None
         yield began
 
 
 def waited_in_vain(settings: Settings, window_s: float) -> Conflict:
     device = device_numbers()[0]
-    who = holder(lock_of(settings, device))
+    who = holder(slot_lock(settings, device))
     return Conflict(
         f"The night did not begin: device {device} was in use for its whole window of {window_s:,.0f} s.",
         why=f"It is held by {who}." if who else f"The server's limit {limit_name(device)} is taken by another host.",

@@ -10,6 +10,7 @@ from trainyard.api import graph_server
 from trainyard.api.context import Context
 from trainyard.api.requests.graph import ExportInput, GraphInput, QueryInput, ServeInput
 from trainyard.api.responses import Response
+from trainyard.serve.listening import url_of
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.remote import TOKEN_VARIABLE
 
@@ -54,8 +55,7 @@ def serve(given: ServeInput, context: Context) -> Served:
     """Serve until a signal; the database is opened first, so that a taken one is reported at once."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     listener = graph_server.listening(given.host, given.port, token)
-    port = listener.getsockname()[1]
-    url = f"http://{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
+    url = url_of(listener)
     with listener, open_graph(given.graph, context.settings) as graph:
         counts = graph.stats()
         context.say(f"the graph answers at {url}: {counts.documents:,} documents, {counts.entities:,} entities")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, terminate
 from trainyard.backends.foreign.result import finish
-from trainyard.backends.launching import LOOPBACK, Launched, several, torchrun
+from trainyard.backends.launching import Launched, several, torchrun
 from trainyard.compute.child import Events
+from trainyard.compute.services import free_port
 from trainyard.errors import Corrupt
 from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.whole import MANIFEST
@@ -74,7 +74,7 @@ def argv(run: ExternalRun) -> list[str]:
         options = [
             *chosen_devices(run),
             "--master_port",
-            str(free_port()),
+            str(free_port()),  # DeepSpeed's own choice is the same for every run of a machine
             "--no_local_rank",
             "--module",
         ]
@@ -100,13 +100,6 @@ def extensions() -> Path:
     """Compiled operators: in the environment where we made it, beside it where it is the operator's own."""
     own = place() / EXTENSIONS_FOLDER
     return own if own.is_dir() else environments.envs() / "extensions-deepspeed"
-
-
-def free_port() -> int:
-    """A port for the processes to meet at; DeepSpeed's own choice is the same for every run of a machine."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:

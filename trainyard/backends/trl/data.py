@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,7 +19,7 @@ from trainyard.train.batching import require_rows
 from trainyard.train.stages import kto
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 
-Found = tuple[list[Encoded], TokenLedger]
+Encoding = tuple[list[Encoded], TokenLedger]
 
 
 @dataclass
@@ -41,7 +42,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)
-    examples, ledger = ENCODERS[job.config.stage](job, tokenizer)
+    examples, ledger = encode(job, tokenizer)
     print(ledger.line(), flush=True)
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
     if job.config.stage is Stage.GRPO and ledger.rows["read"]:
@@ -63,30 +64,22 @@ def told_of(job: TrainingJob, rows: int, alone: int) -> str:
     return f"Each step of stage grpo answers {prompts_of_a_step(job)} prompts. {told}: each pass leaves out others."
 
 
-def encode_conversations(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Found:
-    return encode_sft(rows_of(job), tokenizer, job.config.hyperparameters.max_length)
+def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
+    """Every row of the job as token ids, with their account.
+
+    Raises `InvalidInput` (`E-NO-DATA`; `E-KTO-ONE-SIDED` when all answers of stage kto have the same verdict).
+    """
+    rows: Any = list(rows_of(job))
+    if job.config.stage is Stage.KTO:
+        return kto.encode(rows, tokenizer, job.config)
+    return ENCODERS[job.config.stage](rows, tokenizer, job.config.hyperparameters.max_length)
 
 
-def encode_pairs(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Found:
-    return encode_preference(rows_of(job), tokenizer, job.config.hyperparameters.max_length)
-
-
-def encode_labelled(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Found:
-    """Single answers with their verdict. Raises `InvalidInput` (`E-KTO-ONE-SIDED`) when all have the same."""
-    return kto.encode(rows_of(job), tokenizer, job.config)
-
-
-def encode_asked(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Found:
-    """Prompts of the sft port; beside its ids each row has the text of its answer."""
-    return encode_prompts(list(rows_of(job)), tokenizer, job.config.hyperparameters.max_length)
-
-
-ENCODERS: dict[Stage, Callable[[TrainingJob, PreTrainedTokenizerBase], Found]] = {
-    Stage.SFT: encode_conversations,
-    Stage.DPO: encode_pairs,
-    Stage.KTO: encode_labelled,
-    Stage.REWARD: encode_pairs,
-    Stage.GRPO: encode_asked,
+ENCODERS: dict[Stage, Callable[[Any, PreTrainedTokenizerBase, int], Encoding]] = {
+    Stage.SFT: encode_sft,
+    Stage.DPO: encode_preference,
+    Stage.REWARD: encode_preference,
+    Stage.GRPO: encode_prompts,
 }
 
 

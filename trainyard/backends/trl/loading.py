@@ -103,9 +103,11 @@ def with_adapter(model: Any, job: TrainingJob) -> Any:
 
 def lora_facts(model: Any, job: TrainingJob) -> dict[str, Any] | None:
     """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
-    if not isinstance(model, PeftModel):
-        return None
-    config: Any = model.peft_config["default"]
+    return config_facts(model.peft_config["default"], job) if isinstance(model, PeftModel) else None
+
+
+def config_facts(config: Any, job: TrainingJob) -> dict[str, Any]:
+    """The shape of an adapter by PEFT's config."""
     targets = config.target_modules
     return {
         "profile": job.config.lora.profile,

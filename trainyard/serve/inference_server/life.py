@@ -126,15 +126,15 @@ class InferenceServer:
         argv = command(self.profile, port, self.settings)
         self.service.start(argv, variables(self.profile, argv), port)
 
-    def wait_ready(self, deadline_s: float | None = None) -> float:
+    def wait_ready(self, timeout_s: float | None = None) -> float:
         """Return, after how many seconds, when it answers `/health`.
 
         Raises `Unavailable` (`E-SERVER-START`) when `ready_s` of the profile has passed since the start, or
-        `deadline_s` from now.
+        `timeout_s` from now.
         """
         started = time.monotonic()
         allowed = max(0.0, self.begun + self.profile.ready_s - started)
-        allowed = allowed if deadline_s is None else min(allowed, deadline_s)
+        allowed = allowed if timeout_s is None else min(allowed, timeout_s)
         what = f"The model server ({self.profile.engine.type})"
         self.service.await_ready(what, self.url, allowed, ADVICE.get(self.profile.engine.type, ""))
         return time.monotonic() - started
@@ -195,15 +195,15 @@ class InferenceServer:
 
             yield complete
 
-    def drain(self, deadline_s: float | None = None) -> Drained:
+    def drain(self, timeout_s: float | None = None) -> Drained:
         """Admit nothing more, and wait until what is under way has ended; ours, and the server's own count. The wait
-        ends after `drain_s` of the profile, or `deadline_s` where that is shorter.
+        ends after `drain_s` of the profile, or `timeout_s` where that is shorter.
 
         Call it from another thread than the one whose loop runs the requests, or after they were awaited.
         """
         self.draining = True
         started, allowed = time.monotonic(), self.profile.drain_s
-        allowed = allowed if deadline_s is None else min(allowed, deadline_s)
+        allowed = allowed if timeout_s is None else min(allowed, timeout_s)
         while (left := max(self.in_flight, self.busy())) and time.monotonic() - started < allowed:
             time.sleep(POLL_S)
         return Drained(time.monotonic() - started, left)
@@ -221,7 +221,13 @@ class InferenceServer:
         return int(sum(float(value) for value in found))
 
     def stop(self) -> Release:
-        """Give the device back as the profile says; returns how. A server that cannot sleep is ended."""
+        """Give the device back as the profile says; returns how. A server that cannot sleep is ended.
+
+        Where this object started none, one that a killed process left in the same folder is ended.
+        """
+        if self.service.running is None and self.profile.url is None:
+            self.service.end_leftover()
+            return Release.STOP
         if self.release in (Release.SLEEP_WEIGHTS_IN_RAM, Release.SLEEP_WITHOUT_WEIGHTS) and self.put_to_sleep():
             return self.release
         self.end()
@@ -250,7 +256,7 @@ class InferenceServer:
         gpu = next((gpu for gpu in self.read().gpus if gpu.index == self.index), None)
         return gpu.memory_used_mb if gpu is not None else None
 
-    def prove_free(self, deadline_s: float = 120.0) -> Freed:
+    def prove_free(self, timeout_s: float = 120.0) -> Freed:
         """Return when the device is measured free of the server and of anybody else.
 
         Raises `Conflict` (`E-DEVICE-OCCUPIED`) after the deadline: nothing may be started then. Nobody else's process
@@ -261,10 +267,10 @@ class InferenceServer:
         if left is not None and not self.sleeping:
             raise occupied(f"the model server's process {left.pid}")
         ours = left.pids() if left is not None else frozenset()
-        wait_until_empty(self.index, read=self.read, ours=lambda: ours, wait_s=deadline_s)
+        wait_until_empty(self.index, read=self.read, ours=lambda: ours, wait_s=timeout_s)
         allowed = (self.before_mb or 0) + (SLEEPING_MB if self.sleeping else TOLERANCE_MB)
         while (now := self.memory_mb()) is not None and self.before_mb is not None and now > allowed:
-            if time.monotonic() - started > deadline_s:
+            if time.monotonic() - started > timeout_s:
                 raise occupied(f"{now:,} MB of its memory, of which {self.before_mb:,} MB were in use before the start")
             time.sleep(POLL_S)
         device = f"cuda:{self.index}" if now is not None else "cpu"
