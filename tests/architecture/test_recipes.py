@@ -60,8 +60,8 @@ RECIPES = {
                 "    Method.TOY: MethodSpec(load_base, plain_groups, adapter_config=lora_config),\n",
             ),
         ),
-        "from trainyard.spec.axes.methods import ADAPTER_METHODS; toy = Config(method='toy')\n"
-        "assert refused_settings(toy) == {} and toy.method in ADAPTER_METHODS\n"
+        "toy = Config(method='toy')\n"
+        "assert refused_settings(toy) == {} and toy.method.facts.adapter\n"
         "from trainyard.train.methods.table import METHODS; assert METHODS[toy.method].adapter_config\n",
     ),
     "stage": Recipe(
