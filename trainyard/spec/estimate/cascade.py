@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.changes import list_changes
@@ -150,7 +150,7 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     updates: dict[str, object] = {"method": rung}
     if not rung.facts.quantised:
         updates["quantization"] = None
-    if rung not in ADAPTER_METHODS:
+    if not rung.facts.adapter:
         updates["lora"] = resolve_lora(LoraSettings())
     rate = config.hyperparameters.learning_rate
     before, after = (default_learning_rate(config.stage, method) for method in (config.method, rung))
