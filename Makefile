@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains demo demo-nightly up down bench faults docs clean
+.PHONY: sbom audit help setup check test test-fast test-all test-backends test-chains demo demo-nightly up down bench faults docs reference clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,8 +83,14 @@ faults: setup
 	REPEATS=8 $(PYTEST) -q -n 2 --dist loadfile -m faults
 endif
 
-docs: setup ## Check that every page, command and code in docs/ is what the product does
-	$(PYTEST) -q tests/architecture/test_docs.py
+docs: reference ## Build the manual as a searchable site in build/site
+	$(PYTEST) -q tests/architecture/test_docs.py tests/architecture/test_reference.py
+	$(BIN)/python -m docs.generator.mermaid
+	$(BIN)/zensical build --strict
+	$(BIN)/python -m docs.generator.offline build/site
+
+reference: setup ## Write the pages of docs/reference from the tables in the code
+	$(BIN)/python -m docs.generator
 
 sbom: setup ## Write the bill of materials (sbom.cdx.json) from constraints.txt
 	$(BIN)/python -m tests.dependencies bill

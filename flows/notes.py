@@ -15,7 +15,8 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from trainyard.api.records import JOB_TAG, EventReader, NodeResult, NodeState, RunResult
+from trainyard.api.records import JOB_TAG, NodeResult, NodeState, RunResult
+from trainyard.compute.events import EventTail
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedChain
 
@@ -52,13 +53,13 @@ class RunProgress:
     """The run's progress bar: the mean of its nodes, read from the run's own events."""
 
     chain: ResolvedChain
-    events: EventReader
+    events: EventTail
     fractions: dict[str, float] = field(default_factory=dict)
     now: str = ""
     artifact: UUID | None = None
 
     def percent(self) -> float:
-        for event in self.events.read():
+        for event in self.events.read_all():
             if event["event"] == "progress":
                 self.fractions[event["node"]] = event["fraction"]
                 self.now = f"{event['node']}: {event['text']}"

@@ -27,10 +27,11 @@ from flows.notes import RunProgress, announce, publish_report
 from nodes.runner import RunInfo
 from nodes.table import NODES
 from trainyard.api.planning import resolved
-from trainyard.api.records import REFRESH_TAG, EventReader, NodeResult, NodeState, RunRecord, RunResult, read_events
+from trainyard.api.records import REFRESH_TAG, NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs.control import INTERRUPTED
 from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
 from trainyard.api.verbs.chains.waiting import refuse_or_wait
+from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.settings import settings
@@ -87,7 +88,7 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
     run = run_info(chain)
     record = RunRecord(Path(run.folder))
     record.begin(chain.model_dump(mode="json"))
-    progress = RunProgress(chain, EventReader(record.folder, size(record.events)))
+    progress = RunProgress(chain, EventTail.at_end(record.events))
     with interruptible():
         announcing = asyncio.create_task(quietly(announce(chain)))
         futures = submit(chain, run, table)
@@ -186,10 +187,6 @@ def alias_of(chain: ResolvedChain) -> str:
     configs = [node.config for node in chain.nodes if isinstance(node.config, DeployerConfig)]
     config = configs[0] if configs else DeployerConfig()
     return f"{config.tenant or chain.tenant}/{config.role}"
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:

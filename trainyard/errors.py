@@ -15,7 +15,7 @@ Errors are picklable, because they cross process borders (Prefect, supervised ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,6 +71,17 @@ class TrainyardError(Exception):
 
 def _rebuild(kind: type[TrainyardError], what: str, why: str, do: str, code: str) -> TrainyardError:
     return kind(what, why=why, do=do, code=code)
+
+
+def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
+    """The error that a child left as {kind, code, what, why, do} or {reasons}, as an exception of its own class."""
+    if fields.get("reasons"):
+        return Refused([Reason(**reason) for reason in fields["reasons"]])
+    kind = globals().get(str(fields.get("kind")), TrainyardError)
+    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
+        kind = TrainyardError
+    text = {name: str(fields.get(name) or "") for name in ("why", "do")}
+    return kind(str(fields.get("what")), **text, code=fields.get("code"))
 
 
 class InvalidInput(TrainyardError, ValueError):

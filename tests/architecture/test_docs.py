@@ -1,21 +1,37 @@
-"""The manual is what the product does: links, commands and codes in it exist."""
+"""The manual is what the product does: links, commands, codes and examples in it exist."""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import shlex
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from docs.generator.mermaid import SCRIPT, VERSION
+from docs.generator.offline import loads_from_elsewhere
 from tests.architecture.test_budgets import REPOSITORY, sources
 from trainyard.api.operations import OPERATIONS
+from trainyard.cli import OperationCommand
 from trainyard.spec.compat.table import ROWS
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 READER_PAGES = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+LOOSE_PAGES = {"glossary", "log"}
+"""Pages without a command: a table of words, and dated results."""
 CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
-COMMAND = re.compile(r"(?:^ {4,}|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
+COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+MAX_SECTIONS = 10
 
 GROUPS = {name.split()[0] for name in OPERATIONS if " " in name}
 
@@ -26,15 +42,58 @@ def product_codes() -> set[str]:
     return written | {row.code for row in ROWS}
 
 
-def test_every_page_is_in_the_index() -> None:
-    linked = set(re.findall(r"\(([a-z-]+\.md)\)", (DOCS / "index.md").read_text()))
-    assert linked == {page.name for page in PAGES} - {"index.md"}
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as the site and GitHub make them."""
+    headings = re.findall(r"^#{1,4} (.+)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"\s", "-", heading) for heading in plain}
+
+
+def site() -> dict[str, Any]:
+    project = tomllib.loads((REPOSITORY / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    assert isinstance(project, dict)
+    return project
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for one in nav.values() if isinstance(nav, dict) else nav:
+            yield from leaves(one)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    assert sorted(leaves(site()["nav"])) == sorted(str(page.relative_to(DOCS)) for page in (*PAGES, *REFERENCE))
+
+
+def test_the_site_has_its_own_fonts_and_diagrams() -> None:
+    assert site()["theme"]["font"] is False
+    assert site()["extra_javascript"] == [str(SCRIPT.relative_to(DOCS))]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+
+
+def test_a_site_that_loads_from_another_server_is_found(tmp_path: Path) -> None:
+    page = '<link href="a.css"><script src="//unpkg.com/x.js"></script><a href="https://example.com">read</a>'
+    (tmp_path / "index.html").write_text(page)
+    (tmp_path / "a.css").write_text("@font-face { src: url(https://fonts.example/x.woff) }")
+    assert [*loads_from_elsewhere(tmp_path)] == ["index.html: <script> //unpkg.com/x.js", "a.css: url(http"]
+
+
+@pytest.mark.parametrize("page", [*READER_PAGES, *REFERENCE], ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    missing = []
+    for target, fragment in LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        place = page.parent / target if target else page
+        if not place.exists() or (fragment and place.suffix == ".md" and fragment not in anchors(place)):
+            missing.append(f"{target}#{fragment}" if fragment else target)
     assert not missing
 
 
@@ -52,3 +111,49 @@ def test_commands_exist(page: Path) -> None:
         if first not in known or (first in GROUPS and second and f"{first} {second}" not in known)
     ]
     assert not unknown
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    text = page.read_text(encoding="utf-8")
+    lines = [line for kind, block in BLOCK.findall(text) if kind == "sh" for line in block.splitlines()]
+    lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    yield from (shlex.split(line, comments=True) for line in lines if line.startswith("trainyard "))
+
+
+@pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
+def test_commands_take_their_options(page: Path) -> None:
+    for _, *words in command_lines(page):
+        if words[0].startswith("-"):
+            continue
+        names = [" ".join(words[:count]) for count in (2, 1)]
+        name = next(one for one in names if one in OPERATIONS)
+        OperationCommand(name).make_context(name, words[len(name.split()) :])
+
+
+def parsed(kind: str, text: str) -> object:
+    """What a block of code contains, read by the language that it names."""
+    if kind == "yaml":
+        return [one for one in yaml.safe_load_all(re.sub(r"(?m)^config: ", "---\nconfig: ", text)) if one]
+    if kind == "toml":
+        return tomllib.loads(text)
+    if kind == "json":
+        return [json.loads(one) for one in ([text] if text.startswith("{\n") else text.splitlines())]
+    return ast.parse(text) if kind == "python" else text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_can_be_read(page: Path) -> None:
+    assert all(parsed(kind, text) for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_begins_with_what_to_write_and_has_few_sections(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^## ", prose(page), re.MULTILINE)) <= MAX_SECTIONS
+    if page.stem not in LOOSE_PAGES:
+        assert "```" in text.split("\n## ")[0] or "```" in text.split("\n## ")[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_heading_asks_a_question(page: Path) -> None:
+    assert not re.findall(r"^#+ .*\?$", prose(page), re.MULTILINE)

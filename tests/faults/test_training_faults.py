@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from tests.small_jobs import Jobs, Ran, train_as_child, write_data
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
+from trainyard.compute.events import EventTail
 from trainyard.compute.lease import holder
-from trainyard.compute.tail import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.settings import load_settings
 

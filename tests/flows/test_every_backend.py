@@ -19,11 +19,12 @@ from safetensors import safe_open
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from trainyard.api.records import RunResult, RunState, read_result
+from trainyard.api.records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 
 pytestmark = [
     pytest.mark.usefixtures("prefect"),
@@ -109,7 +110,7 @@ async def test_a_chain_trains_on_it(
         state: State[Any] = await training_job(job, return_state=True)
     assert state.is_completed(), state.message
     result = result_of(state)
-    assert result.state is RunState.COMPLETED
+    assert result.state is JobState.COMPLETED
     trained = result.node("trainer")
     (output,) = trained.outputs.values()
     record = json.loads((output.path / "training.json").read_text())

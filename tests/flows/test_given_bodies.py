@@ -19,11 +19,12 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.training_job import training_job
 from tests.conftest import REPOSITORY
-from trainyard.api.records import RunResult, RunState, read_result
+from trainyard.api.records import RunResult, read_result
 from trainyard.backends.environments import ENVIRONMENTS
 from trainyard.settings import settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.job import JobSpec
+from trainyard.spec.states import JobState
 from trainyard.testing.scripted_server import ScriptedServer
 
 pytestmark = [pytest.mark.usefixtures("prefect"), pytest.mark.timeout(900)]
@@ -91,7 +92,7 @@ def carry_out(tmp_path: Path, data: Path, tiny_model: Path, home: Path) -> Calla
         told = json.loads(ran.stdout.splitlines()[-1])
         found = read_result(home / "runs" / told["run"])
         assert found is not None, told["message"]
-        assert found.state is RunState.COMPLETED, told["message"]
+        assert found.state is JobState.COMPLETED, told["message"]
         return found
 
     return run

@@ -15,7 +15,7 @@ import pytest
 
 from tests.flows.real_stack import STEPS, Stack, standing, until
 from trainyard.api.work import works_of
-from trainyard.stores.metrics import read_events as trainer_events
+from trainyard.compute.events import read_events as trainer_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 

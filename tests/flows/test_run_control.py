@@ -25,7 +25,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows.training_job import training_job
-from trainyard.api.records import RunRecord, RunResult, RunState, read_events
+from trainyard.api.records import RunRecord, RunResult, read_events
 from trainyard.api.runs import control, listing, operating, server, slots, states, watching
 from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
@@ -36,6 +36,7 @@ from trainyard.backends.results import TrainingStopped
 from trainyard.compute.supervise import Wanted
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
+from trainyard.spec.states import JobState
 
 pytestmark = pytest.mark.usefixtures("prefect", "fresh")
 
@@ -105,7 +106,7 @@ def test_a_running_run_is_paused_without_a_time_limit_and_resumed(deployed: Sett
     assert (state.type, state.name) == (StateType.PAUSED, "Suspended")
     assert state.state_details.pause_timeout is None
     operating.resume_run(run_id)
-    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_of_two_operators_who_pause_at_once_one_is_told(deployed: Settings) -> N
 def test_a_run_that_ended_without_its_result_is_resumed(deployed: Settings, state: State[Any]) -> None:
     run_id = started(deployed, state)
     operating.resume_run(run_id)
-    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
 
 
 @pytest.mark.parametrize("state", [None, Running(), Completed(), Cancelling()])
@@ -181,7 +182,7 @@ def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settin
         assert not resumed.done()
         put(run_id, Cancelled(message="Flow run was cancelled successfully."))
         resumed.result(timeout=10)
-    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
 
 
 def test_an_unknown_run_is_told() -> None:
@@ -194,8 +195,8 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     run_id = started(deployed)
     row = listing.find_job(run_id)
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
-    assert run_id in [one["id"] for one in listing.list_jobs(RunState.PENDING)]
-    assert run_id not in [one["id"] for one in listing.list_jobs(RunState.COMPLETED)]
+    assert run_id in [one["id"] for one in listing.list_jobs(JobState.PENDING)]
+    assert run_id not in [one["id"] for one in listing.list_jobs(JobState.COMPLETED)]
     with pytest.raises(NotFound, match="E-NO-RUN: There is no job 'nothing'"):
         listing.find_job("nothing")
 
@@ -346,7 +347,7 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
     assert not control.INTERRUPTED.is_set()
     state = state_of(runs_seen[0])
     assert (state.type, state.name) == (StateType.SCHEDULED, "Preempted")
-    assert states.run_state(state) == (RunState.PENDING, "preempted")
+    assert states.run_state(state) == (JobState.PENDING, "preempted")
     (event,) = [e for e in read_events(settings().runs / runs_seen[0]) if e["event"] == "stopped"]
     assert (event["node"], event["reason"]) == ("a", "preempt")
     assert shapes.MADE == []
@@ -407,7 +408,7 @@ def test_a_run_that_finished_while_the_server_was_away_has_completed(deployed: S
     for run_id in (silent, marked):
         belongs_to(run_id, deployed, GONE)
         result = RunResult(
-            run_id=run_id, name="r", chain="c", digest="d", state=RunState.COMPLETED, message="2 nodes finished."
+            run_id=run_id, name="r", chain="c", digest="d", state=JobState.COMPLETED, message="2 nodes finished."
         )
         folder = deployed.runs / run_id
         folder.mkdir(parents=True, exist_ok=True)

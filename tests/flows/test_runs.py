@@ -11,12 +11,13 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Late, Paused, Pending, Running, Suspended
 
 from flows.qa_pipeline import qa_pipeline
-from trainyard.api.records import JOB_TAG, NodeState, RunState
+from trainyard.api.records import JOB_TAG, NodeState
 from trainyard.api.runs import listing, server, states, watching
 from trainyard.api.runs.watching import tell_state, worker_runs
 from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
+from trainyard.spec.states import JobState
 
 ASKED = {"documents": "docs"}
 
@@ -86,7 +87,7 @@ def test_a_started_run_carries_the_caller_s_folders(deployed: Settings) -> None:
     assert run.job_variables is not None
     assert run.job_variables["env"]["TRAINYARD_WORKING_FOLDER"] == str(deployed.working_folder)
     assert "mine" in run.tags
-    assert started.state is RunState.PENDING
+    assert started.state is JobState.PENDING
     assert started.url.endswith(f"/runs/flow-run/{started.run_id}")
 
 
@@ -108,7 +109,7 @@ def test_watching_ends_with_a_run_that_was_cancelled(deployed: Settings) -> None
         client.set_flow_run_state(started.run_id, Cancelled(message="no longer wanted"), force=True)
     told: list[str] = []
     result = watching.watch(started.run_id, settings=deployed, on_progress=lambda event: told.append(event["text"]))
-    assert result.state is RunState.CANCELED
+    assert result.state is JobState.CANCELED
     assert result.message == "no longer wanted"
     assert told == ["canceled"]
 
@@ -135,20 +136,20 @@ def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (None, (RunState.PENDING, "")),
-        (Pending(), (RunState.PENDING, "starting")),
-        (Late(), (RunState.PENDING, "late")),
-        (Running(), (RunState.RUNNING, "")),
-        (Paused(), (RunState.PAUSED, "")),
-        (Suspended(), (RunState.PAUSED, "")),
-        (Cancelling(), (RunState.RUNNING, "cancelling")),
-        (Completed(), (RunState.COMPLETED, "")),
-        (Failed(), (RunState.FAILED, "")),
-        (Crashed(), (RunState.FAILED, "crashed")),
-        (Cancelled(), (RunState.CANCELED, "")),
+        (None, (JobState.PENDING, "")),
+        (Pending(), (JobState.PENDING, "starting")),
+        (Late(), (JobState.PENDING, "late")),
+        (Running(), (JobState.RUNNING, "")),
+        (Paused(), (JobState.PAUSED, "")),
+        (Suspended(), (JobState.PAUSED, "")),
+        (Cancelling(), (JobState.RUNNING, "cancelling")),
+        (Completed(), (JobState.COMPLETED, "")),
+        (Failed(), (JobState.FAILED, "")),
+        (Crashed(), (JobState.FAILED, "crashed")),
+        (Cancelled(), (JobState.CANCELED, "")),
     ],
 )
-def test_prefect_s_run_states_in_our_words(state: State[None] | None, expected: tuple[RunState, str]) -> None:
+def test_prefect_s_run_states_in_our_words(state: State[None] | None, expected: tuple[JobState, str]) -> None:
     assert states.run_state(state) == expected
 
 

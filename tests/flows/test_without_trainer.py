@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 from flows.training_job import training_job
 from trainyard.api import stack
 from trainyard.api.context import Context
-from trainyard.api.records import RunResult, RunState
+from trainyard.api.records import RunResult
 from trainyard.api.runs import listing, server, states
 from trainyard.api.terminal.command import render
 from trainyard.api.verbs import jobs
@@ -93,12 +93,12 @@ def install_mlx(home: Path) -> None:
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_job_without_its_trainer_is_recorded_and_says_what_it_waits_for(context: Context, watch: bool) -> None:
     told = created(context, watch=watch)
-    assert (told.state, told.exit_code) == (RunState.PENDING, 0)
+    assert (told.state, told.exit_code) == (JobState.PENDING, 0)
     text = render("jobs create", told)
     assert "pending. no trainer installed: mlx is not installed" in text
     assert INSTALL in text
     row = jobs.show_job(jobs.JobInput(job=told.run_id), context)
-    assert (row.state, row.detail) == (RunState.PENDING, "no trainer installed")
+    assert (row.state, row.detail) == (JobState.PENDING, "no trainer installed")
     assert INSTALL in row.message
     assert told.run_id in [one.id for one in jobs.list_jobs(jobs.JobsInput(state=JobState.PENDING), context).jobs]
     assert not due(told.run_id)
@@ -112,7 +112,7 @@ def test_it_is_started_by_resume_once_the_trainer_is_there(context: Context, hom
     assert states.waits_for_trainer(state_of(run_id))
     install_mlx(home)
     jobs.resume_job(jobs.ResumeInput(job=run_id), context)
-    assert states.run_state(state_of(run_id)) == (RunState.PENDING, "resuming")
+    assert states.run_state(state_of(run_id)) == (JobState.PENDING, "resuming")
     assert due(run_id)
 
 
@@ -137,7 +137,7 @@ async def test_a_run_whose_machine_has_no_trainer_goes_back_to_pending(context: 
     with pytest.raises(Pause) as gone:
         await training_job(JobSpec.model_validate(JOB), return_state=True)
     assert gone.value.state is not None
-    pending = [row for row in listing.list_jobs(RunState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
+    pending = [row for row in listing.list_jobs(JobState.PENDING) if row["waits_for_trainer"] and row["attempts"] == 1]
     assert len(pending) == 1
     assert pending[0]["name"]
     assert INSTALL in pending[0]["message"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.compute.tail import EventTail
+from trainyard.compute.events import EventTail
 from trainyard.data.limited.jobs import carry_out
 from trainyard.data.limited.requests import SetRequest
 from trainyard.data.quarantine import BadRow

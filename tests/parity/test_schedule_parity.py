@@ -12,11 +12,12 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from transformers import optimization
 
 from trainyard.backends.trl.arguments import schedule_arguments
-from trainyard.backends.trl.backend import SCHEDULES
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, LearningRate, Plateau
 
+TRL = BackendName.TRL.facts
 PEAK = 3e-4
 Make = Callable[[torch.optim.Optimizer, int, int], Any]
 
@@ -75,14 +76,14 @@ def test_a_plateau_is_torchs() -> None:
     assert ours.factor < 1e-3
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", TRL.schedules)
 def test_the_trl_backend_asks_for_the_same_curve(schedule: Schedule) -> None:
     total, warmup = 40, 4
     hyper = Hyperparameters(schedule=schedule, warmup_ratio=warmup / total)
     ours = LearningRate(optimizer(), TrainerConfig(hyperparameters=hyper), total)
     theirs_optimizer = optimizer()
     theirs = optimization.get_scheduler(
-        SCHEDULES[schedule], theirs_optimizer, warmup, total,
+        TRL.schedules[schedule], theirs_optimizer, warmup, total,
         scheduler_specific_kwargs=schedule_arguments(schedule, total),
     )  # fmt: skip
     for step in range(total):

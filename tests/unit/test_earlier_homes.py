@@ -12,11 +12,18 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
+from trainyard.backends.base import run_training
+from trainyard.backends.job import TrainingJob
+from trainyard.compute.child import SPEC_FILE
+from trainyard.compute.events import Event
 from trainyard.night.phases import run_night
+from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
 from trainyard.testing import night_program
 
@@ -25,12 +32,16 @@ WRITTEN_BELOW = "/srv/trainyard"
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
-    """The unpacked folder, with the places in its specs and records moved to where it is."""
+    """The unpacked folder, with the places in its specs and records moved to where it is.
+
+    The config of the paused training keeps its `base_model`, whose digest is in the checkpoint.
+    """
     folder = tmp_path / "earlier"
     with tarfile.open(REPOSITORY / "tests" / "resources" / "homes" / "4b25bfd.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     for path in (*folder.glob("home/jobs/*.json"), *folder.glob("home/runs/training/*/spec.json")):
-        path.write_text(path.read_text().replace(WRITTEN_BELOW, str(folder)))
+        text = path.read_text().replace(WRITTEN_BELOW, str(folder))
+        path.write_text(text.replace(f'  "base_model": "{folder}', f'  "base_model": "{WRITTEN_BELOW}'))
     return folder
 
 
@@ -53,3 +64,20 @@ def test_an_earlier_night_is_read_and_not_repeated(earlier: Path) -> None:
     assert (following.state, following.phase2.trainings) == ("completed", ())
     # The rules have a new version since, so the documents are read again, and add nothing.
     assert (following.phase1.done, following.phase1.new_entities, following.phase1.new_relations) == (2, 0, 0)
+
+
+def test_an_earlier_paused_training_continues_and_ends_where_one_that_was_not_paused_did(earlier: Path) -> None:
+    settings = load_settings(home=earlier / "home")
+    (work,) = settings.runs.glob("training/*")
+    job = TrainingJob.model_validate_json((work / SPEC_FILE).read_bytes())
+    assert job.digest[:32] != work.name, "the digest is still the one of that commit: nothing is tested"
+    events: list[Event] = []
+    run_training(job, earlier / "out", settings=settings, on_event=events.append, poll_s=0.05)
+    assert {"event": "adopted_work", "earlier": work.name, "work": job.digest[:32]} in events
+    assert [one["step"] for one in events if one["event"] == "progress"] == list(range(4, 13))
+    (version,) = AdapterRegistry(earlier / "home" / "adapters").list()
+    never_paused = load_file(earlier / "home" / "adapters" / "acme" / "helper" / "v1" / "adapter_model.safetensors")
+    assert version.run_key == "4b25bfd"
+    continued = load_file(earlier / "out" / "adapter" / "adapter_model.safetensors")
+    # Equal to the bit on the processor that wrote the home; other processors add in another order.
+    torch.testing.assert_close(continued, never_paused, rtol=1e-3, atol=1e-4)

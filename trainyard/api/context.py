@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.compute.events import Event
 from trainyard.settings import Settings
-
-Event = dict[str, Any]
 
 
 def ignore(_event: Any) -> None:

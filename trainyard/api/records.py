@@ -22,7 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trainyard.compute.events import Event, EventTail
 from trainyard.spec.axes.data import Port
+from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import DISK, Reference, write_json_durably
 from trainyard.stores.files import append_line, telling
 
@@ -32,17 +34,6 @@ JOB_TAG = "job"
 """Runs with a trainer carry this tag: they are what `trainyard jobs` speaks of."""
 PROGRESS_EVERY_S = 0.5
 """Least time between two progress lines of one node: a reader's eye is no faster, and a file stays small."""
-
-
-class RunState(StrEnum):
-    """Where a run stands; a detail in words stands beside it."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELED = "canceled"
 
 
 class NodeState(StrEnum):
@@ -84,7 +75,7 @@ class RunResult(BaseModel):
     name: str
     chain: str
     digest: str
-    state: RunState
+    state: JobState
     message: str
     nodes: tuple[NodeResult, ...] = ()
     url: str = ""
@@ -92,12 +83,12 @@ class RunResult(BaseModel):
 
     @property
     def succeeded(self) -> bool:
-        return self.state is RunState.COMPLETED
+        return self.state is JobState.COMPLETED
 
     @property
     def exit_code(self) -> int:
         """Of a command that shows this result: a run that was only started has not failed."""
-        return 1 if self.state in (RunState.FAILED, RunState.CANCELED) else 0
+        return 1 if self.state in (JobState.FAILED, JobState.CANCELED) else 0
 
     def node(self, node_id: str) -> NodeResult:
         """The result of one node. Raises `KeyError` for an id that the chain does not have."""
@@ -118,6 +109,10 @@ class RunRecord:
     @property
     def events(self) -> Path:
         return self.folder / "events.jsonl"
+
+    def follow(self) -> EventTail:
+        """A reader of the events from the first one on, which continues where it ended."""
+        return EventTail(self.events)
 
     def begin(self, chain: dict[str, Any]) -> None:
         with telling(f"The run's folder {self.folder} was not made"):
@@ -143,30 +138,9 @@ class RunRecord:
         write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
 
 
-@dataclass
-class EventReader:
-    """Reads a run's events as they are written. A last line without its newline is still being written."""
-
-    folder: Path
-    offset: int = 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The whole lines since the last call."""
-        path = self.folder / "events.jsonl"
-        if not path.is_file():
-            return
-        with path.open("rb") as stream:
-            stream.seek(self.offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                yield json.loads(line)
-
-
-def read_events(folder: Path) -> Iterator[dict[str, Any]]:
+def read_events(folder: Path) -> Iterator[Event]:
     """Every event of a run so far."""
-    return EventReader(folder).read()
+    return RunRecord(folder).follow().read_all()
 
 
 def read_result(folder: Path) -> RunResult | None:

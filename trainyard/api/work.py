@@ -17,9 +17,9 @@ from trainyard.api.records import RunRecord, read_events
 from trainyard.backends.oom import REMEMBERED_FILE
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.compute.tail import EventTail
+from trainyard.compute.events import EventTail
+from trainyard.compute.events import read_events as events_of
 from trainyard.stores.metrics import Point, TrainingPace, TrainingProgress, curve, later, number, progress
-from trainyard.stores.metrics import read_events as events_of
 
 READ_BYTES = 1 << 20
 ENDS = ("done", "stopped")
@@ -39,10 +39,10 @@ class Work:
         return self.folder / LOG_FILE
 
     def progress(self) -> TrainingProgress:
-        return progress(self.folder / EVENTS_FILE, self.since)
+        return progress(events_of(self.folder / EVENTS_FILE), self.since)
 
     def curve(self) -> list[Point]:
-        return curve(self.folder / EVENTS_FILE, self.since)
+        return curve(events_of(self.folder / EVENTS_FILE), self.since)
 
     def end(self) -> str:
         """How its last start ended as it says itself: done, stopped, or nothing."""

@@ -31,7 +31,6 @@ from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.methods import ADAPTER_METHODS
-from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
@@ -46,8 +45,6 @@ CHECKPOINTS_PER_RUN, LEAST_SAVE_STEPS, MOST_SAVE_STEPS = 5, 50, 500
 DEFAULT_EPOCHS = 3.0
 TIMED_STEPS = 4
 """One to warm up, then three of which the fastest counts."""
-PREFERENCE_STAGES = (Stage.DPO, Stage.KTO, Stage.REWARD)
-"""Stages whose records contain the settings of a preference."""
 WEIGHT_FILES = {True: ("adapter_config.json", "adapter_model.safetensors"), False: ("config.json",)}
 """Is it an adapter -> files without which it is not a result."""
 ADAPTER_CONFIG = "adapter_config.json"
@@ -164,7 +161,7 @@ def job_facts(job: TrainingJob) -> dict[str, Any]:
         "base_path": job.base,
         "base_sha256": job.base_sha256,
         "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if config.stage in PREFERENCE_STAGES else None,
+        "preference": config.preference.model_dump(mode="json") if config.stage.facts.sequences == 2 else None,
         "control": config.control,
         "parents": list(job.parents),
     }

@@ -24,6 +24,7 @@ from trainyard.backends.oom import remembered, train_within_memory
 from trainyard.backends.results import TrainingStopped
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, moved
 from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import read_events
 from trainyard.compute.lease import claim_devices
 from trainyard.compute.supervise import Wanted, ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError
@@ -90,15 +91,15 @@ class TrainingManager:
 
     def progress(self, job_id: str) -> TrainingProgress:
         """Step, epoch, totals, loss and learning rate of a job."""
-        return stored.progress(self.events(job_id))
+        return stored.progress(read_events(self.events_file(job_id)))
 
     def metrics(self, job_id: str) -> TrainingMetrics:
         """Training loss, evaluation loss and working time of a job."""
-        return stored.metrics(self.events(job_id))
+        return stored.metrics(read_events(self.events_file(job_id)))
 
     def curve(self, job_id: str) -> list[Point]:
         """The loss of every step of a job, across restarts."""
-        return stored.curve(self.events(job_id))
+        return stored.curve(read_events(self.events_file(job_id)))
 
     def list_jobs(self, state: JobState | None = None) -> list[JobRecord]:
         """Every recorded job, the newest first; of one state if it is given."""
@@ -221,8 +222,8 @@ class TrainingManager:
             )
         return self.submitted[job_id]
 
-    def events(self, job_id: str) -> Path:
-        """The events of a job; of one that goes on with a smaller batch, those of that training."""
+    def events_file(self, job_id: str) -> Path:
+        """The file of a job's events; of one that goes on with a smaller batch, those of that training."""
         one = self.submitted.get(job_id)
         smaller = remembered(one.job, self.settings) if one else None
         work = work_folder(smaller, self.settings) if smaller else Path(self.store.get(job_id).work)

@@ -21,9 +21,9 @@ from trainyard.backends.base import run_training, work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import LOG_FILE
+from trainyard.compute.events import Event
 from trainyard.compute.gpus import MIB, read_gpus
 from trainyard.compute.supervise import Wanted, kernel_kills
-from trainyard.compute.tail import Event
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device

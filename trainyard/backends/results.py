@@ -18,12 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from trainyard import errors
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
+from trainyard.compute.events import Event
 from trainyard.compute.supervise import Outcome, Status, Wanted
-from trainyard.compute.tail import Event
-from trainyard.errors import Conflict, Reason, Refused, TrainyardError
+from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint
 
@@ -129,14 +128,9 @@ def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
 
 
 def rebuilt(error: dict[str, Any], work: Path) -> TrainyardError:
-    """The child's error as an exception of its own class."""
-    if error.get("reasons"):
-        return Refused([Reason(**reason) for reason in error["reasons"]])
-    kind = getattr(errors, str(error.get("kind")), TrainyardError)
-    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
-        kind = TrainyardError
+    """The child's error as an exception of its own class, which names the log by its whole path."""
     do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
-    return kind(str(error.get("what")), why=str(error.get("why") or ""), do=do, code=error.get("code"))
+    return from_fields({**error, "do": do})
 
 
 def collect(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produced:
@@ -189,11 +183,12 @@ def tool_facts(start: Start, work: Path) -> dict[str, Any]:
     return {"tool_version": start.tool_version, "log_head": log_head(work / LOG_FILE)}
 
 
-def log_head(path: Path) -> str:
-    """The first lines of a log as plain text: no colours, of a line that was overwritten the last state."""
+def log_head(path: Path, offset: int = 0) -> str:
+    """The lines of a log from `offset` on as plain text: no colours, of a line that was overwritten the last state."""
     if not path.is_file():
         return ""
     with path.open("rb") as stream:
+        stream.seek(offset)
         text = stream.read(LOG_HEAD_BYTES).decode("utf-8", "replace")
     lines = [line.rstrip().rpartition("\r")[2] for line in ANSI.sub("", text).split("\n")]
     return "\n".join(line for line in lines if line.strip())

@@ -1,14 +1,14 @@
 """The rows of a job as a file that a trainer outside our process reads: conversations, pairs or texts as JSON lines.
 
 Foreign programs read neither Arrow nor our row types. Called in the parent or in a child; imports no torch. Token ids
-with labels are made by `foreign/tokenise.py`.
+with labels are made by `foreign/plan.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from trainyard.data.rows import (
     read_rows,
 )
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.data import DATA_PORTS, Port
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.data import Port
 from trainyard.train.control import shuffled_answers, shuffled_preferences
 
-CHAT_FILE, TOKENS_FILE, LEDGER_FILE = "rows.jsonl", "tokens.jsonl", "ledger.json"
+CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 
 
 def port_of(job: TrainingJob) -> Port:
@@ -43,30 +42,23 @@ def port_of(job: TrainingJob) -> Port:
         if port in job.data:
             return port
     raise InvalidInput(
-        f"Stage {stage} needs {stage.facts.ports[0].value} rows, and none arrived.",
+        f"Stage {stage} needs {' or '.join(stage.facts.ports)} rows, and none arrived.",
         why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
         do="Connect a data_source, generator or validator that produces them.",
         code="E-NO-DATA",
     )
 
 
-def rows_of(job: TrainingJob) -> list[Row]:
-    """Every row that the job trains on, in the shape of its stage, held-out rows left out, the control applied."""
-    port = port_of(job)
-    assert port in DATA_PORTS
-    rows = [as_stage(row, job.config.stage) for row in read_rows(Path(job.data[port]) / ROWS_FILE, port)]
+def rows_of(job: TrainingJob) -> Iterable[Any]:
+    """Every row that the job trains on, in the shape of its stage, the control applied. Read as they are asked for."""
+    facts, port = job.config.stage.facts, port_of(job)
+    rows: Iterable[Any] = read_rows(Path(job.data[port]) / ROWS_FILE, port)
+    if port in facts.instead:
+        rows = map(chosen_side, rows)
     if job.config.control == "shuffled_answers":
-        seed = job.config.hyperparameters.seed
-        if job.config.stage is Stage.DPO:
-            rows = list(shuffled_preferences([row for row in rows if isinstance(row, PreferenceRow)], seed))
-        else:
-            rows = list(shuffled_answers([row for row in rows if isinstance(row, SftRow)], seed))
+        shuffle: Any = shuffled_preferences if Port.PREFERENCE in facts.ports else shuffled_answers
+        rows = shuffle(list(rows), job.config.hyperparameters.seed)
     return rows
-
-
-def as_stage(row: Row, stage: Stage) -> Row:
-    """A pair is a conversation to imitate where the stage is sft."""
-    return chosen_side(row) if stage is Stage.SFT and isinstance(row, PreferenceRow) else row
 
 
 def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
@@ -94,7 +86,7 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def chat_lines(rows: list[Row], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def chat_lines(rows: Iterable[Row], counts: Counter[str]) -> Iterator[dict[str, Any]]:
     for row in rows:
         counts["read"] += 1
         if row_split(row) != TRAIN:

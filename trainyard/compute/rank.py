@@ -35,6 +35,7 @@ from trainyard.compute.child import (
 from trainyard.compute.launch import load
 from trainyard.errors import TrainyardError
 from trainyard.workers.trainyard_worker.contract import LOST
+from trainyard.workers.trainyard_worker.files import write_whole
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
 CAPTAIN_VARIABLE = "TRAINYARD_RANKS_PID"
@@ -47,9 +48,7 @@ def note(folder: Path, rank: int, status: str, **fields: Any) -> None:
     """Say how this process stands, so that a reader sees all of it or nothing."""
     place = folder / RANKS_FOLDER
     place.mkdir(exist_ok=True)
-    temporary = place / f".{rank}.tmp"
-    temporary.write_bytes(orjson.dumps({"status": status, "pid": os.getpid(), "time": time.time(), **fields}))
-    temporary.rename(place / f"{rank}.json")
+    write_whole(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})
 
 
 def read_notes(folder: Path) -> dict[int, dict[str, Any]]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 
-from trainyard import errors
 from trainyard.compute.child import (
     LOG_FILE,
     PR_SET_PDEATHSIG,
@@ -33,7 +32,7 @@ from trainyard.compute.child import (
 from trainyard.compute.rank import CAPTAIN_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import ended, last_log_line
-from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.errors import TrainyardError, from_fields
 
 POLL_S = 0.1
 LEAVE_S = 30.0
@@ -90,7 +89,7 @@ def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> Trainyar
     told = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
     for one in told:
         if not one["lost"]:
-            return rebuilt(one["error"])
+            return from_fields(one["error"])
     gone = [rank for rank, one in sorted(notes.items()) if one["status"] == "running"]
     if gone:
         return TrainyardError(
@@ -100,22 +99,13 @@ def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> Trainyar
             code="E-RANK-LOST",
         )
     if told:
-        return rebuilt(told[0]["error"])
+        return from_fields(told[0]["error"])
     return TrainyardError(
         f"The {size} processes that should train together did not start.",
         why=last_log_line(folder),
         do=f"Read {LOG_FILE} in {folder}.",
         code="E-LAUNCH",
     )
-
-
-def rebuilt(error: dict[str, Any]) -> TrainyardError:
-    """A process's error as an exception of its own class."""
-    if error.get("reasons"):
-        return Refused([Reason(**reason) for reason in error["reasons"]])
-    kind = getattr(errors, error["kind"], TrainyardError)
-    found: TrainyardError = kind(error["what"], why=error.get("why", ""), do=error.get("do", ""), code=error["code"])
-    return found
 
 
 def main(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainyard.compute.child import (
@@ -44,12 +44,19 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def die_with_shim() -> None:
-    """Runs in the program before it starts; the shim has one thread, so this is safe here."""
+def die_with_parent() -> None:
+    """Runs in a program before it starts; the process that starts it has one thread, so this is safe there."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def start(argv: list[str], log: Path, before: Callable[[], None] = die_with_shim) -> subprocess.Popen[bytes]:
+def start(
+    argv: list[str],
+    log: Path,
+    before: Callable[[], None] = die_with_parent,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
     """Start a program with its output in the log file; `before` runs in it first.
 
     For a process of one thread. Raises `NotFound` (`E-PROGRAM-MISSING`).
@@ -61,6 +68,8 @@ def start(argv: list[str], log: Path, before: Callable[[], None] = die_with_shim
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
+                cwd=cwd,
+                env=env,
                 preexec_fn=before,  # noqa: PLW1509 (the caller has one thread)
             )
         except (FileNotFoundError, PermissionError) as error:
@@ -69,6 +78,29 @@ def start(argv: list[str], log: Path, before: Callable[[], None] = die_with_shim
                 do="Install it or correct its path.",
                 code="E-PROGRAM-MISSING",
             ) from error
+
+
+def follow(
+    process: subprocess.Popen[bytes],
+    events: Events,
+    ask: Callable[[], bool],
+    watch: Callable[[], None] | None = None,
+) -> int:
+    """The exit code of a program. `ask` hands a stop request on, until it returns True; `watch` sees each poll."""
+    asked = False
+    while not ended(process, POLL_S):
+        if events.stop_requested() and not asked:
+            asked = ask()
+        if watch is not None:
+            watch()
+    if watch is not None:
+        watch()
+    return process.returncode
+
+
+def how_ended(code: int) -> str:
+    """The end of a program in words, from its exit code."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def wait(process: subprocess.Popen[bytes], events: Events, stop_signal: int, grace_s: float) -> int:
@@ -98,9 +130,8 @@ def run(options: argparse.Namespace, argv: list[str], events: Events) -> None:
     if meaning == STOPPED_EXIT or (events.stop_requested() and code != 0):
         raise Stopped("asked to stop" if events.stop_requested() else "the program stopped", program_exit=code)
     if meaning != 0:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise TrainyardError(
-            f"{os.path.basename(argv[0])} {how}.",
+            f"{os.path.basename(argv[0])} {how_ended(code)}.",
             why=last_log_line(options.folder),
             do=f"Read {LOG_FILE} in {options.folder}.",
             code="E-PROGRAM",

@@ -34,7 +34,7 @@ from trainyard.compute.child import (
     alive,
     kill,
 )
-from trainyard.compute.tail import Event, EventTail
+from trainyard.compute.events import Event, EventTail
 from trainyard.inherited import UMASK, child_environment
 
 TREE_REFRESH_S = 2.0

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-OBJECTIVES = {
-    "sft": "sft", "dpo": "dpo", "ppo": "ppo", "rlhf": "ppo", "kto": "kto", "cpt": "cpt", "reward": "reward",
-    "grpo": "grpo",
-}  # fmt: skip
+from trainyard.spec.axes.stages import Stage
+
+OBJECTIVES = {**{stage.value: stage.value for stage in Stage}, "rlhf": Stage.PPO.value}
 """Objectives that some tools call a method -> our stage. RLHF is PPO against a reward model."""
 ALIGNMENTS: dict[str, dict[str, Any]] = {"dpo": {"stage": "dpo"}, "orpo": {"stage": "dpo", "loss": "orpo"}}
 """What a job's `alignment` names -> our stage, and the loss where it is not the usual one."""

@@ -54,9 +54,7 @@ class Form(Strict):
 class TrainingForm(Form):
     """How the adapter is trained."""
 
-    method: Literal["lora", "qlora", "dora", "lora_plus", "oft", "freeze", "full"] = Field(
-        "lora", title="Method", description="Which weights move."
-    )
+    method: Method = Field(Method.LORA, title="Method", description="Which weights are trainable.")
     epochs: float = Field(3, gt=0, le=1000, title="Epochs", description="Passes over the rows.")
     max_steps: int | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
@@ -81,7 +79,7 @@ class TrainingForm(Form):
 class AlignmentForm(Form):
     """How preferences are learned (direct preference optimisation)."""
 
-    loss: Literal["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"] = Field("sigmoid", title="Loss")
+    loss: PreferenceLoss = Field(PreferenceLoss.SIGMOID, title="Loss")
     beta: float = Field(
         0.1, gt=0, le=100, title="Beta", description="How strongly the model is held to where it began."
     )
@@ -289,7 +287,7 @@ def validator_node(training: TrainingForm, grounding: float | None = None) -> Va
 def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
     hyperparameters = hyperparameters_of(training)
     config = TrainerConfig(
-        method=Method(training.method), base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
+        method=training.method, base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
     )
     return TrainerNode(type="trainer", id="trainer", config=config)
 
@@ -310,11 +308,11 @@ def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model
     hyperparameters = hyperparameters_of(training).model_copy(update=own)
     config = TrainerConfig(
         stage=Stage.DPO,
-        method=Method(training.method),
+        method=training.method,
         base_model=base_model,
         hyperparameters=hyperparameters,
         lora=shape(training),
-        preference=PreferenceSettings(loss=PreferenceLoss(alignment.loss), beta=alignment.beta),
+        preference=PreferenceSettings(loss=alignment.loss, beta=alignment.beta),
     )
     return TrainerNode(type="trainer", id="trainer-2", config=config)
 

@@ -1,4 +1,4 @@
-"""What a training said of itself while it ran, read back from the `events.jsonl` of its work folder.
+"""What a training reported while it ran: its progress, metrics and loss curve, from the events of its work folder.
 
 The file is append-only and belongs to the trainer; nothing is copied. A restart trains some steps again: the later
 word on a step counts, and steps beyond the checkpoint that it continued from are forgotten.
@@ -6,12 +6,10 @@ word on a step counts, and steps beyond the checkpoint that it continued from ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, ConfigDict
 
 Event = dict[str, Any]
@@ -53,24 +51,10 @@ class Point(Frozen):
     time: float = 0.0
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file in order; a line that is no event (its writer died in it) is passed over."""
-    if not path.is_file():
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                event = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
-                yield event
-
-
-def curve(path: Path, since: float = 0.0) -> list[Point]:
+def curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
     """The loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
     points: dict[int, Point] = {}
-    for event in later(read_events(path), since):
+    for event in later(events, since):
         if event["event"] == "begin":
             points = kept(points, event.get("restarted_from"))
         step = event.get("step")
@@ -131,17 +115,17 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def later(events: Iterator[Event], since: float) -> Iterator[Event]:
+def later(events: Iterable[Event], since: float) -> Iterator[Event]:
     """The events from a time on: an identical job that ran before has left its own in the same file."""
     return (event for event in events if (said := number(event.get("time"))) is None or said >= since)
 
 
-def progress(path: Path, since: float = 0.0) -> TrainingProgress:
-    """The newest progress of a file since a time; `begin` says the totals."""
-    return last_progress(later(read_events(path), since))
+def progress(events: Iterable[Event], since: float = 0.0) -> TrainingProgress:
+    """The newest progress since a time; `begin` says the totals."""
+    return last_progress(later(events, since))
 
 
-def last_progress(events: Iterator[Event]) -> TrainingProgress:
+def last_progress(events: Iterable[Event]) -> TrainingProgress:
     newest = TrainingProgress()
     for event in events:
         newest = progressed(newest, event)
@@ -158,10 +142,10 @@ def progressed(before: TrainingProgress, event: Event) -> TrainingProgress:
     return before.model_copy(update=said)
 
 
-def metrics(path: Path) -> TrainingMetrics:
-    """Train loss, evaluation loss and working time of a file."""
+def metrics(events: Iterable[Event]) -> TrainingMetrics:
+    """Train loss, evaluation loss and working time."""
     newest, clock = TrainingMetrics(), ActiveTime()
-    for event in read_events(path):
+    for event in events:
         newest = measured(newest, event)
         clock.see(event)
     return newest.model_copy(update={"duration_s": round(clock.worked, 3)})

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.api.records import RunResult, RunState
+from trainyard.api.records import RunResult
 from trainyard.api.terminal.demo import demo_text
 from trainyard.api.verbs import demo
 from trainyard.errors import TrainyardError
+from trainyard.spec.states import JobState
 from trainyard.spec.templates import TEMPLATES
 
 BETTER = {"mean": 0.2, "low": 0.1, "high": 0.3}
@@ -48,7 +49,7 @@ def test_an_interval_that_holds_zero_is_a_failure(fields: dict[str, dict[str, fl
 
 def test_a_run_that_failed_is_told_in_its_own_words() -> None:
     run = RunResult(
-        run_id="1", name="n", chain="c", digest="d", state=RunState.FAILED, message="trainer: E-ALL-MASKED", url="u"
+        run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-ALL-MASKED", url="u"
     )
     with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-ALL-MASKED"):
         demo.summarize(run, ui_url="", model_url="", seconds=0)

@@ -6,25 +6,24 @@ from pathlib import Path
 import pytest
 
 from trainyard.api.records import (
-    EventReader,
     NodeResult,
     NodeState,
     RunRecord,
     RunResult,
-    RunState,
     read_events,
     read_result,
 )
+from trainyard.spec.states import JobState
 
 
-def result(state: RunState) -> RunResult:
+def result(state: JobState) -> RunResult:
     node = NodeResult(id="a", type="trainer", state=NodeState.COMPLETED)
     return RunResult(run_id="1", name="n", chain="c", digest="d", state=state, message="m", nodes=(node,))
 
 
 def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:
-    RunRecord(tmp_path).finish(result(RunState.COMPLETED))
-    assert read_result(tmp_path) == result(RunState.COMPLETED)
+    RunRecord(tmp_path).finish(result(JobState.COMPLETED))
+    assert read_result(tmp_path) == result(JobState.COMPLETED)
 
 
 def test_no_result_is_none(tmp_path: Path) -> None:
@@ -34,16 +33,16 @@ def test_no_result_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("state", "code"),
-    [(RunState.COMPLETED, 0), (RunState.PENDING, 0), (RunState.FAILED, 1), (RunState.CANCELED, 1)],
+    [(JobState.COMPLETED, 0), (JobState.PENDING, 0), (JobState.FAILED, 1), (JobState.CANCELED, 1)],
 )
-def test_a_run_s_state_is_the_exit_code_of_a_watcher(state: RunState, code: int) -> None:
+def test_a_run_s_state_is_the_exit_code_of_a_watcher(state: JobState, code: int) -> None:
     assert result(state).exit_code == code
 
 
 def test_a_node_is_found_by_its_id() -> None:
-    assert result(RunState.COMPLETED).node("a").type == "trainer"
+    assert result(JobState.COMPLETED).node("a").type == "trainer"
     with pytest.raises(KeyError, match="b"):
-        result(RunState.COMPLETED).node("b")
+        result(JobState.COMPLETED).node("b")
 
 
 def test_progress_is_thinned_and_ends_are_not(tmp_path: Path) -> None:
@@ -58,12 +57,12 @@ def test_progress_is_thinned_and_ends_are_not(tmp_path: Path) -> None:
 def test_a_half_written_line_waits_for_its_rest(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"node": "a", "event": "started"}\n{"node": "a", "ev')
-    reader = EventReader(tmp_path)
+    reader = RunRecord(tmp_path).follow()
     assert [event["event"] for event in reader.read()] == ["started"]
     with path.open("a") as stream:
         stream.write('ent": "finished"}\n')
     assert [event["event"] for event in reader.read()] == ["finished"]
-    assert list(reader.read()) == []
+    assert reader.read() == []
 
 
 def test_many_writers_leave_whole_lines(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import json
 import pytest
 from rich.console import Console
 
-from trainyard.api.records import NodeResult, NodeState, RunResult, RunState
+from trainyard.api.records import NodeResult, NodeState, RunResult
 from trainyard.api.terminal.command import render
 from trainyard.api.terminal.jobs import metrics_text
 from trainyard.api.terminal.progress import Progress
 from trainyard.api.terminal.text import print_error, table
 from trainyard.api.verbs.jobs import JobMetrics, TrainingCurve
 from trainyard.errors import NotFound, Reason, Refused
+from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 
 
@@ -78,7 +79,7 @@ def test_columns_line_up() -> None:
 def test_a_run_is_a_table_and_a_verdict() -> None:
     node = NodeResult(id="a", type="trainer", state=NodeState.FAILED, seconds=2.0, message="E-X: broken\nmore")
     result = RunResult(
-        run_id="1", name="c-1", chain="c", digest="d", state=RunState.FAILED, message="1 of 1 nodes failed: a.",
+        run_id="1", name="c-1", chain="c", digest="d", state=JobState.FAILED, message="1 of 1 nodes failed: a.",
         nodes=(node,), url="http://ui",
     )  # fmt: skip
     assert render("run", result).splitlines() == [

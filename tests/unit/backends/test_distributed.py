@@ -19,9 +19,9 @@ from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.backend import SHARED_PROGRAM
 from trainyard.backends.surroundings import environment
+from trainyard.compute.events import Event
 from trainyard.compute.rank import read_notes
 from trainyard.compute.supervise import Wanted
-from trainyard.compute.tail import Event
 from trainyard.errors import TrainyardError
 
 LAUNCHES: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends.axolotl import program as axolotl_program
 from trainyard.backends.base import TrainingStopped
 from trainyard.backends.deepspeed.program import is_rank
+from trainyard.compute.events import Event
 from trainyard.compute.supervise import Wanted
-from trainyard.compute.tail import Event
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 

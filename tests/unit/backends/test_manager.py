@@ -12,11 +12,11 @@ from tests.small_jobs import Jobs
 from trainyard.backends.base import LocalBackend, Options, work_folder
 from trainyard.backends.manager import MARKER_ONLY, WAITING, TrainingManager
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING
+from trainyard.compute.events import read_events
 from trainyard.compute.lease import device_lock, slot_lock
 from trainyard.errors import Conflict, NotFound, Refused
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.metrics import read_events
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_jobs_on_different_devices_overlap_and_on_the_same_one_never(manager: Tr
         assert manager.wait(job_id, 300).state is COMPLETED
     spans = []
     for job_id in ids:
-        times = [event["time"] for event in read_events(manager.events(job_id)) if event["event"] == "progress"]
+        times = [event["time"] for event in read_events(manager.events_file(job_id)) if event["event"] == "progress"]
         spans.append((min(times), max(times)))
     first, second, wide = spans
     assert max(first[0], second[0]) < min(first[1], second[1]), "they took turns"
@@ -94,7 +94,9 @@ def test_the_same_job_on_two_devices_is_trained_by_one_after_the_other(home: Pat
     ids = [one.submit_local(job.model_copy(update={"devices": (n,)})) for n, one in enumerate(managers)]
     assert [one.wait(job_id, 200).state for one, job_id in zip(managers, ids, strict=True)] == [COMPLETED, COMPLETED]
     told = [
-        event["event"] for event in read_events(managers[0].events(ids[0])) if event["event"] in ("started", "done")
+        event["event"]
+        for event in read_events(managers[0].events_file(ids[0]))
+        if event["event"] in ("started", "done")
     ]
     assert told == ["started", "done"] * 2
 

@@ -20,6 +20,7 @@ from tests.small_jobs import Jobs, Ran, conversation, train_as_child, train_here
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.trl.rollouts import GroupedOrder, encode_prompts
 from trainyard.compute.child import EVENTS_FILE, Stopped
+from trainyard.compute.events import read_events
 from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
@@ -110,7 +111,7 @@ def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran)
 
 def test_rewards_are_in_the_curve_of_the_job(undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided), tmp_path)
-    points = curve(tmp_path / EVENTS_FILE)
+    points = curve(read_events(tmp_path / EVENTS_FILE))
     assert [point.reward for point in points] == told(ran, "reward")
 
 

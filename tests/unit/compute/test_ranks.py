@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainyard.compute.events import Event
 from trainyard.compute.rank import read_notes
 from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
-from trainyard.compute.tail import Event
 
 SIZE = 2
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
+from trainyard.compute.events import EventTail
 from trainyard.compute.supervise import Outcome, Status, Wanted, read_error, supervise
-from trainyard.compute.tail import EventTail
 
 CONTRACT = """
 import sys, time, os, signal

@@ -113,7 +113,7 @@ WRONG_CALLS = [
     (CALL + "parameters: {training: {method: loraa}}", "Instead: Did you mean 'lora'?"),
     (
         CALL + "parameters: {training: {method: zz}}",
-        "Instead: Write one of: lora, qlora, dora, lora_plus, oft, freeze, full.",
+        "Instead: Write one of: full, lora, qlora, dora, lora_plus, oft, freeze.",
     ),
     (CALL + "parameters: [1]", "E-SPEC-VALUE parameters: a list does not fit"),
     (

@@ -236,12 +236,8 @@ def test_the_schema_shows_the_switches_under_their_own_names() -> None:
     schema = QaPipeline.model_json_schema()
     assert set(schema["$defs"]["Steps"]["properties"]) == {"validate", "evaluate", "deploy", "control"}
     assert schema["$defs"]["TrainingForm"]["properties"]["rank"]["maximum"] == 256
-    assert schema["$defs"]["TrainingForm"]["properties"]["method"]["enum"] == [
-        "lora", "qlora", "dora", "lora_plus", "oft", "freeze", "full",
-    ]  # fmt: skip
-    assert AlignmentPipeline.model_json_schema()["$defs"]["AlignmentForm"]["properties"]["loss"]["enum"] == [
-        loss.value for loss in PreferenceLoss
-    ]
+    assert schema["$defs"]["Method"]["enum"] == list(Method)
+    assert AlignmentPipeline.model_json_schema()["$defs"]["PreferenceLoss"]["enum"] == list(PreferenceLoss)
     assert set(CodeTuning.model_json_schema()["$defs"]["DeploySteps"]["properties"]) == {"deploy", "control"}
 
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainyard.compute.events import read_events
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import TrainingPace, curve, in_time, metrics, progress, read_events
+from trainyard.stores.metrics import TrainingPace, curve, in_time, metrics, progress
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -70,17 +71,17 @@ def test_the_curve_of_a_restarted_training_is_that_of_its_last_word(tmp_path: Pa
         {"event": "begin", "restarted_from": {"step": 2}, "total_steps": 5},
         *again,
     )
-    assert [(point.step, point.loss) for point in curve(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-    assert (progress(path).step, progress(path).total_steps) == (3, 5)
-    assert (metrics(path).train_loss, metrics(path).eval_loss) == (30.0, 1.0)
+    assert [(point.step, point.loss) for point in curve(read_events(path))] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert (progress(read_events(path)).step, progress(read_events(path)).total_steps) == (3, 5)
+    assert (metrics(read_events(path)).train_loss, metrics(read_events(path)).eval_loss) == (30.0, 1.0)
     written(path, *steps, {"event": "begin", "restarted_from": "zero"})
-    assert curve(path) == []
+    assert curve(read_events(path)) == []
 
 
 def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) -> None:
     times = [("started", 100), ("progress", 110), ("stopped", 112), ("started", 500), ("progress", 505), ("done", 90)]
     path = written(tmp_path / "events.jsonl", *({"event": name, "time": time, "step": 1} for name, time in times))
-    assert metrics(path).duration_s == 17.0
+    assert metrics(read_events(path)).duration_s == 17.0
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (90, "2 min"), (7500, "2 h 5 min")])
@@ -101,7 +102,7 @@ def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"progress","step":1,"loss":2.0}\n\xff\xfe\n[1]\n{"event":3}\n{"event":"progress","st')
     assert [event["event"] for event in read_events(path)] == ["progress"]
-    assert progress(path).loss == 2.0
+    assert progress(read_events(path)).loss == 2.0
     assert list(read_events(tmp_path / "absent")) == []
 
 
@@ -123,9 +124,9 @@ def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
 )
 def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> None:
     path = written(tmp_path_factory.mktemp("events") / "events.jsonl", *events)
-    assert metrics(path).duration_s >= 0
-    steps = [point.step for point in curve(path)]
+    assert metrics(read_events(path)).duration_s >= 0
+    steps = [point.step for point in curve(read_events(path))]
     assert steps == sorted(set(steps))
-    progress(path)
+    progress(read_events(path))
     pace = TrainingPace()
     assert all(pace.line(event).startswith("step ") for event in read_events(path))

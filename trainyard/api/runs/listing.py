@@ -12,12 +12,13 @@ from prefect.client.schemas.filters import FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort, LogSort
 
-from trainyard.api.records import JOB_TAG, RunState
+from trainyard.api.records import JOB_TAG
 from trainyard.api.runs.operating import process_of, read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import run_state, waits_for_trainer
 from trainyard.api.runs.watching import run_url
 from trainyard.errors import Conflict, NotFound
+from trainyard.spec.states import JobState
 
 PAGE = 200
 """Rows that the server gives at once, at most."""
@@ -39,7 +40,7 @@ def jobs_of(prefect: SyncPrefectClient) -> Iterator[FlowRun]:
         offset += PAGE
 
 
-def list_jobs(state: RunState | None = None, limit: int = 50) -> list[dict[str, Any]]:
+def list_jobs(state: JobState | None = None, limit: int = 50) -> list[dict[str, Any]]:
     """The newest jobs, optionally of one state only."""
     found: list[dict[str, Any]] = []
     with client() as prefect:
@@ -84,8 +85,8 @@ def is_id(text: str) -> bool:
 def row_of(prefect: SyncPrefectClient, run: FlowRun) -> dict[str, Any]:
     """One job as a list shows it. A paused run whose process lives is still *pausing*."""
     state, detail = run_state(run.state)
-    process = process_of(run) if state in (RunState.RUNNING, RunState.PAUSED) else None
-    if state is RunState.PAUSED and process is not None:
+    process = process_of(run) if state in (JobState.RUNNING, JobState.PAUSED) else None
+    if state is JobState.PAUSED and process is not None:
         detail = "pausing"
     return {
         "id": str(run.id),

@@ -8,18 +8,19 @@ from typing import Any
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Scheduled
 
-from trainyard.api.records import NodeState, RunState
+from trainyard.api.records import NodeState
+from trainyard.spec.states import JobState
 
-STATES: dict[StateType, tuple[RunState, str]] = {
-    StateType.SCHEDULED: (RunState.PENDING, ""),
-    StateType.PENDING: (RunState.PENDING, "starting"),
-    StateType.RUNNING: (RunState.RUNNING, ""),
-    StateType.PAUSED: (RunState.PAUSED, ""),
-    StateType.CANCELLING: (RunState.RUNNING, "cancelling"),
-    StateType.COMPLETED: (RunState.COMPLETED, ""),
-    StateType.FAILED: (RunState.FAILED, ""),
-    StateType.CRASHED: (RunState.FAILED, "crashed"),
-    StateType.CANCELLED: (RunState.CANCELED, ""),
+STATES: dict[StateType, tuple[JobState, str]] = {
+    StateType.SCHEDULED: (JobState.PENDING, ""),
+    StateType.PENDING: (JobState.PENDING, "starting"),
+    StateType.RUNNING: (JobState.RUNNING, ""),
+    StateType.PAUSED: (JobState.PAUSED, ""),
+    StateType.CANCELLING: (JobState.RUNNING, "cancelling"),
+    StateType.COMPLETED: (JobState.COMPLETED, ""),
+    StateType.FAILED: (JobState.FAILED, ""),
+    StateType.CRASHED: (JobState.FAILED, "crashed"),
+    StateType.CANCELLED: (JobState.CANCELED, ""),
 }
 """Prefect's state types in our words: (state, detail)."""
 
@@ -55,10 +56,10 @@ NODE_STATES: dict[StateType, NodeState] = {
 }
 
 
-def run_state(state: State[Any] | None) -> tuple[RunState, str]:
+def run_state(state: State[Any] | None) -> tuple[JobState, str]:
     """A flow run's state in our words."""
     if state is None:
-        return RunState.PENDING, ""
+        return JobState.PENDING, ""
     word, detail = STATES[state.type]
     return word, DETAILS.get(state.name or "", detail)
 

@@ -18,15 +18,16 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Scheduled
 
-from trainyard.api.records import JOB_TAG, EventReader, NodeResult, RunResult, RunState, read_result
+from trainyard.api.records import JOB_TAG, NodeResult, RunRecord, RunResult, read_result
 from trainyard.api.runs.operating import read_run
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import in_words, node_state, run_state, waits_for_trainer, without_trainer
 from trainyard.api.stack import running, worker_name
+from trainyard.compute.events import Event, EventTail
 from trainyard.errors import Conflict, InvalidInput, NotFound, TrainyardError
 from trainyard.settings import Settings
+from trainyard.spec.states import JobState
 
-Event = dict[str, Any]
 OnProgress = Callable[[Event], None]
 
 POLL_S = 0.25
@@ -100,7 +101,7 @@ def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> Ru
         name=run.name,
         chain="",
         digest="",
-        state=RunState.PENDING,
+        state=JobState.PENDING,
         message=message,
         url=run_url(prefect, run.id),
     )
@@ -164,22 +165,23 @@ def watch(
 
     `since` is a time in seconds of the epoch: events before it, those of earlier attempts, are not told again.
     """
-    events = EventReader(settings.runs / run_id)
+    folder = settings.runs / run_id
+    events = RunRecord(folder).follow()
     state_due, last = 0.0, ""
     started, begun = time.monotonic(), time.time()
     with client() as prefect:
         while True:
             tell(events, since, on_progress)
-            if time.monotonic() >= state_due or wrote_result(events.folder, begun):
+            if time.monotonic() >= state_due or wrote_result(folder, begun):
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
-                waits = run_state(run.state)[0] is RunState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
+                waits = run_state(run.state)[0] is JobState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
                 last = tell_state(run, last, on_progress, alone=waits and not worker_runs(prefect, settings))
                 if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
         tell(events, since, on_progress)
-        return result_of(prefect, run, events.folder)
+        return result_of(prefect, run, folder)
 
 
 def wrote_result(folder: Path, since: float) -> bool:
@@ -190,8 +192,8 @@ def wrote_result(folder: Path, since: float) -> bool:
         return False
 
 
-def tell(events: EventReader, since: float, on_progress: OnProgress) -> None:
-    for event in events.read():
+def tell(events: EventTail, since: float, on_progress: OnProgress) -> None:
+    for event in events.read_all():
         if event["time"] >= since:
             on_progress(event)
 

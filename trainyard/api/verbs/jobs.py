@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trainyard.api.context import Context
 from trainyard.api.planning import JOB, merged
-from trainyard.api.records import NodeResult, RunResult, RunState, read_result
+from trainyard.api.records import NodeResult, RunResult, read_result
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.requests.jobs import (
     CreateInput,
@@ -28,16 +28,17 @@ from trainyard.api.verbs.chains.run import run
 from trainyard.api.verbs.chains.waiting import require_trainer
 from trainyard.api.work import LogTail, StepLog, Work, works_of
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.tail import EventTail
+from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
+from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 
 FOLLOW_EVERY_S = 1.0
 STOP_WAIT_S, STOP_POLL_S = 60.0, 0.3
-ENDS = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELED, RunState.PAUSED)
+ENDS = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED, JobState.PAUSED)
 
 
 class Job(Response):
@@ -45,7 +46,7 @@ class Job(Response):
 
     id: str
     name: str
-    state: RunState
+    state: JobState
     detail: str
     """starting, pausing, cancelling, preempted, budget exceeded, crashed …"""
     message: str
@@ -123,7 +124,7 @@ def create_job(given: CreateInput, context: Context) -> RunResult:
 
 def list_jobs(given: JobsInput, context: Context) -> JobList:
     listing, settings = import_prefect_client(context.settings, "listing"), context.settings
-    state = None if given.state is None else RunState(given.state)
+    state = None if given.state is None else JobState(given.state)
     return JobList(jobs=tuple(job_of(row, settings) for row in listing.list_jobs(state, given.limit)))
 
 

@@ -8,11 +8,11 @@ whatever the tool leaves running, and ends it.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,30 +23,18 @@ import psutil
 
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.results import CHECKPOINT_FOLDER, rebuilt, tell_restart
-from trainyard.compute.child import (
-    ERROR_FILE,
-    LOG_FILE,
-    PR_SET_PDEATHSIG,
-    Events,
-    Stopped,
-    alive,
-    prctl,
-)
+from trainyard.backends.results import CHECKPOINT_FOLDER, tell_restart
+from trainyard.compute.child import ERROR_FILE, LOG_FILE, Events, Stopped, alive, crash_error, write_error
 from trainyard.compute.gpus import devices_here
+from trainyard.compute.shim import POLL_S, die_with_parent, follow, how_ended, start
 from trainyard.compute.supervise import ended, last_log_line
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 
-POLL_S = 0.1
-HEAD_LINES, HEAD_CHARACTERS = 40, 4000
-"""How much of the head of a tool's log is kept in the record."""
-HERE = Path()
-"""A log is named without its folder here; whoever reads our error adds that."""
 BEGUN_FILE = "begun"
 """Says that a tool was started in this folder before."""
 
@@ -162,7 +150,7 @@ def run_helper(module: str, arguments: list[str], folder: Path, what: str, event
     error = folder / names.PLAN_FOLDER / ERROR_FILE
     error.unlink(missing_ok=True)
     argv = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: PLW1509
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509
     while not ended(process, POLL_S):
         if events is not None and events.stop_requested():
             process.kill()
@@ -172,42 +160,35 @@ def run_helper(module: str, arguments: list[str], folder: Path, what: str, event
         raise left_error(error, what, folder)
 
 
-def die_with_us() -> None:
-    """Runs in a process before it starts its program; this process has one thread, so that is safe here."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+@contextmanager
+def errors_left_in_plan(folder: Path) -> Iterator[None]:
+    """In such a process: leave what goes wrong as `plan/error.json`, and end with 1."""
+    place = folder / names.PLAN_FOLDER
+    place.mkdir(exist_ok=True)
+    try:
+        yield
+    except TrainyardError as error:
+        write_error(place, error)
+        sys.exit(1)
+    except Exception as error:
+        write_error(place, crash_error(error))
+        raise
 
 
 def left_error(path: Path, what: str, folder: Path) -> TrainyardError:
     """The error that a process of ours left, or what can be said without it."""
     if not path.is_file():
         return TrainyardError(what, why=last_log_line(folder), do=f"Read {LOG_FILE}.", code="E-PROGRAM")
-    return rebuilt(orjson.loads(path.read_bytes()), HERE)
+    return from_fields(orjson.loads(path.read_bytes()))
 
 
 def carry_out(run: ExternalRun, tool: ExternalTool) -> int:
     """Run the tool to its end and return its exit code; a stop request is handed on once, to every process of it."""
     argv = tool.argv(run)
-    environment = {**os.environ, **tool.environment(run)}
-    with (run.folder / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            cwd=run.folder,
-            preexec_fn=die_with_us,  # noqa: PLW1509
-        )
+    process = start(argv, run.folder / LOG_FILE, cwd=run.folder, env={**os.environ, **tool.environment(run)})
     run.events.emit("program", argv=argv, program_pid=process.pid)
-    told = False
-    while not ended(process, POLL_S):
-        if run.events.stop_requested() and not told:
-            told = ask_to_stop(run, tool, process)
-        if tool.watch is not None:
-            tool.watch(run)
-    if tool.watch is not None:
-        tool.watch(run)
-    return process.returncode
+    watch = (lambda: tool.watch(run)) if tool.watch is not None else None  # type: ignore[misc]
+    return follow(process, run.events, lambda: ask_to_stop(run, tool, process), watch)
 
 
 def ask_to_stop(run: ExternalRun, tool: ExternalTool, process: subprocess.Popen[bytes]) -> bool:
@@ -232,14 +213,13 @@ def judge(run: ExternalRun, code: int) -> None:
     if halt.is_file():
         raise Stopped("asked to stop; a checkpoint is saved", **orjson.loads(halt.read_bytes()))
     if failure.is_file():
-        raise rebuilt(orjson.loads(failure.read_bytes()), HERE)
+        raise from_fields(orjson.loads(failure.read_bytes()))
     if code == 0:
         return
     if run.events.stop_requested():
         raise Stopped("asked to stop; the tool ended without a new checkpoint", program_exit=code)
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise TrainyardError(
-        f"{run.job.config.backend.value} {how}.",
+        f"{run.job.config.backend.value} {how_ended(code)}.",
         why=last_log_line(run.folder),
         do=f"Read {LOG_FILE}.",
         code="E-PROGRAM",
@@ -248,14 +228,3 @@ def judge(run: ExternalRun, code: int) -> None:
 
 def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def log_head(run: ExternalRun, offset: int) -> str:
-    """The first lines that the tool wrote into the log of this start."""
-    path = run.folder / LOG_FILE
-    if not path.exists():
-        return ""
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        text = stream.read(8 * HEAD_CHARACTERS).decode("utf-8", "replace")
-    return "\n".join(text.splitlines()[:HEAD_LINES])[:HEAD_CHARACTERS]

@@ -21,13 +21,11 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
-from trainyard.backends.foreign.tokenise import tokenise
+from trainyard.backends.foreign.conductor import errors_left_in_plan
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
-from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import crash_error, write_error
+from trainyard.backends.rows import TOKENS_FILE, rows_of
+from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
-from trainyard.errors import TrainyardError
 from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
@@ -41,7 +39,7 @@ from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
-from trainyard.train.tokens import encode_preference, require_targets
+from trainyard.train.tokens import TokenLedger, encode_preference, require_targets
 from trainyard.workers.trainyard_worker import names
 
 
@@ -53,10 +51,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     tokenizer = load_tokenizer(job)
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
     if job.config.stage in (Stage.SFT, Stage.CPT):
-        tokenise(folder)
-        ledger = orjson.loads((folder / LEDGER_FILE).read_bytes())
-        with (folder / TOKENS_FILE).open("rb") as lines:
-            shares = [sft.share(orjson.loads(line)) for line in lines]
+        ledger, shares = write_tokens(job, tokenizer, folder / TOKENS_FILE)
         widths = [share.trained + share.masked for share in shares]
     else:
         ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
@@ -83,13 +78,34 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     write_json_durably(place / names.PLAN_FILE, value)
 
 
+def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
+    """The rows of sft or cpt as token ids, the very ones that our own engine would train on, with their account.
+
+    A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
+    Raises what the data and the template raise (`E-ALL-MASKED`, `E-NO-DATA` …).
+    """
+    examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
+    require_targets(account)
+    with path.open("wb") as stream:
+        for example in examples:
+            line = {name: example[name] for name in ("input_ids", "labels")}
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    return account_of(account, tokenizer), [sft.share(example) for example in examples]
+
+
+def account_of(account: TokenLedger, tokenizer: Any) -> dict[str, Any]:
+    """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
+    counts = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    return {**counts, "chat_template_sha256": template_sha256(tokenizer)}
+
+
 def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
     """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
     Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
     max_length) is not written.
     """
-    rows, hyper = rows_of(job), job.config.hyperparameters
+    rows, hyper = list(rows_of(job)), job.config.hyperparameters
     examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
     require_targets(account)
     share = kto.share if job.config.stage is Stage.KTO else pairs.share
@@ -104,9 +120,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     with path.open("wb") as stream:
         for text in texts:
             stream.write(orjson.dumps(text, option=orjson.OPT_APPEND_NEWLINE))
-    template = template_sha256(tokenizer)
-    told = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
-    return {**told, "chat_template_sha256": template}, [share(example) for example in examples]
+    return account_of(account, tokenizer), [share(example) for example in examples]
 
 
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
@@ -163,18 +177,8 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         plain = job.config.stage.facts.head == "causal" and not config.use_dora and not config.modules_to_save
         if first_weights and plain:  # a magnitude or a copied module would need the base's own weights
             write_first_weights(model, config, job.config.hyperparameters.seed, place / names.ADAPTER_FOLDER)
-    chosen = config.target_modules
     write_json_durably(place / names.MODULES_FILE, modules)
-    return {
-        "profile": job.config.lora.profile,
-        "rank": config.r,
-        "alpha": config.lora_alpha,
-        "dropout": config.lora_dropout,
-        "target_modules": chosen if isinstance(chosen, str) else sorted(chosen),
-        "modules_to_save": sorted(config.modules_to_save or []),
-        "dora": config.use_dora,
-        "rslora": config.use_rslora,
-    }
+    return config_facts(config, job)
 
 
 def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) -> None:
@@ -193,18 +197,6 @@ def write_first_weights(model: Any, config: LoraConfig, seed: int, place: Path) 
     save_file(weights, place / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
-def main(folder: Path, device: str, *, first_weights: bool) -> None:
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
-    try:
-        write_plan(folder, device, first_weights=first_weights)
-    except TrainyardError as error:
-        write_error(place, error)
-        sys.exit(1)
-    except Exception as error:
-        write_error(place, crash_error(error))
-        raise
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])
+    with errors_left_in_plan(Path(sys.argv[1])):
+        write_plan(Path(sys.argv[1]), sys.argv[2], first_weights="first-weights" in sys.argv[3:])

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import orjson
 
+from trainyard.backends.foreign.conductor import errors_left_in_plan
 from trainyard.backends.frame import read_job
 from trainyard.backends.llamacpp.back import write_back
 from trainyard.backends.llamacpp.plan import with_tokenizer
-from trainyard.compute.child import crash_error, write_error
-from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.to_gguf import convert, reach
 from trainyard.workers.trainyard_worker import names
 
@@ -40,16 +39,6 @@ def finish(tools: Path, folder: Path, last: Path) -> None:
     convert(tools, source, weights / GGUF_FOLDER / GGUF_FILE)
 
 
-def main(tools: Path, folder: Path, last: Path) -> None:
-    try:
-        finish(tools, folder, last)
-    except TrainyardError as error:
-        write_error(folder / names.PLAN_FOLDER, error)
-        sys.exit(1)
-    except Exception as error:
-        write_error(folder / names.PLAN_FOLDER, crash_error(error))
-        raise
-
-
 if __name__ == "__main__":
-    main(*(Path(given) for given in sys.argv[1:4]))
+    with errors_left_in_plan(Path(sys.argv[2])):
+        finish(*(Path(given) for given in sys.argv[1:4]))

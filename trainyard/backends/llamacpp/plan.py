@@ -20,15 +20,15 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
+from trainyard.backends.foreign.conductor import errors_left_in_plan
 from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.compute.child import crash_error, write_error
 from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
-from trainyard.errors import InvalidInput, TrainyardError
+from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes.stages import Stage
@@ -114,7 +114,7 @@ def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
     Raises `InvalidInput` (`E-GGUF-WEIGHT`) for a turn without loss: llama-finetune learns every token.
     """
     counts = {"read": 0, "written": 0, "held_out": 0}
-    rows = rows_of(job)
+    rows = list(rows_of(job))
     if any(not message.learned for row in rows if isinstance(row, SftRow) for message in row.messages):
         raise InvalidInput(
             "The rows have turns with weight 0, and llama.cpp's trainer gives every token a loss.",
@@ -184,18 +184,6 @@ def require_windows(account: ContextWindows) -> None:
     )
 
 
-def main(tools: Path, folder: Path) -> None:
-    place = folder / names.PLAN_FOLDER
-    place.mkdir(exist_ok=True)
-    try:
-        write_plan(tools, folder)
-    except TrainyardError as error:
-        write_error(place, error)
-        sys.exit(1)
-    except Exception as error:
-        write_error(place, crash_error(error))
-        raise
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    with errors_left_in_plan(Path(sys.argv[2])):
+        write_plan(Path(sys.argv[1]), Path(sys.argv[2]))

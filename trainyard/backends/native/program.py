@@ -20,6 +20,7 @@ import transformers
 from transformers import AutoConfig
 
 from trainyard.backends import frame
+from trainyard.backends.earlier import earlier_configs
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native.assembly import (
     JOB,
@@ -151,7 +152,10 @@ def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str
     """
     tensors, values = load_checkpoint(path, verify=False)  # `newest` has just compared every byte
     snapshot = Snapshot.from_flat(tensors, values)
-    for difference in require_same(snapshot, run.session.identity()):
+    here = run.session.identity()
+    if snapshot.identity["config"] in earlier_configs(path.parents[1]):
+        here["config"] = snapshot.identity["config"]
+    for difference in require_same(snapshot, here):
         events.emit("warning", text=f"Since the checkpoint was made: {difference}. The bits may differ.")
     run.session.restore(replace(snapshot, parts={k: v for k, v in snapshot.parts.items() if k not in dropped}))
     if "progress" not in dropped:

@@ -11,29 +11,28 @@ from __future__ import annotations
 import hashlib
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from trainyard.backends import environments, frame
-from trainyard.backends.foreign.conductor import die_with_us, pick_device
+from trainyard.backends.foreign.conductor import pick_device
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import FOLDER
 from trainyard.compute.child import LOG_FILE, STOPPED_EXIT, Events, Stopped
-from trainyard.compute.supervise import ended, last_log_line
-from trainyard.compute.tail import Event, EventTail
+from trainyard.compute.events import Event, EventTail, read_events
+from trainyard.compute.shim import follow, how_ended, start
+from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
 
-POLL_S = 0.1
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
 """Events of a script that are believed; the others are the conductor's own."""
 EVENTS_VARIABLE, OWN_EVENTS = "TRAINYARD_EVENTS", "events.jsonl"
@@ -61,23 +60,19 @@ def carry_out(folder: Path, events: Events) -> int:
     tail = EventTail.at_end(place / OWN_EVENTS)
     argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
     variables = {**environments.outside(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
-    with (folder / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen(
-            argv, cwd=place, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            preexec_fn=die_with_us,  # noqa: PLW1509 (this process has one thread)
-        )  # fmt: skip
+    process = start(argv, folder / LOG_FILE, cwd=place, env=variables)
     events.emit("program", argv=argv, program_pid=process.pid)
-    told = False
-    while not ended(process, POLL_S):
-        if events.stop_requested() and not told:
-            process.send_signal(signal.SIGTERM)
-            told = True
-        pass_on(tail.read(), events.emit)
-    pass_on(list(tail.read_rest()), events.emit)
-    return process.returncode
+
+    def ask() -> bool:
+        process.send_signal(signal.SIGTERM)
+        return True
+
+    code = follow(process, events, ask, lambda: pass_on(tail.read_all(), events.emit))
+    pass_on(tail.read_rest(), events.emit)
+    return code
 
 
-def pass_on(news: list[Event], emit: Callable[..., None]) -> None:
+def pass_on(news: Iterable[Event], emit: Callable[..., None]) -> None:
     for event in news:
         fields = {name: value for name, value in event.items() if name not in ("event", "time")}
         if event["event"] in PASSED_ON:
@@ -94,9 +89,8 @@ def judge(folder: Path, code: int, events: Events) -> None:
             "the script saved its state" if code == STOPPED_EXIT else "the script ended without saying that it saved"
         )
         raise Stopped(f"asked to stop; {saved}" if asked else saved, program_exit=code, **newest_step(folder))
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise TrainyardError(
-        f"The training script {how}.",
+        f"The training script {how_ended(code)}.",
         why=last_log_line(folder),
         do=f"Read {LOG_FILE}; run the script by hand in {folder / FOLDER}: python train.py spec.json",
         code="E-SCRIPT",
@@ -104,7 +98,7 @@ def judge(folder: Path, code: int, events: Events) -> None:
 
 
 def newest_step(folder: Path) -> dict[str, int]:
-    points = curve(folder / FOLDER / OWN_EVENTS)
+    points = curve(read_events(folder / FOLDER / OWN_EVENTS))
     return {"step": points[-1].step} if points else {}
 
 
@@ -147,7 +141,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
         raise unusable(f"its {files.REPORT_FILE} is no JSON: {error}") from error
-    points = [[point.step, point.loss, point.learning_rate] for point in curve(place / OWN_EVENTS)]
+    points = [[point.step, point.loss, point.learning_rate] for point in curve(read_events(place / OWN_EVENTS))]
     losses = report.get("losses") or [point for point in points if point[1] is not None]
     if not losses:
         raise unusable(f"it told of no step, neither by an event nor in {files.REPORT_FILE}")

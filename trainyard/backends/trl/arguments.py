@@ -20,7 +20,7 @@ from trainyard.backends.frame import save_steps, total_steps
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import PreferenceLoss
 from trainyard.spec.training import RolloutSettings
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
@@ -43,13 +43,13 @@ class Length:
 def completions_of(job: TrainingJob) -> int:
     """Completions that are drawn for each row; 1 where the row itself is learned from."""
     rollouts = job.config.rollouts
-    return rollouts.num_generations if job.config.stage is Stage.GRPO and rollouts is not None else 1
+    return rollouts.num_generations if job.config.stage.facts.rollouts and rollouts is not None else 1
 
 
 def iterations_of(job: TrainingJob) -> int:
     """Optimizer steps that learn from the same completions."""
     rollouts = job.config.rollouts
-    return rollouts.num_iterations if job.config.stage is Stage.GRPO and rollouts is not None else 1
+    return rollouts.num_iterations if job.config.stage.facts.rollouts and rollouts is not None else 1
 
 
 def prompts_of_a_step(job: TrainingJob) -> int:
@@ -62,9 +62,9 @@ def prompts_of_a_step(job: TrainingJob) -> int:
 def left_out(job: TrainingJob, rows: int) -> int:
     """Rows that each pass leaves out, which are others in each: KTO compares the rows of a batch, and a last batch of
     one would be compared with itself; GRPO compares completions, and a step takes the same number of prompts."""
-    if job.config.stage is Stage.GRPO:
+    if job.config.stage.facts.rollouts:
         return rows % prompts_of_a_step(job)
-    return int(job.config.stage is Stage.KTO and rows % job.config.hyperparameters.batch_size == 1)
+    return int(job.config.stage.facts.compares_rows and rows % job.config.hyperparameters.batch_size == 1)
 
 
 def run_length(job: TrainingJob, rows: int) -> Length:

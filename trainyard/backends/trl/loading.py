@@ -19,7 +19,6 @@ from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
-from trainyard.spec.axes.stages import Stage
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
@@ -76,7 +75,7 @@ def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def head_of(job: TrainingJob) -> Head:
     """What the model puts out: text, or one score a row."""
-    return "reward" if job.config.stage is Stage.REWARD else "causal"
+    return job.config.stage.facts.head
 
 
 def load_base(job: TrainingJob, device: str) -> Any:
@@ -104,9 +103,11 @@ def with_adapter(model: Any, job: TrainingJob) -> Any:
 
 def lora_facts(model: Any, job: TrainingJob) -> dict[str, Any] | None:
     """The adapter's shape as it is in the model, which for a continued adapter is the earlier one's."""
-    if not isinstance(model, PeftModel):
-        return None
-    config: Any = model.peft_config["default"]
+    return config_facts(model.peft_config["default"], job) if isinstance(model, PeftModel) else None
+
+
+def config_facts(config: Any, job: TrainingJob) -> dict[str, Any]:
+    """The shape of an adapter by PEFT's config."""
     targets = config.target_modules
     return {
         "profile": job.config.lora.profile,

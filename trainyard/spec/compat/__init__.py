@@ -3,10 +3,10 @@
 This is the only place that speaks of two axes together.
 
 A row is `(code, node type, field, when, because, instead)`. `when` looks at one node in its place in the chain and says
-yes or no, or gives the words that the two texts need; the texts are filled with `{config…}` and those words. The
-command line, REST and the editor print the same row. Rows of scope `run` also need to know the machine and the
+yes or no, or gives the words that the two texts need; the texts are filled with `{config…}` and those words. Every
+command prints the same row. Rows of scope `run` also need to know the machine and the
 operator's settings (`RunFacts`); a chain that they refuse is still a valid chain elsewhere.
 
-To add a row: write it in the file of its node type, add `tests/resources/chains_bad/<code>.yaml` and a line in
-docs/refusals.md.
+To add a row: write it in the file of its node type, add `tests/resources/chains_bad/<code>.yaml` and run
+`make reference`.
 """

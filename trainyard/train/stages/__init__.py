@@ -1,1 +1,1 @@
-"""The objectives, one file each. To add one: a file with the six functions, a row in `table.py`, a parity test."""
+"""The objectives, one file each; their facts are in `spec/axes/stages`."""

@@ -10,7 +10,7 @@ import codecs
 import re
 
 from bs4 import BeautifulSoup
-from bs4.element import NavigableString, PreformattedString, Tag
+from bs4.element import NavigableString, PageElement, PreformattedString, Tag
 from charset_normalizer import from_bytes
 
 from trainyard.data.language import written_in
@@ -25,6 +25,11 @@ MENU_NAME = re.compile(
     r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
 )
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+MARKS = {
+    "pre": ("\n\n```\n", "\n```\n\n"), "li": ("\n- ", ""), "td": (" ", " |"), "th": (" ", " |"), "br": ("", "\n"),
+}  # fmt: skip
+"""Element -> what comes before and after its text."""
+END_OF_PRE = "</pre>"
 MOST_MENUS = 50
 """Elements of a page that are looked at because of their name; a hostile page nests thousands."""
 SELF_LINK = re.compile(r"(?<!\s)\s*[¶§#🔗]\s*$")
@@ -85,8 +90,7 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
     for element in menus_of(soup):
         element.decompose()
     title = page_title(soup, named)
-    mark_html(soup)
-    text = BLANKS.sub(close_up, soup.get_text())
+    text = BLANKS.sub(close_up, marked_text(soup))
     return title, "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
 
 
@@ -182,46 +186,59 @@ def words_of(element: Tag | None) -> str:
     return SELF_LINK.sub("", " ".join(element.get_text(" ").split())) if element is not None else ""
 
 
-def mark_html(soup: BeautifulSoup) -> None:
-    """Put Markdown's marks around the elements, so that their text alone still shows the outline."""
-    for string in soup.find_all(string=True):
-        if isinstance(string, PreformattedString):
-            string.extract()
-        elif string.find_parent("pre") is None:
-            string.replace_with(NavigableString(re.sub(r"\s+", " ", string)))
-    for element in soup.find_all(True):
-        if element.name in HEADINGS:
-            surround(element, f"\n\n{'#' * int(element.name[1])} ", "\n\n")
-        elif element.name == "pre":
-            surround(element, "\n\n```\n", "\n```\n\n")
-        elif element.name == "li":
-            surround(element, "\n- ", "")
-        elif element.name == "tr":
-            mark_row(element)
-        elif element.name in ("td", "th"):
-            surround(element, " ", " |")
-        elif element.name == "br":
-            element.insert_after("\n")
-        elif element.name == "sup" and element.get_text().strip().isdecimal():
-            element.string = element.get_text().strip().translate(SUPERSCRIPTS)
-        elif element.name in BLOCKS:
-            surround(element, "\n\n", "\n\n")
+def marked_text(soup: BeautifulSoup) -> str:
+    """The text of a page with Markdown's marks around the elements, so that it still shows the outline.
+
+    One pass over the page: to insert marks into the tree would search the siblings of each element.
+    """
+    rows = first_rows(soup)
+    pieces: list[str] = []
+    preformatted = 0
+    waiting: list[PageElement | str] = [soup]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Tag):
+            before, after = marks_of(node, rows)
+            pieces.append(before)
+            if node.name == "pre":
+                preformatted += 1
+                waiting.append(END_OF_PRE)
+            waiting.append(after)
+            sup = node.get_text().strip() if node.name == "sup" else ""
+            waiting.extend([sup.translate(SUPERSCRIPTS)] if sup.isdecimal() else reversed(node.contents))
+        elif node is END_OF_PRE:
+            preformatted -= 1
+        elif not isinstance(node, NavigableString):
+            pieces.append(str(node))
+        elif preformatted and type(node) is NavigableString:
+            pieces.append(node)
+        elif not preformatted and not isinstance(node, PreformattedString):
+            pieces.append(re.sub(r"\s+", " ", node))
+    return "".join(pieces)
 
 
-def mark_row(row: Tag) -> None:
-    """A table row; the first one is followed by the line that makes it a head, or follows an empty head."""
+def marks_of(element: Tag, rows: dict[int, Tag]) -> tuple[str, str]:
+    """What comes before and after the text of an element."""
+    if element.name in HEADINGS:
+        return f"\n\n{'#' * int(element.name[1])} ", "\n\n"
+    if element.name == "tr":
+        return row_marks(element, rows)
+    if element.name in BLOCKS:
+        return "\n\n", "\n\n"
+    return MARKS.get(element.name, ("", ""))
+
+
+def first_rows(soup: BeautifulSoup) -> dict[int, Tag]:
+    """`id` of a table -> its first row."""
+    found = ((table, table.find("tr")) for table in soup.find_all("table"))
+    return {id(table): row for table, row in found if isinstance(row, Tag)}
+
+
+def row_marks(row: Tag, rows: dict[int, Tag]) -> tuple[str, str]:
+    """Marks of a table row; the first one is followed by the line that makes it a head, or follows an empty head."""
     table = row.find_parent("table")
-    if table is None or table.find("tr") is not row:
-        surround(row, "\n|", "")
-        return
+    if table is None or rows.get(id(table)) is not row:
+        return "\n|", ""
     cells = len(row.find_all(["td", "th"]))
     line = f"\n|{' --- |' * cells}"
-    if row.find("th") is not None:
-        surround(row, "\n|", line)
-    else:
-        surround(row, f"\n|{'  |' * cells}{line}\n|", "")
-
-
-def surround(element: Tag, before: str, after: str) -> None:
-    element.insert(0, before)
-    element.append(after)
+    return ("\n|", line) if row.find("th") is not None else (f"\n|{'  |' * cells}{line}\n|", "")

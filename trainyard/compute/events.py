@@ -1,4 +1,4 @@
-"""The parent's eye on a child: the complete lines of a file that grows.
+"""The reader of event files, while they grow and afterwards.
 
 A half-written line waits for its rest; garbage becomes a warning and is passed over. Nothing is read twice.
 """
@@ -15,6 +15,7 @@ import orjson
 
 Event = dict[str, Any]
 
+UNREADABLE = "E-EVENT"
 MAX_EVENT_BYTES = 1 << 20
 """A longer line is not an event of ours; it is skipped and reported as a warning."""
 READ_BYTES = 1 << 22
@@ -51,10 +52,14 @@ class EventTail:
             events.append(unreadable("an event line longer than 1 MiB was skipped"))
         return events
 
-    def read_rest(self) -> Iterator[Event]:
-        """Everything up to the end of the file, including a last line whose writer died before its newline."""
+    def read_all(self) -> Iterator[Event]:
+        """Every event that is complete by now, however many there are."""
         while events := self.read():
             yield from events
+
+    def read_rest(self) -> Iterator[Event]:
+        """Everything up to the end of the file, including a last line whose writer died before its newline."""
+        yield from self.read_all()
         if self.pending and (event := parse(self.pending)) is not None:
             yield event
 
@@ -67,14 +72,19 @@ class EventTail:
         return parse(line) or unreadable(f"an event line could not be read: {line[:80]!r}")
 
 
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a file in order; a line that is not an event (its writer died in it) is passed over."""
+    return (event for event in EventTail(path).read_rest() if event.get("code") != UNREADABLE)
+
+
 def parse(line: bytes) -> Event | None:
-    """The event of a line; None when it is no JSON object with an `event`."""
+    """The event of a line; None when it is not a JSON object with a text as its `event`."""
     try:
         event = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def unreadable(text: str) -> Event:
-    return {"event": "warning", "time": time.time(), "code": "E-EVENT", "text": text}
+    return {"event": "warning", "time": time.time(), "code": UNREADABLE, "text": text}

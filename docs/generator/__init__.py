@@ -1,0 +1,1 @@
+"""Write the pages of docs/reference from the tables in the code."""

@@ -1,0 +1,192 @@
+"""Codes as the sources name them, with their messages, and the page of errors."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from docs.generator.markdown import cell, code, page, paragraph, table
+from trainyard import errors
+
+REPOSITORY = Path(__file__).parents[2]
+CODE = re.compile(r"^[RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*$")
+PRINTED = re.compile(r"^([RE]-[A-Z-]+): $")
+"""The begin of a printed line."""
+
+
+def errors_page() -> str:
+    found = {name: uses for name, uses in codes_in_sources().items() if name.startswith("E-")}
+    groups = sorted(
+        {use.kind for uses in found.values() for use in uses if use.kind}, key=lambda name: (EXIT_CODES[name], name)
+    )
+    parts = []
+    for kind in [*groups, ""]:
+        own = {name: uses for name, uses in found.items() if kind_of(uses) == kind}
+        if own:
+            parts += [f"## {kind}: exit code {EXIT_CODES[kind]}" if kind else "## Other", doc_of(kind), uses_table(own)]
+    introduction = (
+        "Every `E-…` code: an input is not valid, or something failed. An error says what was given, why that does not "
+        "work and what to do; `…` stands for a value. The last column says which module raises it."
+    )
+    return page("Errors", introduction, parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One place in the sources where a code is written."""
+
+    module: str
+    kind: str = ""
+    what: str = ""
+    do: str = ""
+
+
+EXIT_CODES = {
+    name: one.exit_code
+    for name, one in vars(errors).items()
+    if isinstance(one, type) and issubclass(one, errors.TrainyardError)
+}
+
+
+PUT_TOGETHER = {
+    "E-BUG": "An unforeseen error of Trainyard itself; `TRAINYARD_DEBUG=1` prints its traceback. Please report it.",
+    "E-EVENT": "A line of an event file is not an event; it is skipped.",
+    "E-MERGE-DIVERGED": "The merged model answers otherwise than base and adapter.",
+    "E-MIRROR-FAILED": "A checkpoint could not be copied to its mirror; the training continues.",
+    "E-NOT-SHARDED": "DeepSpeed did not shard what its strategy shards.",
+    "E-OPTIMIZER-DEVICE": "The optimizer does not run on this device.",
+    "E-SPEC-TYPE": "A node or a setting has no `type`, or one that does not exist.",
+    "E-SPEC-VALUE": "A value has another type, or is out of its range.",
+    "E-TEMPLATE-LIMIT": "A chat template took more time or memory than a conversation may.",
+    "E-URL-STATUS": "The server of an address answered with an error.",
+    "R-NIGHT-SETTING": "A night decides this setting itself.",
+    "R-TRL-QUANTIZATION": "The trl backend does not train through this quantization here.",
+    "R-URL-PRIVATE": "An address leads into a private network, and the host is not in `allow_private_urls`.",
+}
+"""What the sources say only when it happens: codes whose message is put together."""
+
+
+def doc_of(kind: str) -> str:
+    return (
+        paragraph(getattr(errors, kind).__doc__)
+        if kind
+        else "Reasons, events and replies that name a code without an error."
+    )
+
+
+def kind_of(uses: Iterable[Use]) -> str:
+    return next((use.kind for use in uses if use.kind), "")
+
+
+def uses_table(found: Mapping[str, list[Use]]) -> str:
+    rows = []
+    for name, uses in found.items():
+        what = [*dict.fromkeys(use.what for use in uses if use.what)] or [PUT_TOGETHER.get(name, "")]
+        do = dict.fromkeys(use.do for use in uses if use.do)
+        modules = dict.fromkeys(use.module for use in uses)
+        rows.append(
+            [code(name), "<br>".join(map(cell, what)), "<br>".join(map(cell, do)), "<br>".join(map(code, modules))]
+        )
+    return table(["code", "what", "do", "raised in"], rows)
+
+
+def codes_in_sources() -> dict[str, list[Use]]:
+    """Every code that the sources name, with the messages that stand next to it, in the order of the codes."""
+    found: dict[str, list[Use]] = {}
+    for room in ("trainyard", "flows", "nodes", "tasks"):
+        for path in sorted((REPOSITORY / room).rglob("*.py")):
+            for name, use in codes_of(ast.parse(path.read_text(encoding="utf-8")), module_of(path)):
+                found.setdefault(name, []).append(use)
+    return dict(sorted(found.items()))
+
+
+def module_of(path: Path) -> str:
+    return (
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        .removeprefix("trainyard.")
+        .removesuffix(".__init__")
+    )
+
+
+def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
+    """The codes of one module: those of calls with their messages, then those that are only named."""
+    seen: set[ast.AST] = set()
+    for call, names in calls_of(tree, {}):
+        for given in [*call.args, *(one.value for one in call.keywords)]:
+            if found := code_in(given):
+                seen.add(given)
+                yield found, use_of(call, given, module, names)
+    for node in ast.walk(tree):
+        for given, use in (*class_codes(node, module), *tuple_codes(node, module)):
+            seen.add(given)
+            yield code_in(given), use
+        if (found := code_in(node) or printed_code(node)) and node not in seen:
+            yield found, Use(module)
+
+
+def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
+    """Every call, with the expressions that the names of its function stand for."""
+    for node in ast.iter_child_nodes(tree):
+        inner = dict(names)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for line in ast.walk(node):
+                if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                    inner[line.targets[0].id] = line.value
+        if isinstance(node, ast.Call):
+            yield node, inner
+        yield from calls_of(node, inner)
+
+
+def code_in(node: ast.AST) -> str:
+    """The code that an expression is; empty if it is none."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) and CODE.match(value) else ""
+
+
+def printed_code(node: ast.AST) -> str:
+    value = node.value if isinstance(node, ast.Constant) else None
+    begin = PRINTED.match(value) if isinstance(value, str) else None
+    return begin[1] if begin else ""
+
+
+def class_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
+    """The default code of an error class, under the class itself or the nearest of its bases that has an exit code."""
+    if isinstance(node, ast.ClassDef):
+        names = [node.name, *(one.id for one in node.bases if isinstance(one, ast.Name))]
+        kind = next((name for name in names if name in EXIT_CODES), "")
+        what = paragraph(ast.get_docstring(node)).split("\n")[0]
+        lines = [line.value for line in node.body if isinstance(line, ast.Assign)]
+        yield from ((given, Use(module, kind, what)) for given in lines if code_in(given))
+
+
+def tuple_codes(node: ast.AST, module: str) -> Iterator[tuple[ast.expr, Use]]:
+    """The codes of a row of a table of tuples, with the row's text."""
+    if isinstance(node, ast.Tuple):
+        what = next((text for text in (text_of(part, {}) for part in node.elts) if " " in text), "")
+        yield from ((given, Use(module, what=what)) for given in node.elts if code_in(given))
+
+
+def use_of(call: ast.Call, given: ast.expr, module: str, names: Mapping[str, ast.expr]) -> Use:
+    """What a call that names a code says: its texts of several words, or those under the names of an error's parts."""
+    name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    texts = {one.arg: text_of(one.value, names) for one in call.keywords if one.arg}
+    placed = [text_of(one, names) for one in call.args if one is not given]
+    what, instead = [*(text for text in placed if " " in text), "", ""][:2]
+    what, do = texts.get("because") or texts.get("what") or what, texts.get("instead") or texts.get("do") or instead
+    return Use(module, name if name in EXIT_CODES else "", what, do)
+
+
+def text_of(node: ast.expr | None, names: Mapping[str, ast.expr]) -> str:
+    """A text of the sources, with `…` for what is filled in; empty for what only a run knows."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values)
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left, names) + text_of(node.right, names)
+    if isinstance(node, ast.Name) and node.id in names:
+        return text_of(names[node.id], {})
+    return ""

@@ -1,0 +1,35 @@
+"""Every generated page, by its file name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.generator.axes import axes_page
+from docs.generator.codes import errors_page
+from docs.generator.commands import cli_page
+from docs.generator.refusals import refusals_page
+from docs.generator.settings import night_page, nodes_page, settings_page, templates_page
+
+FOLDER = Path(__file__).parents[1] / "reference"
+PAGES = {
+    "nodes.md": nodes_page,
+    "templates.md": templates_page,
+    "night.md": night_page,
+    "settings.md": settings_page,
+    "commands.md": cli_page,
+    "refusals.md": refusals_page,
+    "errors.md": errors_page,
+    "axes.md": axes_page,
+}
+
+
+def pages() -> dict[str, str]:
+    return {name: make() for name, make in PAGES.items()}
+
+
+def write() -> list[Path]:
+    """Write every page and return the files."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return [FOLDER / name for name in PAGES]
