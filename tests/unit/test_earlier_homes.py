@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.tail import Event
+from trainyard.compute.events import Event
 from trainyard.night.phases import run_night
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry

@@ -82,7 +82,7 @@ class Probe:
 
 
 class Program(Protocol):
-    """What the module of a local backend offers. It imports fast: neither torch nor its tool."""
+    """What a local backend offers: see `backends/programs.py`. It imports fast: neither torch nor its tool."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Look whether it can run here, without importing anything heavy."""
@@ -99,7 +99,7 @@ class Program(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A module that also writes files into the work folder before its program is started."""
+    """A backend that also writes files into the work folder before its program is started."""
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
         """Write what the program reads beside `spec.json`; called at every start."""
@@ -133,16 +133,16 @@ class Backend(Protocol):
 
 
 BACKENDS: dict[BackendName, str] = {name: f"trainyard.backends.{name.value}.backend" for name in BackendName}
-"""Name -> module of the backend, which is imported without its tool."""
+"""Name -> module of the backend, whose `BACKEND` is its program. It is imported without its tool."""
 
 
 def load(name: BackendName, settings: Settings | None = None) -> Program:
-    """The program module of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
+    """The program of that name. Raises `Unavailable` (`R-BACKEND-MISSING`) with what to do."""
     found = probe(name, settings)
     if not found.available:
         what = f"The backend {name.value!r} is not available."
         raise Unavailable(what, why=found.why, do=found.fix, code=found.code)
-    return cast(Program, importlib.import_module(BACKENDS[name]))
+    return cast(Program, importlib.import_module(BACKENDS[name]).BACKEND)
 
 
 def probe(name: BackendName, settings: Settings | None = None) -> Probe:
@@ -150,7 +150,7 @@ def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     found = importlib.util.find_spec(BACKENDS[name])
     if found is None or found.origin is None:  # no folder, or one without a module
         return Probe(False, why=f"This installation has no module for {name.value}.", fix="Install trainyard again.")
-    return cast(Program, importlib.import_module(BACKENDS[name])).probe(settings)
+    return cast(Program, importlib.import_module(BACKENDS[name]).BACKEND).probe(settings)
 
 
 def probe_all(settings: Settings | None = None) -> dict[BackendName, Probe]:

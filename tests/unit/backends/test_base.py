@@ -14,7 +14,7 @@ from tests.small_jobs import Jobs, conversation, train_as_child
 from trainyard.backends.base import load, probe_all, rebuilt
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.surroundings import environment
-from trainyard.backends.trl.backend import command, reasons
+from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes.backends import BackendName
@@ -61,7 +61,7 @@ def test_parent_side_imports_no_torch() -> None:
     ],
 )
 def test_earlier_adapter_can_only_be_continued(config: dict[str, Any], code: str, instead: str) -> None:
-    (reason,) = reasons(plain_job(config=config, adapter="adapters/one"))
+    (reason,) = BACKEND.reasons(plain_job(config=config, adapter="adapters/one"))
     assert (reason.code, reason.instead) == (code, instead)
 
 
@@ -83,7 +83,7 @@ def test_digest_names_the_content_and_not_the_place_or_the_run() -> None:
 def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job = plain_job(threads=3, base=str(tmp_path))
-    assert command(job, tmp_path)[1:] == [
+    assert BACKEND.command(job, tmp_path)[1:] == [
         "-m",
         "trainyard.compute.launch",
         "trainyard.backends.trl.program:train",

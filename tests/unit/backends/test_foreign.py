@@ -20,17 +20,17 @@ from peft import LoraConfig
 
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
-from trainyard.backends.axolotl import backend as axolotl
+from trainyard.backends.axolotl.backend import BACKEND as axolotl
 from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
 from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
-from trainyard.backends.deepspeed import backend as deepspeed
 from trainyard.backends.deepspeed import program as deepspeed_program
+from trainyard.backends.deepspeed.backend import BACKEND as deepspeed
 from trainyard.backends.deepspeed.build import clear_stale_locks
 from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
 from trainyard.backends.foreign.plan import write_plan
 from trainyard.backends.foreign.result import finish
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.unsloth import backend as unsloth
+from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName

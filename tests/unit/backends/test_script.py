@@ -20,7 +20,7 @@ from trainyard import settings as settings_module
 from trainyard.backends.base import TrainingStopped, probe
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script import files, templates
-from trainyard.backends.script.backend import reasons
+from trainyard.backends.script.backend import BACKEND
 from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
 from trainyard.compute.supervise import Wanted
@@ -105,10 +105,10 @@ def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_pa
 def test_what_the_built_in_script_lacks_your_own_may_have(
     config: dict[str, Any], field: str, allowed: Path, jobs: Jobs
 ) -> None:
-    (reason,) = reasons(jobs(backend="script", **config))
+    (reason,) = BACKEND.reasons(jobs(backend="script", **config))
     assert (reason.code, reason.field) == ("R-BACKEND-SETTING", f"config.{field}")
     (allowed / "mine.py").touch()
-    assert reasons(jobs(backend="script", launch={"script": "mine"}, **config)) == []
+    assert BACKEND.reasons(jobs(backend="script", launch={"script": "mine"}, **config)) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.selection import by_default
 from tests.small_jobs import MAX_LENGTH, Jobs, Ran, labelled_rows, preference_rows, train_as_child, train_here
-from trainyard.backends.trl.backend import reasons
+from trainyard.backends.trl.backend import BACKEND
 from trainyard.backends.trl.data import ENCODERS
 from trainyard.backends.trl.stages import STAGES, Neighbours
 from trainyard.backends.trl.trainer import ShuffledOrder
@@ -290,7 +290,7 @@ def test_missing_rows_are_told(stage: str, wanted: str, jobs: Jobs, tmp_path: Pa
 
 
 def test_stage_that_trl_lacks_is_refused_before_the_start(jobs: Jobs) -> None:
-    (reason,) = reasons(jobs(Port.TEXT, stage="cpt"))
+    (reason,) = BACKEND.reasons(jobs(Port.TEXT, stage="cpt"))
     assert (reason.code, reason.field) == ("R-BACKEND-SETTING", "config.stage")
 
 

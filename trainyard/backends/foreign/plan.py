@@ -22,9 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
 from trainyard.backends.foreign.conductor import errors_left_in_plan
-from trainyard.backends.foreign.tokenise import tokenise
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE, rows_of
+from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.spec.axes.methods import ADAPTER_METHODS
@@ -40,7 +39,7 @@ from trainyard.train.stages import kto, pairs, sft
 from trainyard.train.stages.lengths import TokenShare
 from trainyard.train.stages.table import STAGES
 from trainyard.train.templates import Renderer, turn
-from trainyard.train.tokens import encode_preference, require_targets
+from trainyard.train.tokens import TokenLedger, encode_preference, require_targets
 from trainyard.workers.trainyard_worker import names
 
 
@@ -52,10 +51,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     tokenizer = load_tokenizer(job)
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
     if job.config.stage in (Stage.SFT, Stage.CPT):
-        tokenise(folder)
-        ledger = orjson.loads((folder / LEDGER_FILE).read_bytes())
-        with (folder / TOKENS_FILE).open("rb") as lines:
-            shares = [sft.share(orjson.loads(line)) for line in lines]
+        ledger, shares = write_tokens(job, tokenizer, folder / TOKENS_FILE)
         widths = [share.trained + share.masked for share in shares]
     else:
         ledger, shares = write_texts(job, tokenizer, place / names.TEXTS_FILE)
@@ -82,6 +78,27 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     write_json_durably(place / names.PLAN_FILE, value)
 
 
+def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
+    """The rows of sft or cpt as token ids, the very ones that our own engine would train on, with their account.
+
+    A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
+    Raises what the data and the template raise (`E-ALL-MASKED`, `E-NO-DATA` …).
+    """
+    examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
+    require_targets(account)
+    with path.open("wb") as stream:
+        for example in examples:
+            line = {name: example[name] for name in ("input_ids", "labels")}
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    return account_of(account, tokenizer), [sft.share(example) for example in examples]
+
+
+def account_of(account: TokenLedger, tokenizer: Any) -> dict[str, Any]:
+    """{tokens: {read, trained, masked, truncated, dropped}, rows, line, chat_template_sha256} of the rows."""
+    counts = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
+    return {**counts, "chat_template_sha256": template_sha256(tokenizer)}
+
+
 def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
     """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
@@ -103,9 +120,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     with path.open("wb") as stream:
         for text in texts:
             stream.write(orjson.dumps(text, option=orjson.OPT_APPEND_NEWLINE))
-    template = template_sha256(tokenizer)
-    told = {"tokens": account.tokens(), "rows": dict(account.rows), "line": account.line()}
-    return {**told, "chat_template_sha256": template}, [share(example) for example in examples]
+    return account_of(account, tokenizer), [share(example) for example in examples]
 
 
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 from trainyard.backends import frame
 from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun
 from trainyard.backends.results import log_head
-from trainyard.backends.rows import LEDGER_FILE, TOKENS_FILE
+from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
@@ -36,7 +36,7 @@ def finish(run: ExternalRun, log_at: int) -> None:
     frame.save_result(run.job, run.folder, record, write)
     for leftover in (made, run.place):
         shutil.rmtree(leftover, ignore_errors=True)
-    for name in (TOKENS_FILE, LEDGER_FILE, BEGUN_FILE):
+    for name in (TOKENS_FILE, BEGUN_FILE):
         (run.folder / name).unlink(missing_ok=True)
     frame.report_metrics(run.events, record)
 

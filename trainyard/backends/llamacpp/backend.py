@@ -8,37 +8,28 @@ checkpoint), and what it leaves becomes a model of transformers again. Imports n
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from trainyard.backends import environments
 from trainyard.backends.base import Probe
-from trainyard.backends.job import TrainingJob
-from trainyard.backends.limits import reasons
 from trainyard.backends.llamacpp.build import FOLDER, PROGRAMS, own_version
-from trainyard.backends.surroundings import environment
+from trainyard.backends.programs import ExternalProgram
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 
-PROGRAM = "trainyard.backends.llamacpp.program:train"
+
+class LlamacppProgram(ExternalProgram):
+    """The environment, and the programs that were built into it."""
+
+    def probe(self, settings: Settings | None = None) -> Probe:
+        """The version is llama.cpp's, not its package's."""
+        found = super().probe(settings)
+        if not found.available:
+            return found
+        tools = environments.folder(self.name, settings) / FOLDER
+        missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
+        if missing:
+            why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.mending(self.name, settings)
+            return Probe(False, version=found.version, why=why, fix=fix)
+        return Probe(True, version=own_version(tools))
 
 
-def probe(settings: Settings | None = None) -> Probe:
-    """The environment, and the programs that were built into it. The version is llama.cpp's, not its package's."""
-    found = environments.probe(BackendName.LLAMACPP, settings)
-    if not found.available:
-        return found
-    tools = environments.folder(BackendName.LLAMACPP, settings) / FOLDER
-    missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
-    if missing:
-        why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.mending(BackendName.LLAMACPP, settings)
-        return Probe(False, version=found.version, why=why, fix=fix)
-    return Probe(True, version=own_version(tools))
-
-
-def command(job: TrainingJob, folder: Path) -> list[str]:
-    """The supervised child runs in our interpreter and starts llama.cpp's programs below it."""
-    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
-
-
-__all__ = ["command", "environment", "probe", "reasons"]
+BACKEND = LlamacppProgram(BackendName.LLAMACPP)

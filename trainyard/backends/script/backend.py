@@ -8,56 +8,50 @@ data, a script is code.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import trainyard
-from trainyard.backends import environments, limits
+from trainyard.backends import environments
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.programs import ExternalProgram
 from trainyard.backends.script.templates import FOLDER, template_reasons
-from trainyard.backends.surroundings import environment
 from trainyard.errors import Reason, TrainyardError
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
 
-PROGRAM = "trainyard.backends.script.program:train"
 WRITER = "trainyard.backends.script.files:write"
 """Reads and writes rows, so it is imported when there are some."""
 
 
-def probe(settings: Settings | None = None) -> Probe:
-    """Whether the operator allows scripts, and their interpreter is there."""
-    given = settings or current_settings()
-    if not given.allow_scripts:
-        return Probe(
-            False,
-            why="Training scripts are switched off.",
-            fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
-            code="R-SCRIPT-OFF",
-        )
-    try:
-        environments.python_of(BackendName.SCRIPT, given)
-    except TrainyardError as error:
-        return Probe(False, why=error.why, fix=error.do)
-    return Probe(True, version=trainyard.__version__)
+class ScriptProgram(ExternalProgram):
+    """A script below a supervised child of ours, in the interpreter that the operator names, or in ours."""
+
+    def probe(self, settings: Settings | None = None) -> Probe:
+        """Whether the operator allows scripts, and their interpreter is there."""
+        given = settings or current_settings()
+        if not given.allow_scripts:
+            return Probe(
+                False,
+                why="Training scripts are switched off.",
+                fix="Let the operator set `allow_scripts = true` in trainyard.toml.",
+                code="R-SCRIPT-OFF",
+            )
+        try:
+            environments.python_of(BackendName.SCRIPT, given)
+        except TrainyardError as error:
+            return Probe(False, why=error.why, fix=error.do)
+        return Probe(True, version=trainyard.__version__)
+
+    def reasons(self, job: TrainingJob) -> list[Reason]:
+        """A script of your own decides itself what it carries out; the built-in one has limits as other backends."""
+        return super().reasons(job) if job.config.launch.script is None else template_reasons(job)
+
+    def prepare(self, job: TrainingJob, folder: Path) -> None:
+        """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
+        load(WRITER)(job, folder / FOLDER, keep_work=True)
 
 
-def reasons(job: TrainingJob) -> list[Reason]:
-    """A script of your own decides itself what it carries out; the built-in one has limits as other backends have."""
-    return limits.reasons(job) if job.config.launch.script is None else template_reasons(job)
-
-
-def prepare(job: TrainingJob, folder: Path) -> None:
-    """Write script, spec and rows; after the script was edited, its old checkpoints count no more."""
-    load(WRITER)(job, folder / FOLDER, keep_work=True)
-
-
-def command(job: TrainingJob, folder: Path) -> list[str]:
-    """The conductor runs in our interpreter and starts the script below it."""
-    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
-
-
-__all__ = ["command", "environment", "prepare", "probe", "reasons"]
+BACKEND = ScriptProgram(BackendName.SCRIPT)

@@ -5,27 +5,7 @@ Its kernels are for CUDA, where it is meant to be used; on a CPU it trains LoRA 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from trainyard.backends import environments
-from trainyard.backends.base import Probe
-from trainyard.backends.job import TrainingJob
-from trainyard.backends.limits import reasons
-from trainyard.backends.surroundings import environment
-from trainyard.settings import Settings
+from trainyard.backends.programs import ExternalProgram
 from trainyard.spec.axes.backends import BackendName
 
-PROGRAM = "trainyard.backends.unsloth.program:train"
-
-
-def probe(settings: Settings | None = None) -> Probe:
-    return environments.probe(BackendName.UNSLOTH, settings)
-
-
-def command(job: TrainingJob, folder: Path) -> list[str]:
-    """The conductor runs in our interpreter and starts the tool's own below it."""
-    return [sys.executable, "-m", "trainyard.compute.launch", PROGRAM, str(folder)]
-
-
-__all__ = ["command", "environment", "probe", "reasons"]
+BACKEND = ExternalProgram(BackendName.UNSLOTH)

@@ -14,8 +14,8 @@ from trainyard.api.records import RunResult, read_result
 from trainyard.api.requests.chains import EjectInput
 from trainyard.api.responses import Response
 from trainyard.backends.job import TrainingJob, job_for
-from trainyard.backends.script import backend as script
 from trainyard.backends.script import files
+from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.data.sources import read_source
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
@@ -48,7 +48,7 @@ def eject(given: EjectInput, context: Context) -> EjectOutput:
             job = job_of(node, chain, Finder(chain, result, settings, Path(scratch)))
         except NotFound as error:
             raise elsewhere(error, Path(given.target), settings) from error
-        reasons = script.reasons(job)
+        reasons = SCRIPT.reasons(job)
         if reasons:
             raise Refused(reasons)
         counts = files.write(job, place, keep_work=False)
