@@ -63,7 +63,6 @@ PUT_TOGETHER = {
     "E-CHAT-TEMPLATE": "A chat template took more time or memory than a conversation may.",
     "E-URL": "The server of an address answered with an error.",
     "R-NIGHT-SETTING": "A night decides this setting itself.",
-    "R-TRL-QUANTIZATION": "The trl backend does not train through this quantization here.",
     "R-URL-PRIVATE": "An address leads into a private network, and the host is not in `allow_private_urls`.",
 }
 """What the sources say only when it happens: codes whose message is put together."""

@@ -224,10 +224,13 @@ def not_started(what: str, how: str, log: Path, *, why: str = "", do: str = "") 
 
 
 def stop_service(path: Path, grace_s: float = STOP_S) -> bool:
-    """End the service of a record and remove the record; False if it was not running."""
-    service = read_record(path)
+    """End the service of a record, then remove the record; False if it was not running.
+
+    In this order, so that what a killed `down` has not ended is found by the next one.
+    """
+    ended = end_service(read_record(path), grace_s)
     path.unlink(missing_ok=True)
-    return end_service(service, grace_s)
+    return ended
 
 
 def end_service(service: Service | None, grace_s: float = STOP_S) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.limits import MAX_REASONS
@@ -268,8 +268,8 @@ def complete_generator(config: AiGeneratorConfig, defaults: Defaults) -> AiGener
 def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaults: Defaults) -> TrainerConfig:
     """A trainer after another takes over its base model, and its adapter's shape where it names none of its own."""
     base_model = before.base_model if before and before.base_model else defaults.base_model
-    continues = before is not None and config.adapter == "continue" and config.method in ADAPTER_METHODS
-    if before is not None and continues and before.method in ADAPTER_METHODS:
+    continues = before is not None and config.adapter == "continue" and config.method.facts.adapter
+    if before is not None and continues and before.method.facts.adapter:
         config = in_the_shape_of(before, config)
     return resolve_trainer(config, base_model)
 

@@ -31,6 +31,7 @@ from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
+from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
@@ -242,7 +243,11 @@ def training_of(work: Work) -> Training:
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
     """A job goes on with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
     started_with = row["parameters"].get("job", row["parameters"])
-    changes = list(differences(started_with, given))
+    changes = [
+        f"{name}: {old} before, {new} now"
+        for name, old, new in list_changes(started_with, given)
+        if name in flatten_settings(given)
+    ]
     if changes:
         raise InvalidInput(
             f"The job {row['name']} cannot go on with something else: {'; '.join(changes)}.",
@@ -250,16 +255,6 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
             do="Resume it without parameters, or start a new job.",
             code="E-CHECKPOINT-MISMATCH",
         )
-
-
-def differences(before: Any, wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """`field: before → wanted` for every given field that is different."""
-    for key, value in wanted.items():
-        known = before.get(key) if isinstance(before, dict) else None
-        if isinstance(value, dict):
-            yield from differences(known, value, f"{prefix}{key}.")
-        elif known != value:
-            yield f"{prefix}{key}: {known} before, {value} now"
 
 
 # Logs

@@ -39,7 +39,6 @@ from trainyard.compute.child import LOG_FILE, Events
 from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import commit
@@ -285,7 +284,7 @@ def handed_over(watch: AxolotlWatch) -> Callable[[ExternalRun, int], None]:
         shutil.rmtree(made, ignore_errors=True)
         (made / "weights").mkdir(parents=True)
         for path in output.iterdir():
-            if path.is_file() and is_weight(path.name, adapter=run.job.config.method in ADAPTER_METHODS):
+            if path.is_file() and is_weight(path.name, adapter=run.job.config.method.facts.adapter):
                 shutil.copyfile(path, made / "weights" / path.name)
         installed = environments.installed(BackendName.AXOLOTL)
         report = {

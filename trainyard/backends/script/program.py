@@ -30,7 +30,6 @@ from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
 
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
@@ -45,7 +44,7 @@ def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
     job = frame.read_job(folder)
     device, started = pick_device(job.config.device, BackendName.SCRIPT), time.monotonic()
-    with frame.claim_device(job, folder, events, device):
+    with frame.lock_devices(job, folder, events, device):
         try:
             code = carry_out(folder, events)
         finally:
@@ -161,7 +160,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         **told,
         **frame.job_facts(job),
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
-        "lora": config.lora.model_dump(mode="json") if config.method in ADAPTER_METHODS else None,
+        "lora": config.lora.model_dump(mode="json") if config.method.facts.adapter else None,
         "script": config.launch.script or "built-in",
         "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
         "first_loss": losses[0][1],

@@ -22,7 +22,6 @@ from transformers import (
 
 from trainyard.errors import InvalidInput, LimitExceeded, Reason, Refused
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.models import count_parameters, weight_files
 from trainyard.stores.whole import file_sha256
 from trainyard.train.methods.contract import Head, PolicyRequest
@@ -120,7 +119,7 @@ def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
 def base_dtype(request: PolicyRequest) -> torch.dtype:
     """Number format of the base's weights in memory."""
     asked = request.config.hyperparameters.precision
-    moves = request.config.method not in ADAPTER_METHODS
+    moves = not request.config.method.facts.adapter
     if moves or request.device == "cpu" or asked is Precision.FP32:
         return torch.float32
     if asked is Precision.FP16:

@@ -15,6 +15,7 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
+from trainyard.spec.changes import flatten_settings
 from trainyard.train.reporting.bar import ProgressBar, summary
 from trainyard.train.reporting.feed import TrackerFeed, numbers
 from trainyard.train.reporting.reporting import memory_bytes, reporting
@@ -23,7 +24,6 @@ from trainyard.train.reporting.trackers import (
     TrackedRun,
     Tracker,
     TrackerRow,
-    flat,
     installed,
     load,
     open_tracker,
@@ -99,7 +99,7 @@ def test_numbers_are_what_a_chart_can_show() -> None:
     assert numbers({"step": 3, "total_steps": 9, "loss": 1, "flag": True, "none": None, "text": "x"}) == {
         "train/loss": 1.0
     }
-    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+    assert flatten_settings({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
 
 
 def test_every_tracker_gets_every_step_in_order_and_is_closed() -> None:
