@@ -15,6 +15,7 @@ from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rollouts_of
 from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
 from trainyard.train.stages import kto
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
@@ -42,7 +43,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)
-    examples, ledger = encode(job, tokenizer)
+    examples, ledger = ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
     print(ledger.line(), flush=True)
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
     if job.config.stage is Stage.GRPO and ledger.rows["read"]:
@@ -64,22 +65,20 @@ def told_of(job: TrainingJob, rows: int, alone: int) -> str:
     return f"Each step of stage grpo answers {prompts_of_a_step(job)} prompts. {told}: each pass leaves out others."
 
 
-def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
-    """Every row of the job as token ids, with their account.
-
-    Raises `InvalidInput` (`E-NO-DATA`; `E-KTO-ONE-SIDED` when all answers of stage kto have the same verdict).
-    """
-    rows: Any = list(rows_of(job))
-    if job.config.stage is Stage.KTO:
-        return kto.encode(rows, tokenizer, job.config)
-    return ENCODERS[job.config.stage](rows, tokenizer, job.config.hyperparameters.max_length)
+Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
 
 
-ENCODERS: dict[Stage, Callable[[Any, PreTrainedTokenizerBase, int], Encoding]] = {
-    Stage.SFT: encode_sft,
-    Stage.DPO: encode_preference,
-    Stage.REWARD: encode_preference,
-    Stage.GRPO: encode_prompts,
+def by_length(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:
+    """An encoder that needs no more of the config than `max_length`."""
+    return lambda rows, tokenizer, config: encode(rows, tokenizer, config.hyperparameters.max_length)
+
+
+ENCODERS: dict[Stage, Encoder] = {
+    Stage.SFT: by_length(encode_sft),
+    Stage.DPO: by_length(encode_preference),
+    Stage.KTO: kto.encode,
+    Stage.REWARD: by_length(encode_preference),
+    Stage.GRPO: by_length(encode_prompts),
 }
 
 
