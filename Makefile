@@ -101,4 +101,4 @@ audit: setup ## Look for advisories on the pinned versions (DATABASE=folder of O
 clean: ## Remove what the targets made, the downloaded dependencies excepted
 	@test ! -x $(BIN)/trainyard || $(BIN)/trainyard down
 	@test ! -d .trainyard || find .trainyard -mindepth 1 -maxdepth 1 ! -name envs -exec rm -rf {} +
-	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf build .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

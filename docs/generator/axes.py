@@ -19,6 +19,8 @@ from trainyard.spec.packages import Package
 
 MANY_FACTS = 8
 """Facts above which an axis gets a column for each word."""
+MANY_WORDS, MOST_LEFT_OUT = 5, 2
+"""An axis of so many words is abbreviated, if so few of them are missing."""
 MANY = 1e6
 
 
@@ -118,10 +120,12 @@ def several(values: Collection[object]) -> str:
 
 
 def collected(values: Sequence[object], text: str) -> str:
-    """`all` for every word of an axis, else the text."""
+    """`all` or `all but …` for nearly every word of an axis, else the text."""
     kind = type(values[0])
-    every = issubclass(kind, Enum) and {*values} == {*kind} and len(values) > 1
-    return "all" if every else text
+    if not issubclass(kind, Enum) or len(kind) < MANY_WORDS or "(" in text:
+        return text
+    left = [code(one.value) for one in kind if one not in values]
+    return text if len(left) > MOST_LEFT_OUT else f"all but {', '.join(left)}" if left else "all"
 
 
 def pair(key: object, value: object) -> str:

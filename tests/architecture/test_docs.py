@@ -31,6 +31,14 @@ CODE = re.compile(r"\b([RE]-[A-Z][A-Z0-9]*(?:-[A-Z0-9]+)*)\b")
 COMMAND = re.compile(r"(?:^ *|`)trainyard ([a-z][a-z-]*)(?: ([a-z]+))?", re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+FILE = re.compile(
+    r"(?<![\w/.:$}-])(?:trainyard|flows|nodes|tests|deployments|examples|benchmarks|docs)/[\w.-]+(?:/[\w.-]+)*"
+)
+MODULE = re.compile(
+    r"(?:python -m |^(?:from|import) |`)((?:trainyard|tests|docs)(?:\.[a-z_]+)+)(?= |`|$)", re.MULTILINE
+)
+NOT_MODULES = {"trainyard.toml", "trainyard.night.missing"}
+"""A file and an event."""
 MAX_SECTIONS = 10
 
 GROUPS = {name.split()[0] for name in OPERATIONS if " " in name}
@@ -83,6 +91,15 @@ def test_a_site_that_loads_from_another_server_is_found(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(page)
     (tmp_path / "a.css").write_text("@font-face { src: url(https://fonts.example/x.woff) }")
     assert [*loads_from_elsewhere(tmp_path)] == ["index.html: <script> //unpkg.com/x.js", "a.css: url(http"]
+
+
+@pytest.mark.parametrize("page", READER_PAGES, ids=lambda page: page.stem)
+def test_files_and_modules_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = {one.rstrip(".") for one in FILE.findall(text)} - {"trainyard/shipped"}  # only in a wheel
+    modules = {one.replace(".", "/") for one in {*MODULE.findall(text)} - NOT_MODULES}
+    assert not [one for one in files if not (REPOSITORY / one).exists()]
+    assert not [one for one in modules if not (REPOSITORY / f"{one}.py").exists() and not (REPOSITORY / one).is_dir()]
 
 
 @pytest.mark.parametrize("page", [*READER_PAGES, *REFERENCE], ids=lambda page: f"{page.parent.name}/{page.stem}")

@@ -34,8 +34,8 @@ def test_every_file_that_an_example_reads_is_in_the_repository(path: Path) -> No
 
 def test_the_readme_shows_a_chain_that_is_accepted() -> None:
     readme = (REPOSITORY / "README.md").read_text()
-    (text,) = re.findall(r"^    # chain\.yaml\n((?:    .*\n)+)", readme, re.MULTILINE)
-    chain = load_chain("\n".join(line[4:] for line in text.splitlines()))
+    (text,) = re.findall(r"^```yaml\n# chain\.yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    chain = load_chain(text)
     assert [node.type for node in chain.nodes] == [
         "data_source", "ai_generator", "validator", "trainer", "evaluator", "deployer",
     ]  # fmt: skip

@@ -30,7 +30,6 @@ from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
@@ -142,7 +141,7 @@ def trainable_bytes(model: Any) -> int:
 
 
 def require_finite_weights(model: Any) -> None:
-    """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
+    """Raise `E-NON-FINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
     torch = load("torch")
     for name, parameter in model.named_parameters():
         own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -184,12 +183,12 @@ def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
     """Files that a result of the job's method needs and `folder` lacks."""
-    return [name for name in WEIGHT_FILES[job.config.method in ADAPTER_METHODS] if not (folder / name).is_file()]
+    return [name for name in WEIGHT_FILES[job.config.method.facts.adapter] if not (folder / name).is_file()]
 
 
 def name_base(job: TrainingJob, target: Path) -> None:
     """Let an adapter's config name the base as the job does, not a copy or a quantised stand-in of a tool's own."""
-    if job.config.method in ADAPTER_METHODS:
+    if job.config.method.facts.adapter:
         config = orjson.loads((target / ADAPTER_CONFIG).read_bytes())
         write_json_durably(target / ADAPTER_CONFIG, {**config, "base_model_name_or_path": job.base})
 

@@ -14,7 +14,6 @@ from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import TrainerConfig
@@ -49,7 +48,7 @@ class TrainingJob(BaseModel):
 
     @property
     def output(self) -> Port:
-        return Port.ADAPTER if self.config.method in ADAPTER_METHODS else Port.MODEL
+        return Port.ADAPTER if self.config.method.facts.adapter else Port.MODEL
 
     @property
     def digest(self) -> str:

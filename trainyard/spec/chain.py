@@ -22,9 +22,9 @@ from trainyard.spec.training import Strict
 class ChainSpec(Strict):
     """What a user asks for. Nodes without `needs` follow the node above them."""
 
-    name: Name = "chain"
-    description: str = Field("", max_length=2000)
-    tenant: Name = "default"
+    name: Name = Field("chain", description="Of the chain, in runs and reports.")
+    description: str = Field("", max_length=2000, description="For people.")
+    tenant: Name = Field("default", description="Owner of its data and adapters.")
     nodes: tuple[Node, ...] = Field(min_length=1, max_length=MAX_NODES)
 
 

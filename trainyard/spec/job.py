@@ -16,17 +16,17 @@ from trainyard.spec.training import Strict, TrainerConfig, TrainingSettings
 class DatasetSpec(Strict):
     """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
 
-    path: Path
+    path: Path = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO
-    data_worker: Url | None = None
+    data_worker: Url | None = Field(None, description="Always refused in this release.")
     max_rows: int | None = Field(None, ge=1, le=10**12, description="Rows that are read; default: all.")
 
 
 class JobSpec(TrainingSettings):
     """The body of a training job. Spellings of other tools, such as `hyperparams:`, are read too."""
 
-    name: Name = "training-job"
-    tenant: Name = "default"
+    name: Name = Field("training-job", description="Of the job, in lists and reports.")
+    tenant: Name = Field("default", description="Owner of its data and adapters.")
     dataset: DatasetSpec
 
     @model_validator(mode="before")

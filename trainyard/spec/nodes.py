@@ -32,7 +32,7 @@ class SourceSet(Strict):
     format: DataFormat = DataFormat.AUTO
     include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
     exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
-    max_rows: int | None = Field(None, ge=1, le=10**12)
+    max_rows: int | None = Field(None, ge=1, le=10**12, description="Good rows to read; empty: all.")
 
     @model_validator(mode="after")
     def one_place(self) -> SourceSet:
@@ -48,15 +48,15 @@ class SourceSet(Strict):
 class DataSourceConfig(Strict):
     """Reads documents or rows. One set by its own fields, or several under `sets`, named by the port they fill."""
 
-    path: Path | None = None
-    url: Url | None = None
-    repository: Path | None = None
-    data_worker: Url | None = None
+    path: Path | None = Field(None, description="File or folder inside a data root.")
+    url: Url | None = Field(None, description="http(s) address of a file.")
+    repository: Path | None = Field(None, description="Git repository: each commit gives message and diff.")
+    data_worker: Url | None = Field(None, description="Always refused in this release.")
     format: DataFormat = DataFormat.AUTO
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    max_rows: int | None = Field(None, ge=1, le=10**12)
-    sets: dict[Port, SourceSet] = Field(default_factory=dict)
+    include: tuple[str, ...] = Field((), description="Globs of files; empty takes every known type.")
+    exclude: tuple[str, ...] = Field((), description="Globs of files that are left out.")
+    max_rows: int | None = Field(None, ge=1, le=10**12, description="Good rows to read; empty: all.")
+    sets: dict[Port, SourceSet] = Field(default_factory=dict, description="Port that is filled -> one set.")
     max_bad_fraction: float = Field(
         0.05, ge=0, le=1, description="Share of rows that may go to quarantine before the run fails."
     )
@@ -90,14 +90,14 @@ class HoldoutRules(Strict):
     """What is set aside before training, for the evaluator."""
 
     documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
-    min_rows: int = Field(20, ge=0, le=100_000)
+    min_rows: int = Field(20, ge=0, le=100_000, description="Rows that are held out at least.")
     wording: bool = Field(True, description="Keep one wording of each question from training, if there are several.")
 
 
 class AiGeneratorConfig(Strict):
     """Writes rows from documents. Without a model the `extractive` engine takes pairs from the text by rule."""
 
-    model: str | None = Field(None, min_length=1, max_length=256)
+    model: str | None = Field(None, min_length=1, max_length=256, description="Who writes; empty: by rule.")
     engine: GeneratorKind | None = Field(None, description="Default: extractive without a model, else by the endpoint.")
     endpoint: EndpointName | None = Field(
         None, description="Endpoint of trainyard.toml that answers, with its key; default: the one named as the model."
@@ -107,36 +107,36 @@ class AiGeneratorConfig(Strict):
     holdout: HoldoutRules | None = Field(
         None, description="What is generated on top of count; default: what the validator after it holds out."
     )
-    template: GenerationTemplate = GenerationTemplate.QA
+    template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
     wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator behind holds the last out.")
-    temperature: float = Field(0.7, ge=0, le=2)
-    max_tokens: int = Field(1024, ge=16, le=131_072)
-    concurrency: int = Field(8, ge=1, le=1024)
-    retries: int = Field(4, ge=0, le=20)
-    timeout_s: float = Field(120, gt=0, le=86_400)
-    seed: int = Field(42, ge=0, le=2**31 - 1)
+    temperature: float = Field(0.7, ge=0, le=2, description="Of the sampling.")
+    max_tokens: int = Field(1024, ge=16, le=131_072, description="Tokens of one reply.")
+    concurrency: int = Field(8, ge=1, le=1024, description="Requests at a time.")
+    retries: int = Field(4, ge=0, le=20, description="Further tries of a failed request.")
+    timeout_s: float = Field(120, gt=0, le=86_400, description="Time for one whole reply.")
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Of what is drawn.")
     max_chars: int = Field(8000, ge=200, le=10_000_000, description="Characters of a document that one prompt shows.")
 
 
 class QualityRules(Strict):
     """Rules by which a row is dropped; each drop is counted under its rule's name."""
 
-    min_answer_chars: int = Field(2, ge=0)
-    max_answer_chars: int = Field(20_000, ge=1)
-    max_repeated_line_fraction: float = Field(0.5, ge=0, le=1)
-    max_symbol_fraction: float = Field(0.5, ge=0, le=1)
+    min_answer_chars: int = Field(2, ge=0, description="Shorter answers are dropped.")
+    max_answer_chars: int = Field(20_000, ge=1, description="Longer answers are dropped.")
+    max_repeated_line_fraction: float = Field(0.5, ge=0, le=1, description="Share of lines that repeat earlier ones.")
+    max_symbol_fraction: float = Field(0.5, ge=0, le=1, description="Share of symbols: no letter, digit or space.")
     refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer holds one of these is dropped.")
 
 
 class SensitiveRules(Strict):
     """What is done with personal data and secrets in the texts of a row, by kind."""
 
-    email: SensitiveAction = "count"
-    phone: SensitiveAction = "count"
+    email: SensitiveAction = Field("count", description="E-mail addresses.")
+    phone: SensitiveAction = Field("count", description="Phone numbers.")
     card: SensitiveAction = Field("count", description="Numbers of payment cards.")
     api_key: SensitiveAction = Field("count", description="Keys and tokens of services, passwords in URLs.")
-    private_key: SensitiveAction = "count"
+    private_key: SensitiveAction = Field("count", description="PEM, PGP and age private keys.")
     phone_regions: tuple[PhoneRegion, ...] = Field(
         PHONE_REGIONS, description="Countries whose numbers are found without the country's code."
     )
@@ -160,12 +160,12 @@ def same_for_all(given: Any) -> Any:
 class ValidatorConfig(Strict):
     """Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside."""
 
-    max_tokens: int = Field(512, ge=8, le=1_048_576)
-    min_tokens: int = Field(1, ge=0)
-    too_long: Literal["drop", "truncate", "raise"] = "drop"
+    max_tokens: int = Field(512, ge=8, le=1_048_576, description="Tokens of a row, the chat template included.")
+    min_tokens: int = Field(1, ge=0, description="Rows with fewer tokens are dropped.")
+    too_long: Literal["drop", "truncate", "raise"] = Field("drop", description="Rows above max_tokens.")
     tokenizer: str | None = Field(None, min_length=1, max_length=512, description="Default: the base model's.")
     quality: QualityRules = Field(default_factory=QualityRules)
-    exact_duplicates: bool = True
+    exact_duplicates: bool = Field(True, description="Drop rows that repeat an earlier one to the byte.")
     near_duplicates: float | None = Field(0.9, gt=0, le=1, description="Jaccard similarity; None switches it off.")
     grounding: float | None = Field(
         None, ge=0, le=1, description="Least share of the answer's words found in its source document; None: off."
@@ -182,14 +182,14 @@ class ValidatorConfig(Strict):
 class BenchmarkSpec(Strict):
     """One line of the evaluator's table. `name` is a row of `evals/benchmarks`."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_:-]{0,63}$")]
-    set: Literal["unseen_wording", "unseen_documents", "heldout"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_:-]{0,63}$", description="Such as heldout_loss.")]
+    set: Literal["unseen_wording", "unseen_documents", "heldout"] | None = Field(None, description="Default: all.")
     path: Path | None = Field(None, description="JSONL task file.")
     margin: float = Field(0.0, ge=0, description="How much worse the candidate may be without failing the gate.")
     relative_margin: float = Field(
         0.0, ge=0, le=1, description="The same as a share of the baseline; the larger counts."
     )
-    max_rows: int = Field(200, ge=1, le=1_000_000)
+    max_rows: int = Field(200, ge=1, le=1_000_000, description="Rows of a set that are scored.")
 
 
 class EvaluatorConfig(Strict):
@@ -203,11 +203,11 @@ class EvaluatorConfig(Strict):
     tolerance: float | None = Field(
         None, ge=0, le=1, description="Share of the baseline by which the other default metrics may be worse."
     )
-    confidence: float = Field(0.95, gt=0.5, lt=1)
-    resamples: int = Field(2000, ge=100, le=100_000)
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of the intervals.")
+    resamples: int = Field(2000, ge=100, le=100_000, description="Draws of the bootstrap.")
     quotes: int = Field(0, ge=0, le=1000, description="Held-out questions for the benchmark `quotes`; informative.")
     samples: int = Field(3, ge=0, le=50, description="Prompts answered by baseline and candidate in the report.")
-    seed: int = Field(42, ge=0, le=2**31 - 1)
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Of what is drawn.")
 
 
 class Target(Strict):
@@ -227,11 +227,13 @@ class DeployerConfig(Strict):
     """Registers `<tenant>/<role>/v<N>` and switches the targets, all or none, if the gate says better."""
 
     tenant: Name | None = Field(None, description="Default: the chain's tenant.")
-    role: Name = "assistant"
+    role: Name = Field("assistant", description="What the adapter is for; part of its name.")
     targets: tuple[Target, ...] = Field(default_factory=lambda: (Target(),))
     unevaluated: bool = Field(False, description="Deploy without an evaluator upstream.")
-    canary: str = Field("What is this about?", min_length=1, max_length=4000)
-    canary_max_tokens: int = Field(32, ge=1, le=4096)
+    canary: str = Field(
+        "What is this about?", min_length=1, max_length=4000, description="Asked before a target is switched."
+    )
+    canary_max_tokens: int = Field(32, ge=1, le=4096, description="Tokens of the answer to it.")
 
 
 class NodeBase(Strict):

@@ -42,16 +42,16 @@ class Hyperparameters(Strict):
     gradient_accumulation: int = Field(1, ge=1, le=4096, description="Micro-batches per optimizer step.")
     learning_rate: float | None = Field(None, gt=0, le=1, description="Peak; default by stage and method.")
     schedule: Schedule = Schedule.LINEAR
-    warmup_ratio: float = Field(0.03, ge=0, le=1)
+    warmup_ratio: float = Field(0.03, ge=0, le=1, description="Share of the steps in which the rate rises.")
     optimizer: Optimizer = Optimizer.ADAMW
-    weight_decay: float = Field(0.0, ge=0, le=1)
-    max_grad_norm: float = Field(1.0, gt=0, le=1e6)
+    weight_decay: float = Field(0.0, ge=0, le=1, description="On matrices; vectors have none.")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Norm above which gradients are clipped.")
     max_length: int = Field(
         512, ge=8, le=1_048_576, description="Tokens per row; longer rows are counted as truncated."
     )
     precision: Precision = Precision.AUTO
-    gradient_checkpointing: bool = False
-    seed: int = Field(42, ge=0, le=2**31 - 1)
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Of first weights, order of rows and dropout.")
     save_steps: int | None = Field(
         None, ge=1, le=10_000_000, description="Steps between checkpoints; default by length."
     )
@@ -75,14 +75,16 @@ class LoraSettings(Strict):
     projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
     """
 
-    profile: Literal["platform", "classic", "nightly"] = "platform"
-    rank: int | None = Field(None, ge=1, le=256)
-    alpha: float | None = Field(None, gt=0, le=4096)
-    dropout: float | None = Field(None, ge=0, lt=1)
-    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = None
-    modules_to_save: tuple[str, ...] = ()
+    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills what is empty.")
+    rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
+    alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
+    dropout: float | None = Field(None, ge=0, lt=1, description="Of the inputs of the adapter.")
+    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = Field(
+        None, description="Layers that get an adapter: a word, or names of modules."
+    )
+    modules_to_save: tuple[str, ...] = Field((), description="Modules that are trained whole.")
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="Only these block indices.")
-    rslora: bool = False
+    rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
     lora_plus_ratio: float = Field(16.0, ge=1, le=1024, description="Learning rate of B over that of A (lora_plus).")
 
 
@@ -90,13 +92,13 @@ class PreferenceSettings(Strict):
     """Settings of the dpo and kto stages."""
 
     loss: PreferenceLoss = PreferenceLoss.SIGMOID
-    beta: float = Field(0.1, gt=0, le=100)
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of wrong labels (sigmoid).")
     simpo_gamma: float = Field(
         0.5, ge=0, le=100, description="Margin between the mean log-probabilities of the two answers (simpo)."
     )
-    desirable_weight: float = Field(1.0, gt=0, le=100)
-    undesirable_weight: float = Field(1.0, gt=0, le=100)
+    desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers (kto).")
+    undesirable_weight: float = Field(1.0, gt=0, le=100, description="Of bad answers (kto).")
 
 
 class RewardSource(Strict):
@@ -109,7 +111,7 @@ class ExactMatchReward(RewardSource):
     """1 where the completion is the row's answer, spaces around both aside."""
 
     type: Literal["exact_match"] = "exact_match"
-    ignore_case: bool = False
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
 
 
 class ContainsReward(RewardSource):
@@ -117,7 +119,7 @@ class ContainsReward(RewardSource):
 
     type: Literal["contains"] = "contains"
     text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
-    ignore_case: bool = False
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
 
 
 class RegexReward(RewardSource):
@@ -125,8 +127,8 @@ class RegexReward(RewardSource):
     there are no look-arounds and no back-references."""
 
     type: Literal["regex"] = "regex"
-    pattern: str = Field(min_length=1, max_length=512)
-    full: bool = False
+    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
+    full: bool = Field(False, description="Whether the whole completion has to match.")
 
     @field_validator("pattern")
     @classmethod
@@ -144,8 +146,8 @@ class LengthReward(RewardSource):
     """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
 
     type: Literal["length"] = "length"
-    target_tokens: int | None = Field(None, ge=1, le=1_048_576)
-    max_tokens: int | None = Field(None, ge=1, le=1_048_576)
+    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
+    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
 
     @model_validator(mode="after")
     def one_bound(self) -> LengthReward:
@@ -169,10 +171,10 @@ def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
 class RolloutSettings(Strict):
     """Stage grpo: how completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
 
-    rewards: tuple[Reward, ...] = Field(min_length=1, max_length=32)
+    rewards: tuple[Reward, ...] = Field(min_length=1, max_length=32, description="Added, each times its weight.")
     num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
     max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
-    temperature: float = Field(1.0, gt=0, le=100)
+    temperature: float = Field(1.0, gt=0, le=100, description="Of the sampling.")
     beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
     num_iterations: int = Field(
         1, ge=1, le=100, description="Optimizer steps that learn from the same completions before new ones are drawn."
@@ -181,8 +183,12 @@ class RolloutSettings(Strict):
         0.2, gt=0, lt=1,
         description="Change of a token's probability above which it is clipped; needs num_iterations above 1.",
     )  # fmt: skip
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
+        "dapo", description="How the tokens of a step are averaged."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="Whose deviation divides the rewards."
+    )
 
 
 class EngineSettings(Strict):
@@ -197,23 +203,27 @@ class EngineSettings(Strict):
     autotune: bool = Field(
         False, description="Fit what memory is free by the knobs that leave length, rank and rows of a step alone."
     )
-    attention: Literal["auto", "fa3", "fa2", "sdpa", "eager"] = "auto"
+    attention: Literal["auto", "fa3", "fa2", "sdpa", "eager"] = Field(
+        "auto", description="The kernel; auto: the best here."
+    )
     head: Literal["auto", "full", "chunked", "liger"] = Field(
         "auto", description="How the output layer and the cross-entropy are computed."
     )
-    fp8: Literal["off", "auto", "torchao", "ms-amp"] = "off"
+    fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
     freeze_blocks: int = Field(2, ge=1, le=1024, description="Last blocks that move (freeze).")
     freeze_head: bool = Field(False, description="Whether the output layer moves, too (freeze).")
-    oft_block_size: int = Field(32, ge=2, le=4096)
+    oft_block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together (oft).")
     reward_centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2 (reward).")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
-    keep_checkpoints: int = Field(2, ge=1, le=1000)
+    keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")
     mirror: str | None = Field(
         None,
         max_length=2048,
         description="Folder that checkpoints are copied to: file:///backup, or file:name below the working folder.",
     )
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
+        (), description="Where steps are logged."
+    )
     template: str = Field("auto", max_length=2048, description="auto, a renderer's name, or a .jinja file.")
 
 
@@ -225,7 +235,7 @@ class LaunchSettings(Strict):
     shard_size: int | None = Field(
         None, ge=2, le=1024, description="Processes that share one copy of the weights (fsdp_hybrid); default: half."
     )
-    launcher: Literal["auto", "torchrun", "accelerate", "deepspeed"] = "auto"
+    launcher: Literal["auto", "torchrun", "accelerate", "deepspeed"] = Field("auto", description="auto: torchrun.")
     on_oom: Literal["halve", "fail"] = Field(
         "halve", description="halve: once more with half the micro-batch and twice the accumulation; else only advice."
     )

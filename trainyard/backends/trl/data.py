@@ -21,6 +21,7 @@ from trainyard.train.stages import kto
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 
 Encoding = tuple[list[Encoded], TokenLedger]
+Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
 
 
 @dataclass
@@ -38,12 +39,12 @@ class PreparedRun:
 
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
-    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
+    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH`, `E-DATA-EMPTY`, …)."""
     require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)
-    examples, ledger = ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
+    examples, ledger = encode(job, tokenizer)
     print(ledger.line(), flush=True)
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
     if job.config.stage is Stage.GRPO and ledger.rows["read"]:
@@ -65,20 +66,25 @@ def told_of(job: TrainingJob, rows: int, alone: int) -> str:
     return f"Each step of stage grpo answers {prompts_of_a_step(job)} prompts. {told}: each pass leaves out others."
 
 
-Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
+def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
+    """Every row of the job as token ids, with their account.
+
+    Raises `InvalidInput` (`E-DATA-EMPTY`; `E-BATCH` when all answers of stage kto have the same verdict).
+    """
+    return ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
 
 
-def by_length(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:
-    """An encoder that needs no more of the config than `max_length`."""
+def cut(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:
+    """An encoder that reads the longest allowed length of the config, and nothing else."""
     return lambda rows, tokenizer, config: encode(rows, tokenizer, config.hyperparameters.max_length)
 
 
 ENCODERS: dict[Stage, Encoder] = {
-    Stage.SFT: by_length(encode_sft),
-    Stage.DPO: by_length(encode_preference),
+    Stage.SFT: cut(encode_sft),
+    Stage.DPO: cut(encode_preference),
+    Stage.REWARD: cut(encode_preference),
+    Stage.GRPO: cut(encode_prompts),
     Stage.KTO: kto.encode,
-    Stage.REWARD: by_length(encode_preference),
-    Stage.GRPO: by_length(encode_prompts),
 }
 
 

@@ -33,7 +33,6 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCu
 from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.contract import PolicyRequest
@@ -203,7 +202,7 @@ def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: P
     """Write adapter or model, and the tokenizer, to `target`."""
     job = prepared.job
     shared(trainer.team, str(target))
-    if job.config.method in ADAPTER_METHODS:
+    if job.config.method.facts.adapter:
         save_adapter(trainer.model, job, target)
         prepared.tokenizer.save_pretrained(target / "tokenizer")
     else:

@@ -36,6 +36,8 @@ EVERY_DEVICE = (Device.CPU, Device.CUDA, Device.MPS)
 
 
 class Precision(StrEnum):
+    """The dtype of the matrix products; `auto` measures, and records what it took."""
+
     AUTO = "auto"
     BF16 = "bf16"
     FP16 = "fp16"

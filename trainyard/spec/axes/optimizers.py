@@ -26,6 +26,8 @@ class OptimizerFacts:
 
 
 class Optimizer(AxisValue):
+    """How a step is made of the gradients."""
+
     facts: OptimizerFacts
 
     ADAMW = "adamw", OptimizerFacts(why="The default (arXiv 1711.05101), in torch's fused form.")

@@ -37,6 +37,8 @@ class QuantizationFacts:
 
 
 class Quantization(AxisValue):
+    """In which format a frozen base is kept, or a result is written."""
+
     facts: QuantizationFacts
 
     NF4 = (

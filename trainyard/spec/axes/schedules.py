@@ -18,6 +18,8 @@ class ScheduleFacts:
 
 
 class Schedule(AxisValue):
+    """How the learning rate changes over the steps."""
+
     facts: ScheduleFacts
 
     LINEAR = "linear", ScheduleFacts()
