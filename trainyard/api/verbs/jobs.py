@@ -31,8 +31,8 @@ from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
-from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
+from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point

@@ -18,9 +18,9 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.changes import list_changes
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
 
 SAFETY = 1.1
