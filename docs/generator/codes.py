@@ -54,16 +54,15 @@ EXIT_CODES = {
 PUT_TOGETHER = {
     "E-BUG": "An unforeseen error of Trainyard itself; `TRAINYARD_DEBUG=1` prints its traceback. Please report it.",
     "E-EVENT": "A line of an event file is not an event; it is skipped.",
-    "E-MERGE-DIVERGED": "The merged model answers otherwise than base and adapter.",
-    "E-MIRROR-FAILED": "A checkpoint could not be copied to its mirror; the training continues.",
-    "E-NOT-SHARDED": "DeepSpeed did not shard what its strategy shards.",
-    "E-OPTIMIZER-DEVICE": "The optimizer does not run on this device.",
+    "E-MERGE": "The merged model answers otherwise than base and adapter.",
+    "E-MIRROR": "A checkpoint could not be copied to its mirror; the training continues.",
+    "E-CHECKPOINT-MISMATCH": "DeepSpeed did not shard what its strategy shards.",
+    "E-DEVICE": "The optimizer does not run on this device.",
     "E-SPEC-TYPE": "A node or a setting has no `type`, or one that does not exist.",
     "E-SPEC-VALUE": "A value has another type, or is out of its range.",
-    "E-TEMPLATE-LIMIT": "A chat template took more time or memory than a conversation may.",
-    "E-URL-STATUS": "The server of an address answered with an error.",
+    "E-CHAT-TEMPLATE": "A chat template took more time or memory than a conversation may.",
+    "E-URL": "The server of an address answered with an error.",
     "R-NIGHT-SETTING": "A night decides this setting itself.",
-    "R-TRL-QUANTIZATION": "The trl backend does not train through this quantization here.",
     "R-URL-PRIVATE": "An address leads into a private network, and the host is not in `allow_private_urls`.",
 }
 """What the sources say only when it happens: codes whose message is put together."""

@@ -91,7 +91,7 @@ def test_a_file_that_is_not_there_exits_3() -> None:
     found = trainyard("check", "nothing.yaml")
     assert found.returncode == 3
     assert found.stdout == ""
-    assert found.stderr.startswith("E-TARGET: There is neither a template nor a file 'nothing.yaml'.")
+    assert found.stderr.startswith("E-PARAMETER: There is neither a template nor a file 'nothing.yaml'.")
 
 
 def test_a_usage_error_exits_2() -> None:
@@ -103,7 +103,7 @@ def test_a_usage_error_exits_2() -> None:
 def test_an_error_with_json_is_a_document_on_stdout() -> None:
     found = trainyard("run", "nothing", "--json")
     assert found.returncode == 3
-    assert json.loads(found.stdout)["error"]["code"] == "E-TARGET"
+    assert json.loads(found.stdout)["error"]["code"] == "E-PARAMETER"
 
 
 def test_no_server_exits_7_without_importing_prefect(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def test_completion_is_installed_once(
 
 
 def test_completion_of_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match="E-SHELL"):
+    with pytest.raises(InvalidInput, match="E-PARAMETER"):
         completion_script("tcsh")
-    with pytest.raises(InvalidInput, match="E-SHELL"):
+    with pytest.raises(InvalidInput, match="E-PARAMETER"):
         install("trainyard", "tcsh", "")
 
 

@@ -2,7 +2,7 @@
 
     job = read_job(folder)
     fix_threads_and_seed(job)                     before the first number is drawn
-    with claim_device(job, folder, events, device), memory_errors_in_words():
+    with lock_devices(job, folder, events, device), memory_errors_in_words():
         ...
         save_result(job, folder, record, write)   `result/adapter` or `result/model`, whole or not at all
         report_metrics(events, record)
@@ -30,7 +30,6 @@ from trainyard.compute.child import SPEC_FILE, Events, Stopped, faultpoint
 from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.training import Hyperparameters
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.train.checkpoints import seal, whole_or_nothing
@@ -60,7 +59,7 @@ def read_job(folder: Path) -> TrainingJob:
     return TrainingJob.model_validate_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
 
 
-def claim_device(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
+def lock_devices(job: TrainingJob, folder: Path, events: Events, device: str) -> AbstractContextManager[None]:
     """Lock the devices of a job, and its work folder, while the block runs. Raises `Conflict` (`E-DEVICE-BUSY`)."""
     places, give_up = Path(job.locks), events.stop_requested
     return device_locks(places, device, job.devices, work=folder, run=job.run, wait_s=LOCK_WAIT_S, give_up=give_up)
@@ -142,7 +141,7 @@ def trainable_bytes(model: Any) -> int:
 
 
 def require_finite_weights(model: Any) -> None:
-    """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
+    """Raise `E-NON-FINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
     torch = load("torch")
     for name, parameter in model.named_parameters():
         own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -184,12 +183,12 @@ def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
     """Files that a result of the job's method needs and `folder` lacks."""
-    return [name for name in WEIGHT_FILES[job.config.method in ADAPTER_METHODS] if not (folder / name).is_file()]
+    return [name for name in WEIGHT_FILES[job.config.method.facts.adapter] if not (folder / name).is_file()]
 
 
 def name_base(job: TrainingJob, target: Path) -> None:
     """Let an adapter's config name the base as the job does, not a copy or a quantised stand-in of a tool's own."""
-    if job.config.method in ADAPTER_METHODS:
+    if job.config.method.facts.adapter:
         config = orjson.loads((target / ADAPTER_CONFIG).read_bytes())
         write_json_durably(target / ADAPTER_CONFIG, {**config, "base_model_name_or_path": job.base})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
 
 import orjson
@@ -14,8 +14,8 @@ from trainyard.compute.gpus import training_threads
 from trainyard.compute.lease import device_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import digest
+from trainyard.spec.changes import list_changes
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import resolve_model
 
@@ -48,7 +48,7 @@ class TrainingJob(BaseModel):
 
     @property
     def output(self) -> Port:
-        return Port.ADAPTER if self.config.method in ADAPTER_METHODS else Port.MODEL
+        return Port.ADAPTER if self.config.method.facts.adapter else Port.MODEL
 
     @property
     def digest(self) -> str:
@@ -109,14 +109,5 @@ def changed_since(work: Path, job: TrainingJob) -> list[str]:
     path = work / SPEC_FILE
     if not path.is_file():
         return []
-    before = flat(orjson.loads(path.read_bytes()))
-    now = flat(job.model_dump(mode="json"))
-    names = [name for name in {**before, **now} if name.partition(".")[0] not in PLACES]
-    return [f"{n}: {before.get(n)} before, {now.get(n)} now" for n in names if before.get(n) != now.get(n)]
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings with dotted names."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {k: v for key, one in value.items() for k, v in flat(one, f"{prefix}.{key}" if prefix else key).items()}
+    changes = list_changes(orjson.loads(path.read_bytes()), job.model_dump(mode="json"))
+    return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]

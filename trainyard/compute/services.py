@@ -224,10 +224,13 @@ def not_started(what: str, how: str, log: Path, *, why: str = "", do: str = "") 
 
 
 def stop_service(path: Path, grace_s: float = STOP_S) -> bool:
-    """End the service of a record and remove the record; False if it was not running."""
-    service = read_record(path)
+    """End the service of a record, then remove the record; False if it was not running.
+
+    In this order, so that what a killed `down` has not ended is found by the next one.
+    """
+    ended = end_service(read_record(path), grace_s)
     path.unlink(missing_ok=True)
-    return end_service(service, grace_s)
+    return ended
 
 
 def end_service(service: Service | None, grace_s: float = STOP_S) -> bool:
@@ -263,7 +266,7 @@ def end_tree(process: psutil.Process, grace_s: float) -> None:
 def free_port(first: int = 0) -> int:
     """The first port from `first` up on which nobody listens on loopback; 0 lets the system choose.
 
-    A server that loses the race for it ends, and its log says so. Raises `Conflict` (`E-NO-PORT`).
+    A server that loses the race for it ends, and its log says so. Raises `Conflict` (`E-PORT`).
     """
     last = min(first + PORTS_TRIED, 65536) if first else 1
     for port in range(first, last):
@@ -277,7 +280,7 @@ def free_port(first: int = 0) -> int:
     raise Conflict(
         f"No free port between {first} and {last - 1}.",
         do="Set TRAINYARD_PREFECT_PORT to the start of a free range.",
-        code="E-NO-PORT",
+        code="E-PORT",
     )
 
 

@@ -18,7 +18,7 @@ from trainyard.serve.targets.contract import AdapterCandidate, Site
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
@@ -26,7 +26,7 @@ from trainyard.stores.models import ModelSource, chat_template, resolve_model
 
 ANSWER_S = 5.0
 """How long a server may take to say what it serves."""
-NOT_YET = ("E-TARGET-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
+NOT_YET = ("E-SERVER-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
 """What may be otherwise when the deployer asks: a server that is not up, a key that only the worker has."""
 
 
@@ -44,7 +44,7 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
         "modules_to_save": list(config.lora.modules_to_save),
     }
     return AdapterCandidate(
-        kind="adapter" if config.method in ADAPTER_METHODS else "model",
+        kind="adapter" if config.method.facts.adapter else "model",
         base_model=str(config.base_model),
         base_path=base.location,
         base_sha256=base.sha256 if base.path else "",

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.limits import MAX_REASONS
@@ -140,7 +140,7 @@ def place(nodes: Sequence[ParsedNode]) -> tuple[list[Placed], list[Reason]]:
 
 def duplicates(ids: Sequence[str]) -> list[Reason]:
     return [
-        Reason("E-SPEC-ID", node_id, "id", f"{count} nodes have the id {node_id!r}.", "Give each node its own id.")
+        Reason("E-SPEC-GRAPH", node_id, "id", f"{count} nodes have the id {node_id!r}.", "Give each node its own id.")
         for node_id, count in Counter(ids).items()
         if count > 1
     ]
@@ -149,12 +149,12 @@ def duplicates(ids: Sequence[str]) -> list[Reason]:
 def unknown_need(node_id: str, node: ParsedNode, need: str, known: set[str]) -> Reason:
     if need == node_id:
         return Reason(
-            "E-SPEC-CYCLE", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
+            "E-SPEC-GRAPH", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
         )
     near = closest(need, known)
     ids = ", ".join(sorted(known)[:MAX_CYCLE_SHOWN])
     instead = f"Did you mean {near!r}?" if near else f"Write the id of another node: {ids}."
-    return Reason("E-SPEC-NEEDS", node_id, "needs", f"There is no node with the id {need!r}.", instead)
+    return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)
 
 
 def in_order(placed: Sequence[Placed]) -> tuple[list[Placed], list[Reason]]:
@@ -210,7 +210,7 @@ def cycle_reason(cycle: Sequence[str]) -> Reason:
     if len(shown) > MAX_CYCLE_SHOWN:
         shown = [*cycle[: MAX_CYCLE_SHOWN - 2], f"… {len(cycle) - MAX_CYCLE_SHOWN + 2} more", cycle[0]]
     return Reason(
-        "E-SPEC-CYCLE",
+        "E-SPEC-GRAPH",
         cycle[0],
         "needs",
         f"The nodes wait for each other in a circle: {' → '.join(shown)}.",
@@ -268,8 +268,8 @@ def complete_generator(config: AiGeneratorConfig, defaults: Defaults) -> AiGener
 def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaults: Defaults) -> TrainerConfig:
     """A trainer after another takes over its base model, and its adapter's shape where it names none of its own."""
     base_model = before.base_model if before and before.base_model else defaults.base_model
-    continues = before is not None and config.adapter == "continue" and config.method in ADAPTER_METHODS
-    if before is not None and continues and before.method in ADAPTER_METHODS:
+    continues = before is not None and config.adapter == "continue" and config.method.facts.adapter
+    if before is not None and continues and before.method.facts.adapter:
         config = in_the_shape_of(before, config)
     return resolve_trainer(config, base_model)
 

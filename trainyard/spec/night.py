@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
 from trainyard.spec.axes.data import Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
@@ -266,7 +266,7 @@ def located(reasons: Iterable[Reason]) -> list[Reason]:
 def whole_weights(config: NightConfig) -> list[Reason]:
     """A reason against a method that leaves no adapter, which is all that a night can publish."""
     method = config.phase2.training.method
-    if method in ADAPTER_METHODS:
+    if method.facts.adapter:
         return []
     because = f"A night publishes adapters, and method {method} makes a whole model."
     return [Reason("R-NIGHT-METHOD", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]

@@ -16,7 +16,6 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
@@ -146,7 +145,7 @@ def products(config: Strict, node_type: str) -> tuple[tuple[Port, ...], frozense
         port = Port.PREFERENCE if config.template is GenerationTemplate.PREFERENCE else Port.SFT
         return (port,), frozenset({port})
     if isinstance(config, TrainerConfig):
-        port = Port.ADAPTER if config.method in ADAPTER_METHODS else Port.MODEL
+        port = Port.ADAPTER if config.method.facts.adapter else Port.MODEL
         return (port,), frozenset({port})
     if node_type == "evaluator":
         return (Port.REPORT,), frozenset({Port.REPORT})

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.axes.methods import LOW_RANK_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -300,7 +300,7 @@ def hyperparameters_of(training: TrainingForm) -> Hyperparameters:
 
 def shape(training: TrainingForm) -> LoraSettings:
     """The adapter's shape; none where no low-rank adapter is trained."""
-    return LoraSettings(rank=training.rank) if training.method in LOW_RANK_METHODS else LoraSettings()
+    return LoraSettings(rank=training.rank) if training.method.facts.low_rank else LoraSettings()
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:

@@ -1,8 +1,8 @@
 """Services that died are started again: `python -m trainyard.api.runs.reviving`, called by the watchdog.
 
 A process of its own, so that what it starts does not belong to the watchdog. A service counts as dead when its record
-is there and its process is not: `trainyard down` removes the record first. Everything happens under the lock of `up`
-and `down`, after another look, so that nothing is started that was stopped meanwhile.
+is there and its process is not: `trainyard down` ends the watchdog first and removes each record. Everything happens
+under the lock of `up` and `down`, after another look, so that nothing is started that was stopped meanwhile.
 """
 
 from __future__ import annotations

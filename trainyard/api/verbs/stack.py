@@ -113,7 +113,8 @@ def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None
 def down(_: Nothing, context: Context) -> DownOutput:
     settings = context.settings
     with stack.exclusive(settings):
-        stopped = [name for name in ("worker", "watchdog") if stack.stop(settings, name)]
+        # The watchdog first: it would start the others again.
+        stopped = [name for name in ("watchdog", "worker") if stack.stop(settings, name)]
         stopped += ["embedded"] if embedded.stop(settings) else []
         stopped += local.end_all(settings)
         stopped += [name for name in ("server",) if stack.stop(settings, name)]

@@ -81,7 +81,7 @@ def conduct(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[
     """
     job = frame.read_job(folder)
     device = pick_device(job.config.device, job.config.backend)
-    with frame.claim_device(job, folder, events, device):
+    with frame.lock_devices(job, folder, events, device):
         run = start_run(job, folder, events, device, partial(make_plan, folder, device, events, tool.plan_options))
         found = run.found
         at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": run.restarted_from}

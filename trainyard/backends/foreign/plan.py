@@ -26,7 +26,6 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
@@ -82,7 +81,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     """The rows of sft or cpt as token ids, the very ones that our own engine would train on, with their account.
 
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
-    Raises what the data and the template raise (`E-ALL-MASKED`, `E-NO-DATA` …).
+    Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
     examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
     require_targets(account)
@@ -158,7 +157,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
 
     The names of the modules come from the model built on the meta device: its shape without its weights.
     """
-    if job.config.method not in ADAPTER_METHODS:
+    if not job.config.method.facts.adapter:
         return None
     modules: list[str] | None = None
     if job.adapter is not None:

@@ -31,7 +31,7 @@ from trainyard.backends.foreign.conductor import (
     size_of,
     start_run,
 )
-from trainyard.backends.frame import claim_device, read_job
+from trainyard.backends.frame import lock_devices, read_job
 from trainyard.backends.llamacpp.build import FOLDER, own_version
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import LOG_FILE, Events, Stopped
@@ -81,7 +81,7 @@ class LogCurve:
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
     job = read_job(folder)
-    with claim_device(job, folder, events, DEVICE):
+    with lock_devices(job, folder, events, DEVICE):
         run = start_run(job, folder, events, DEVICE, partial(make_plan, folder, events))
         require_space(folder, FREE_COPIES * size_of(run.place / "base.gguf"))
         (folder / BEGUN_FILE).touch()

@@ -19,7 +19,6 @@ from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
 from trainyard.serve.conversion.mlx import mlx_to_peft, peft_to_mlx
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.workers.trainyard_worker import names
 
 START_FOLDER = "start"
@@ -34,7 +33,7 @@ def train(folder: Path, events: Events) -> None:
 
 
 def prepare(run: ExternalRun) -> None:
-    """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-CONVERT`)."""
+    """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-INVALID`)."""
     if run.job.adapter is not None:
         peft_to_mlx(Path(run.job.adapter), run.place / START_FOLDER)
 
@@ -57,7 +56,7 @@ def ask(_run: ExternalRun, process: psutil.Process) -> bool:
 def finish(run: ExternalRun, log_at: int) -> None:
     """Make a PEFT adapter of what mlx-lm left, then hand it over like any result."""
     weights = run.folder / names.MADE_FOLDER / "weights"
-    if run.job.config.method in ADAPTER_METHODS:
+    if run.job.config.method.facts.adapter:
         own = run.folder / names.MADE_FOLDER / OWN_FOLDER
         mlx_to_peft(own, weights, run.job.base)
         if not (weights / WEIGHTS_FILE).is_file():

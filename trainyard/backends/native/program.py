@@ -66,7 +66,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
     job = with_memory_fit(job, folder, events, device)
     if team is not None:
         team.tell(JOB, job.model_dump(mode="json"))
-    with frame.claim_device(job, folder, events, device), frame.memory_errors_in_words():
+    with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
         train_on(job, folder, events, device, team)
 
 

@@ -30,7 +30,6 @@ from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.stores.metrics import curve
 
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
@@ -45,7 +44,7 @@ def train(folder: Path, events: Events) -> None:
     """Run the script of `folder/script` to its end."""
     job = frame.read_job(folder)
     device, started = pick_device(job.config.device, BackendName.SCRIPT), time.monotonic()
-    with frame.claim_device(job, folder, events, device):
+    with frame.lock_devices(job, folder, events, device):
         try:
             code = carry_out(folder, events)
         finally:
@@ -117,7 +116,7 @@ def shorten(path: Path) -> None:
 
 
 def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
-    """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT-RESULT`)."""
+    """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT`)."""
     made = folder / FOLDER / files.OUTPUT
     missing = frame.missing_weights(job, made)
     if missing or not list(made.glob("*.safetensors")):
@@ -161,7 +160,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         **told,
         **frame.job_facts(job),
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
-        "lora": config.lora.model_dump(mode="json") if config.method in ADAPTER_METHODS else None,
+        "lora": config.lora.model_dump(mode="json") if config.method.facts.adapter else None,
         "script": config.launch.script or "built-in",
         "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
         "first_loss": losses[0][1],
@@ -175,5 +174,5 @@ def unusable(why: str) -> TrainyardError:
         "The training script ended well, and what it left is no result.",
         why=f"After exit code 0, {why}.",
         do="Let it write what docs/backends.md asks of a script; `trainyard eject` writes one that does.",
-        code="E-SCRIPT-RESULT",
+        code="E-SCRIPT",
     )

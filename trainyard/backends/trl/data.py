@@ -15,11 +15,13 @@ from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.backends.trl.rollouts import encode_prompts, require_prompts, rollouts_of
 from trainyard.compute.child import Events
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.batching import require_rows
 from trainyard.train.stages import kto
 from trainyard.train.tokens import Encoded, TokenLedger, encode_preference, encode_sft, require_targets
 
 Encoding = tuple[list[Encoded], TokenLedger]
+Encoder = Callable[[Any, PreTrainedTokenizerBase, TrainerConfig], Encoding]
 
 
 @dataclass
@@ -37,7 +39,7 @@ class PreparedRun:
 
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
-    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
+    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH`, `E-DATA-EMPTY`, …)."""
     require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
@@ -67,19 +69,22 @@ def told_of(job: TrainingJob, rows: int, alone: int) -> str:
 def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
     """Every row of the job as token ids, with their account.
 
-    Raises `InvalidInput` (`E-NO-DATA`; `E-KTO-ONE-SIDED` when all answers of stage kto have the same verdict).
+    Raises `InvalidInput` (`E-DATA-EMPTY`; `E-BATCH` when all answers of stage kto have the same verdict).
     """
-    rows: Any = list(rows_of(job))
-    if job.config.stage is Stage.KTO:
-        return kto.encode(rows, tokenizer, job.config)
-    return ENCODERS[job.config.stage](rows, tokenizer, job.config.hyperparameters.max_length)
+    return ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
 
 
-ENCODERS: dict[Stage, Callable[[Any, PreTrainedTokenizerBase, int], Encoding]] = {
-    Stage.SFT: encode_sft,
-    Stage.DPO: encode_preference,
-    Stage.REWARD: encode_preference,
-    Stage.GRPO: encode_prompts,
+def cut(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:
+    """An encoder that reads the longest allowed length of the config, and nothing else."""
+    return lambda rows, tokenizer, config: encode(rows, tokenizer, config.hyperparameters.max_length)
+
+
+ENCODERS: dict[Stage, Encoder] = {
+    Stage.SFT: cut(encode_sft),
+    Stage.DPO: cut(encode_preference),
+    Stage.REWARD: cut(encode_preference),
+    Stage.GRPO: cut(encode_prompts),
+    Stage.KTO: kto.encode,
 }
 
 

@@ -33,7 +33,6 @@ from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCu
 from trainyard.compute.child import Events, Stopped
 from trainyard.data.renderers.choice import choose
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
 from trainyard.train.methods.contract import PolicyRequest
@@ -51,7 +50,7 @@ def train(folder: Path, events: Events) -> None:
     with ExitStack() as held:
         team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
         if team is None or team.leading:
-            held.enter_context(frame.claim_device(job, folder, events, device))
+            held.enter_context(frame.lock_devices(job, folder, events, device))
         shared(team, None)  # nobody begins before the device is ours
         with frame.memory_errors_in_words():
             train_on(job, folder, events, device, team)
@@ -203,7 +202,7 @@ def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: P
     """Write adapter or model, and the tokenizer, to `target`."""
     job = prepared.job
     shared(trainer.team, str(target))
-    if job.config.method in ADAPTER_METHODS:
+    if job.config.method.facts.adapter:
         save_adapter(trainer.model, job, target)
         prepared.tokenizer.save_pretrained(target / "tokenizer")
     else:

@@ -39,4 +39,3 @@ class Method(AxisValue):
 
 
 ADAPTER_METHODS = frozenset(method for method in Method if method.facts.adapter)
-LOW_RANK_METHODS = frozenset(method for method in Method if method.facts.low_rank)

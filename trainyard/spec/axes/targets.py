@@ -8,7 +8,7 @@ from typing import Literal
 from trainyard.spec.axes.axis import AxisValue
 from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
 
-PLAIN = ADAPTER_METHODS - {Method.DORA, Method.OFT}
+PLAIN = frozenset(method for method in Method if method.facts.summed)
 """Methods whose adapters are two low-rank matrices a layer, and nothing else."""
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, LOW_RANK_METHODS
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
@@ -27,7 +26,7 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    ranked = config.method in LOW_RANK_METHODS and config.lora.rank is not None
+    ranked = config.method.facts.low_rank and config.lora.rank is not None
     return ranked and not least <= (config.lora.rank or least) <= most
 
 
@@ -44,7 +43,7 @@ ADVICE = (
         f"lora.rank is {{config.lora.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
     ),
     Advice(
-        lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method in ADAPTER_METHODS,
+        lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method.facts.adapter,
         "Muon was made for whole matrices; for the two factors of an adapter nobody has shown that it helps.",
     ),
     Advice(

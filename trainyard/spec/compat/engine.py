@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import EVERY_DEVICE, Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, LOW_RANK_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -89,7 +89,7 @@ ENGINE_READERS = (
 LORA_READERS = (
     Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
     *(
-        Reader(f"lora.{name}", "a low-rank method such as lora", method(*LOW_RANK_METHODS))
+        Reader(f"lora.{name}", "a low-rank method such as lora", lambda config: config.method.facts.low_rank)
         for name in ("rank", "alpha", "rslora")
     ),
 )
@@ -111,7 +111,7 @@ def unread(config: TrainerConfig, _: NodeView) -> Hits:
     """
     readers: list[Reader] = []
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
-    readers += LORA_READERS if config.method in ADAPTER_METHODS else ()
+    readers += LORA_READERS if config.method.facts.adapter else ()
     readers += PREFERENCE_READERS if config.stage.facts.preference else ()
     readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
     defaults = at_defaults(config)

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from trainyard.errors import InvalidInput, LimitExceeded
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
+from trainyard.spec.changes import list_changes
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
@@ -83,7 +84,7 @@ def choose(
     """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
 
     `rungs` replaces the usual ones, in the order given. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
-    nothing fits, `InvalidInput` (`E-AUTOTUNE-DEVICE`) when the device is left open or there is no rung.
+    nothing fits, `InvalidInput` (`E-DEVICE`) when the device is left open or there is no rung.
     """
     tried = tuple(rungs) if rungs is not None else usual_rungs(config, device)
     if device is Device.AUTO or not tried:
@@ -91,7 +92,7 @@ def choose(
             "A way of training can be chosen for a certain device and at least one method.",
             why=f"Device {device}, methods {', '.join(tried) or 'none'}.",
             do="Name the device (cpu, cuda or mps), and methods to choose from.",
-            code="E-AUTOTUNE-DEVICE",
+            code="E-DEVICE",
         )
     rejected: list[Rejected] = []
     for rung in tried:
@@ -149,7 +150,7 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     updates: dict[str, object] = {"method": rung}
     if not rung.facts.quantised:
         updates["quantization"] = None
-    if rung not in ADAPTER_METHODS:
+    if not rung.facts.adapter:
         updates["lora"] = resolve_lora(LoraSettings())
     rate = config.hyperparameters.learning_rate
     before, after = (default_learning_rate(config.stage, method) for method in (config.method, rung))
@@ -212,16 +213,5 @@ def with_hyper(config: TrainerConfig, **updates: object) -> TrainerConfig:
 
 def differences(before: TrainerConfig, after: TrainerConfig) -> tuple[str, ...]:
     """`field: before → after` for each setting that differs."""
-    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
-    return tuple(f"{name}: {old[name]} → {new[name]}" for name in old if old[name] != new[name])
-
-
-def flat(settings: dict[str, object]) -> dict[str, object]:
-    """Nested settings as `group.name` -> value."""
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{below}": setting for below, setting in flat(value).items()}
-        else:
-            found[name] = value
-    return found
+    changes = list_changes(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    return tuple(f"{name}: {old} → {new}" for name, old, new in changes)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
 from trainyard.spec.estimate.memory import Memory, memory_of, trainable
@@ -179,7 +178,7 @@ def time_of(
     hyper = config.hyperparameters
     per_row = min(known.tokens_per_row or hyper.max_length, hyper.max_length) + drawn_length(config)
     sequences = hyper.batch_size * hyper.gradient_accumulation * config.stage.facts.sequences_with_graph
-    per_parameter = 4 if config.method in ADAPTER_METHODS else 6
+    per_parameter = 4 if config.method.facts.adapter else 6
     per_parameter += 2 if hyper.gradient_checkpointing else 0
     per_parameter += config.stage.facts.extra_operations
     speed = known.flops_per_s or device.facts.flops_per_s

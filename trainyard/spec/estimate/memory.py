@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
@@ -70,7 +70,7 @@ class Memory(Strict):
 def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
     """Bytes at the peak of one training step of full length, on each device of a training in several processes."""
     hyper, trained = config.hyperparameters, trainable(shape, config)
-    adapter, on_cuda = config.method in ADAPTER_METHODS, device is Device.CUDA
+    adapter, on_cuda = config.method.facts.adapter, device is Device.CUDA
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
     weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
@@ -143,7 +143,7 @@ def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
     if config.method.facts.quantised:
         bits = (config.quantization or Quantization.NF4).facts.bits
         return int(shape.linear * bits / 8) + half * (shape.parameters - shape.linear)
-    return (half if config.method in ADAPTER_METHODS else 4) * shape.parameters
+    return (half if config.method.facts.adapter else 4) * shape.parameters
 
 
 def positions(config: TrainerConfig, device: Device) -> int:
@@ -175,7 +175,7 @@ def activation_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, devi
 
 def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> float:
     """What one block keeps for each token."""
-    d, f, adapter = shape.hidden, shape.feed_forward, config.method in ADAPTER_METHODS
+    d, f, adapter = shape.hidden, shape.feed_forward, config.method.facts.adapter
     if on_cuda:
         kept = (24 * d + 6 * f) * (1.1 if adapter else 1.0)
     else:
@@ -192,7 +192,7 @@ def reached(shape: ModelShape, config: TrainerConfig) -> int:
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """The dropped input of every adapted layer in the format of the activations, and a mask of a byte a number."""
-    if config.method not in ADAPTER_METHODS or not config.lora.dropout:
+    if not config.method.facts.adapter or not config.lora.dropout:
         return 0
     inputs = sum(size[0] for size in targeted(shape, config.lora).values())
     blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers

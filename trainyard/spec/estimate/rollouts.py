@@ -13,7 +13,6 @@ computes the logits of a step in chunks; they are estimated as if it did not.
 from __future__ import annotations
 
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import ADAPTER_METHODS
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 
@@ -39,6 +38,6 @@ def cache_bytes(shape: ModelShape, config: TrainerConfig, device: Device) -> int
     if not drawn_length(config):
         return 0
     hyper = config.hyperparameters
-    number = 2 if device is Device.CUDA and config.method in ADAPTER_METHODS else 4
+    number = 2 if device is Device.CUDA and config.method.facts.adapter else 4
     positions = hyper.batch_size * hyper.gradient_accumulation * (hyper.max_length + drawn_length(config))
     return 2 * number * shape.layers * shape.key_value_heads * shape.head_size * positions

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
+from trainyard.spec.changes import flatten_settings
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class TensorBoard:
         if self.writer is None:
             # What an earlier process wrote of this step and later ones is overtaken by what comes now.
             self.writer = self.module.SummaryWriter(self.folder, purge_step=step)
-            self.writer.add_text("config", "\n".join(f"    {k}: {v}" for k, v in flat(self.config).items()), step)
+            self.writer.add_text(
+                "config", "\n".join(f"    {k}: {v}" for k, v in flatten_settings(self.config).items()), step
+            )
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
@@ -108,7 +111,9 @@ class MLflow:
         if self.run is None:
             self.run = self.client.create_run(self.experiment, run_name=place.run).info.run_id
             entities = module.entities
-            params = [entities.Param(k, str(v)[: self.LONGEST_PARAM]) for k, v in flat(place.config).items()]
+            params = [
+                entities.Param(k, str(v)[: self.LONGEST_PARAM]) for k, v in flatten_settings(place.config).items()
+            ]
             for start in range(0, len(params), self.MOST_PARAMS):
                 self.client.log_batch(self.run, params=params[start : start + self.MOST_PARAMS])
         self.client.update_run(self.run, status="RUNNING")
@@ -189,14 +194,14 @@ def installed(name: str) -> bool:
 
 
 def open_tracker(name: str, place: TrackedRun) -> Tracker:
-    """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-TRACKER-MISSING`, `E-TRACKER-FAILED`."""
+    """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-PACKAGE-MISSING`, `E-TRACKER`."""
     row = TRACKERS[name]
     if not installed(name):
         raise Unavailable(
             f"The tracker {name} is not installed.",
             why=f"There is no package {row.package} here.",
             do=f"pip install {row.package}, or leave {name} out of engine.trackers.",
-            code="E-TRACKER-MISSING",
+            code="E-PACKAGE-MISSING",
         )
     place.folder.mkdir(parents=True, exist_ok=True)
     for variable, value in row.defaults(place).items():
@@ -208,18 +213,10 @@ def open_tracker(name: str, place: TrackedRun) -> Tracker:
             f"The tracker {name} could not begin the run {place.run!r}.",
             why=f"{type(error).__name__}: {error}",
             do=f"Correct its settings, or leave {name} out of engine.trackers.",
-            code="E-TRACKER-FAILED",
+            code="E-TRACKER",
         ) from error
 
 
 def load(module: str) -> ModuleType:
     """Import a tracker only when it is asked for: some take seconds."""
     return importlib.import_module(module)
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.selection import by_default
 from tests.unit.train.methods.conftest import IDS_BT, Request, logits, steps
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.methods import ADAPTER_METHODS, Method
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.methods.loading import load_base
 from trainyard.train.methods.table import METHODS, build, parameter_groups, save
@@ -41,7 +41,6 @@ def moving(model: Any) -> set[str]:
 
 def test_every_method_has_a_row() -> None:
     assert METHODS.keys() == set(Method)
-    assert {method for method, row in METHODS.items() if row.adapter_config is not None} == ADAPTER_METHODS
     assert all((row.adapter_config is None) is (row.choose is not None) for row in METHODS.values())
 
 
@@ -62,7 +61,7 @@ def test_starts_as_the_base_and_moves_only_what_it_may(method: Method, request_o
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.FULL, Method.OFT], Method))
 def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: Request) -> None:
-    request = request_of(method, lora={"dropout": 0.1} if method in ADAPTER_METHODS else {})
+    request = request_of(method, lora={"dropout": 0.1} if method.facts.adapter else {})
     policy = build(request, with_reference=True)
     assert policy.reference is not None
     start = logits(policy.model)
@@ -111,7 +110,7 @@ def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp
     files = {path.name for path in (tmp_path / "out").iterdir()}
     base = METHODS[method].load(request, request.base)
     loaded: Any
-    if method in ADAPTER_METHODS:
+    if method.facts.adapter:
         assert files == {"adapter_config.json", "adapter_model.safetensors"}
         loaded = PeftModel.from_pretrained(base, str(tmp_path / "out"))
     else:
@@ -122,7 +121,7 @@ def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.FREEZE], Method))
 def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, tmp_path: Path) -> None:
-    request = request_of(method, head="reward", stage="reward", lora={"rank": 8} if method in ADAPTER_METHODS else {})
+    request = request_of(method, head="reward", stage="reward", lora={"rank": 8} if method.facts.adapter else {})
     policy = build(request, with_reference=False)
     score = [name for name in moving(policy.model) if "score" in name]
     assert len(score) == 1
@@ -132,7 +131,7 @@ def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, t
     optimizer.zero_grad()
     save(policy, request, tmp_path / "out")
     loaded: Any
-    if method in ADAPTER_METHODS:
+    if method.facts.adapter:
         loaded = PeftModel.from_pretrained(METHODS[method].load(request, request.base), str(tmp_path / "out"))
     else:
         loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float32)
@@ -199,7 +198,7 @@ def test_freezes_reference_shares_what_does_not_move(request_of: Request) -> Non
 
 
 def test_freeze_refuses_more_blocks_than_there_are(request_of: Request) -> None:
-    with pytest.raises(InvalidInput, match=r"E-FREEZE-BLOCKS: .* is 3, and the model has 2 blocks"):
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: .* is 3, and the model has 2 blocks"):
         build(request_of("freeze", engine={"freeze_blocks": 3}), with_reference=False)
 
 
@@ -218,7 +217,7 @@ def test_oft_rotates(block: int, request_of: Request) -> None:
 
 
 def test_oft_refuses_blocks_that_do_not_fill_a_layer(request_of: Request) -> None:
-    with pytest.raises(InvalidInput, match=r"E-OFT-BLOCK: engine.oft_block_size is 48, .* has 64 inputs"):
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: engine.oft_block_size is 48, .* has 64 inputs"):
         build(request_of("oft", engine={"oft_block_size": 48}), with_reference=False)
 
 

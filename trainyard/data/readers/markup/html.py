@@ -32,6 +32,8 @@ MARKS = {
 END_OF_PRE = "</pre>"
 MOST_MENUS = 50
 """Elements of a page that are looked at because of their name; a hostile page nests thousands."""
+MOST_TITLES = 50
+"""Top headings of which one is the title; each contains those that a hostile page nests in it."""
 SELF_LINK = re.compile(r"(?<!\s)\s*[¶§#🔗]\s*$")
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDER = {
@@ -173,12 +175,12 @@ def is_mostly_links(element: Tag) -> bool:
 
 def page_title(soup: BeautifulSoup, named: str) -> str:
     """The page's own title: the top heading that `<title>` repeats, else that of the content, else `<title>`."""
-    headings = [heading for heading in soup.find_all("h1") if words_of(heading)]
+    headings = [heading for heading in soup.find_all("h1", limit=MOST_TITLES) if words_of(heading)]
     inside = [heading for heading in headings if heading.find_parent(["main", "article"])]
     body = [heading for heading in headings if not heading.find_parent(["header", "footer", "aside"])]
     repeated = [heading for heading in body if words_of(heading).lower() in named.lower()]
     best = next(iter([*repeated, *inside, *body]), None)
-    return words_of(best) or named or words_of(next(iter([*headings, *soup.find_all("h2")]), None))
+    return words_of(best) or named or words_of(next(iter([*headings, *soup.find_all("h2", limit=1)]), None))
 
 
 def words_of(element: Tag | None) -> str:
