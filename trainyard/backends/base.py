@@ -17,8 +17,7 @@ from threading import Event as Flag
 from threading import Thread
 from typing import Protocol, cast, runtime_checkable
 
-from trainyard.backends.earlier import adopt_earlier_work
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, adopt_earlier_work
 from trainyard.backends.results import (
     CHECKPOINT_FOLDER,
     DECISIONS_FILE,

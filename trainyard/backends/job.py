@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
 
 import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.gpus import training_threads
-from trainyard.compute.lease import device_folder
+from trainyard.compute.lease import device_folder, device_lock
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import TrainerConfig
+from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import resolve_model
+from trainyard.stores.whole import fsync_path
 
 
 class TrainingJob(BaseModel):
@@ -111,3 +114,50 @@ def changed_since(work: Path, job: TrainingJob) -> list[str]:
         return []
     changes = list_changes(orjson.loads(path.read_bytes()), job.model_dump(mode="json"))
     return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]
+
+
+# Work folders of earlier versions: they name the same training by another digest, because a new setting changes it. The
+# folder contains the job (`spec.json`), so the name that this version gives it can be computed. Checkpoints name the
+# digest of their config: those of earlier versions are listed in `earlier.json`.
+
+EARLIER_FILE = "earlier.json"
+
+
+def work_folders_of_earlier_versions(trainings: Path) -> Iterator[tuple[Path, Path]]:
+    """(folder, folder as this version names it) for each work folder whose name would be another one today."""
+    for spec in sorted(trainings.glob(f"*/{SPEC_FILE}")):
+        try:
+            job = TrainingJob.model_validate_json(spec.read_bytes())
+        except ValidationError:  # of a training that this version cannot carry out
+            continue
+        today = trainings / job.digest[: len(spec.parent.name)]
+        if today != spec.parent and not today.exists():
+            yield spec.parent, today
+
+
+def adopt_earlier_work(place: Path, settings: Settings) -> Path | None:
+    """Give the work folder of an earlier version the name `place`, if there is one; returns what it was called.
+
+    Raises `Conflict` while a process of that version works there.
+    """
+    if place.exists():
+        return None
+    for earlier, today in work_folders_of_earlier_versions(place.parent):
+        if today == place:
+            return rename_work_folder(earlier, today, settings)
+    return None
+
+
+def rename_work_folder(earlier: Path, today: Path, settings: Settings) -> Path:
+    with device_lock(settings.services / "works" / f"{earlier.name}.lock", run="", wait_s=0):
+        config = orjson.loads((earlier / SPEC_FILE).read_bytes())["config"]
+        write_json_durably(earlier / EARLIER_FILE, {"configs": [*earlier_configs(earlier), digest(config)]})
+        earlier.rename(today)
+        fsync_path(today.parent)
+    return earlier
+
+
+def earlier_configs(work: Path) -> list[str]:
+    """Digests that earlier versions gave to the config of this work folder's job."""
+    path = work / EARLIER_FILE
+    return list(orjson.loads(path.read_bytes())["configs"]) if path.is_file() else []

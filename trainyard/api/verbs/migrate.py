@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainyard.api.context import Context
 from trainyard.api.requests.stack import MigrateInput
 from trainyard.api.responses import Response
-from trainyard.backends.earlier import rename_work_folder, work_folders_of_earlier_versions
+from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_versions
 
 
 class MigratedFolder(Response):

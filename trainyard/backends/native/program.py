@@ -20,8 +20,7 @@ import transformers
 from transformers import AutoConfig
 
 from trainyard.backends import frame
-from trainyard.backends.earlier import earlier_configs
-from trainyard.backends.job import TrainingJob
+from trainyard.backends.job import TrainingJob, earlier_configs
 from trainyard.backends.native.assembly import (
     JOB,
     NativeRun,
