@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from trainyard.api.context import Context
 from trainyard.api.requests.stack import MigrateInput
-from trainyard.api.verbs.migrate import migrate
+from trainyard.api.verbs.stack import migrate
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import SPEC_FILE

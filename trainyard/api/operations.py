@@ -75,8 +75,8 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "migrate": Operation(
         "Bring what earlier versions wrote below TRAINYARD_HOME into the form of this one.",
-        "trainyard.api.requests.stack:MigrateInput", "trainyard.api.verbs.migrate:Migration",
-        "trainyard.api.verbs.migrate:migrate", "trainyard.api.terminal.stack:migration_text", WRITE,
+        "trainyard.api.requests.stack:MigrateInput", "trainyard.api.verbs.stack:Migration",
+        "trainyard.api.verbs.stack:migrate", "trainyard.api.terminal.stack:migration_text", WRITE,
     ),
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",

@@ -9,8 +9,9 @@ from pathlib import Path
 from trainyard.api import stack
 from trainyard.api.context import Context
 from trainyard.api.requests.base import Nothing
-from trainyard.api.requests.stack import UpInput
+from trainyard.api.requests.stack import MigrateInput, UpInput
 from trainyard.api.responses import Response
+from trainyard.backends.job import rename_work_folder, work_folders_of_earlier_versions
 from trainyard.compute.leftovers import sweep_leftovers
 from trainyard.compute.orphans import sweep
 from trainyard.compute.services import Service
@@ -126,3 +127,32 @@ def env(_: Nothing, context: Context) -> EnvOutput:
     if url is None:
         raise stack.no_server(context.settings)
     return EnvOutput(variables=stack.prefect_environment(context.settings, url))
+
+
+# What earlier versions wrote. Adapters, checkpoints, the night's ledger and its markers are read as they are. Work
+# folders of trainings are named by a digest that a new setting changes; a run of the same training renames its own
+# folder, and this operation all of them.
+
+
+class MigratedFolder(Response):
+    """A work folder, as an earlier version named it and as this one does."""
+
+    before: str
+    now: str
+
+
+class Migration(Response):
+    """What was changed, or would be."""
+
+    dry_run: bool
+    folders: tuple[MigratedFolder, ...]
+
+
+def migrate(given: MigrateInput, context: Context) -> Migration:
+    """Rename the work folders of earlier versions. Raises `Conflict` (`E-DEVICE-BUSY`) while one is worked in."""
+    settings = context.settings
+    found = list(work_folders_of_earlier_versions(settings.runs / "training"))
+    for before, now in () if given.dry_run else found:
+        rename_work_folder(before, now, settings)
+    folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)
+    return Migration(dry_run=given.dry_run, folders=folders)
