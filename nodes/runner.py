@@ -143,7 +143,7 @@ class NodeContext:
                 why=f"The nodes before it left {', '.join(self.left) or 'nothing'}: "
                 "what a file holds is known only when it is read.",
                 do=f"Give the data source a set that fills {names}, or name the format.",
-                code="E-NODE-INPUT",
+                code="E-NODE",
             )
         return found
 

@@ -59,7 +59,8 @@ def prepare(context: NodeContext) -> Make:
 def require_same(context: NodeContext, job: TrainingJob) -> None:
     """Refuse to go on when what an earlier attempt of this run trained has changed, and say what.
 
-    Raises `Conflict` (`E-RESUME-CHANGED`): starting from zero would throw the checkpoints of that attempt away unasked.
+    Raises `Conflict` (`E-CHECKPOINT-MISMATCH`): starting from zero would throw the checkpoints of that
+    attempt away unasked.
     """
     earlier = [e for e in read_events(context.record.folder) if e["node"] == context.node.id and e["event"] == "job"]
     if not earlier or earlier[-1]["digest"] == job.digest:
@@ -73,7 +74,7 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
         f"The training of this run cannot go on with something else: {changes}.",
         why="Its checkpoints belong to what it was started with.",
         do="Put it back and resume, or start a new run.",
-        code="E-RESUME-CHANGED",
+        code="E-CHECKPOINT-MISMATCH",
     )
 
 

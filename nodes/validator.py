@@ -66,6 +66,6 @@ def token_counter(config: ValidatorConfig, context: NodeContext) -> TokenCounter
         raise NotFound(
             f"The tokenizer of {name!r} is not on this machine.",
             do="Download the model first, or name a folder with tokenizer.json as `tokenizer`.",
-            code="E-TOKENIZER-MISSING",
+            code="E-TOKENIZER",
         )
     return load_token_counter(folder)

@@ -89,7 +89,7 @@ def table(results: Results, now: datetime) -> str:
         loss = f"{facts['first_loss']} → {facts['final_loss']}" if "first_loss" in facts else "-"
         others = counts["passed"] - (facts.get("state") == "passed")
         ended = f"{facts['state']}, {facts['seconds']} s" if facts else "not run"
-        place = "own environment" if name in ENVIRONMENTS else "ours"
+        place = "own environment" if name in ENVIRONMENTS else "built in"
         version = f"{facts.get('version', '-')} ({place})"
         bad = "".join(f", {counts[state]} {state}" for state in ("failed", "skipped") if counts[state])
         lines.append(f"| `{name.value}` | {version} | {trained} | {loss} | {ended} | {others} passed{bad} |")
@@ -107,10 +107,10 @@ def written(page: str, section: str) -> str:
 
 def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        foreign, ours = Path(folder) / "foreign.xml", Path(folder) / "ours.xml"
-        code = run_tests(foreign, ["-m", "backends", *arguments])
-        code = run_tests(ours, ["-m", "not backends", CHAINS, *arguments]) or code
-        results = results_of(*(report for report in (foreign, ours) if report.is_file()))
+        external, built_in = Path(folder) / "external.xml", Path(folder) / "built_in.xml"
+        code = run_tests(external, ["-m", "backends", *arguments])
+        code = run_tests(built_in, ["-m", "not backends", CHAINS, *arguments]) or code
+        results = results_of(*(report for report in (external, built_in) if report.is_file()))
     if not arguments:  # a part of the tests is no result for the page
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), table(results, datetime.now(UTC))), encoding="utf-8")
         results.bad += [f"not run: {name.value}" for name in BackendName if name not in results.chains]

@@ -242,10 +242,10 @@ def install_completion(ctx: click.Context, _param: click.Parameter, wanted: bool
 
 
 def completion_script(shell: str) -> str:
-    """What a shell has to read to complete this program. Raises `InvalidInput` (`E-SHELL`) for an unknown shell."""
+    """What a shell has to read to complete this program. Raises `InvalidInput` (`E-PARAMETER`) for an unknown shell."""
     found = get_completion_class(shell)
     if found is None:
-        raise InvalidInput(f"Shell {shell} is not supported.", do="Use bash, zsh or fish.", code="E-SHELL")
+        raise InvalidInput(f"Shell {shell} is not supported.", do="Use bash, zsh or fish.", code="E-PARAMETER")
     return found(app, {}, PROGRAM, COMPLETE_VARIABLE).source()
 
 

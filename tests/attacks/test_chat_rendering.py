@@ -63,7 +63,7 @@ def test_a_rendering_ends_within_its_limits(name: str, children: list[LimitedTem
     child = LimitedTemplate(ATTACKS[name])
     children.append(child)
     mine = psutil.Process().memory_info().rss
-    with pytest.raises(TemplateLimit, match="E-TEMPLATE-LIMIT: The chat template used more"):
+    with pytest.raises(TemplateLimit, match="E-CHAT-TEMPLATE: The chat template used more"):
         child.render(json.dumps({"messages": FOUR}))
     assert psutil.Process().memory_info().rss - mine < 64 << 20
     assert child.process is None or child.process.poll() is None  # it is gone, or it answered and lives

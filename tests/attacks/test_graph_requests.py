@@ -77,7 +77,7 @@ def test_malformed_bodies_are_never_500(client: httpx.Client) -> None:
     }
     assert {asked: answer.text for asked, answer in answers.items() if answer.status_code not in (200, 413, 422)} == {}
     bad = answers["query", '{"cypher": "RETURN 1", "parameters": [1]}']
-    assert bad.json()["error"]["code"] == "E-GRAPH-BODY"
+    assert bad.json()["error"]["code"] == "E-GRAPH-QUERY"
     assert client.get("/v1/graph/stats").status_code == 200
 
 

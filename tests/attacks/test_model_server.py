@@ -106,7 +106,7 @@ def test_a_template_that_loops_late_costs_its_own_client_alone(attacked: Attacke
     assert attacked.post("/v1/chat/completions", model="tiny", messages=turns[:1], max_tokens=1).status_code == 200
     status, message = attacked.refused("/v1/chat/completions", model="tiny", messages=turns, max_tokens=1)
     assert status == 400
-    assert message.startswith("E-TEMPLATE-LIMIT: The chat template used more than 1 s of processor time")
+    assert message.startswith("E-CHAT-TEMPLATE: The chat template used more than 1 s of processor time")
     assert attacked.alive()
 
 

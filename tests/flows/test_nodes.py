@@ -144,7 +144,7 @@ def test_a_missing_file_and_a_missing_model_are_refused_before_any_node_runs(wor
     state = run(source("nothing"), {"type": "ai_generator"}, {"type": "trainer", "config": {"base_model": "mine"}})
     assert state.is_failed()
     assert state.message is not None
-    assert "E-DATA-MISSING data-source.config.path: There is no file or folder 'nothing'." in state.message
+    assert "E-DATA-NOT-FOUND data-source.config.path: There is no file or folder 'nothing'." in state.message
     assert f"It was looked for in {work}" in state.message
     assert "`prefect deployment run` starts, it starts at the deployment's folder." in state.message
     assert "E-MODEL-NOT-FOUND trainer.config.base_model: There is no model 'mine'." in state.message
@@ -167,7 +167,7 @@ def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) 
     )
     assert state.is_failed()
     assert (
-        "E-NODE-INPUT: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file holds"
+        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file holds"
     ) in result_of(state).node("trainer").message
 
 
@@ -175,7 +175,7 @@ def test_a_failing_child_fails_the_node_with_its_own_words(work: Path, tmp_path:
     (work / "p.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n' * 3)
     state = run(source("p.jsonl", format="preference"))
     assert state.is_failed()
-    assert "E-DATA" in result_of(state).node("data-source").message
+    assert "E-DATA-FORMAT" in result_of(state).node("data-source").message
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_a_cancelled_run_is_resumed_after_its_worker_has_spoken(deployed: Settin
 
 def test_an_unknown_run_is_told() -> None:
     for verb in (operating.pause_run, operating.resume_run, operating.cancel_run):
-        with pytest.raises(NotFound, match="E-NO-RUN"):
+        with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
             verb(NOBODY)
 
 
@@ -197,7 +197,7 @@ def test_a_job_is_found_by_id_beginning_and_name(deployed: Settings) -> None:
     assert row == listing.find_job(run_id[:12]) == listing.find_job(row["name"])
     assert run_id in [one["id"] for one in listing.list_jobs(JobState.PENDING)]
     assert run_id not in [one["id"] for one in listing.list_jobs(JobState.COMPLETED)]
-    with pytest.raises(NotFound, match="E-NO-RUN: There is no job 'nothing'"):
+    with pytest.raises(NotFound, match="E-JOB-NOT-FOUND: There is no job 'nothing'"):
         listing.find_job("nothing")
 
 
@@ -242,7 +242,7 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
     with get_client(sync_client=True) as client:
         for run_id in ids:
             client.update_flow_run(run_id, name="twins")  # type: ignore[arg-type]
-    with pytest.raises(Conflict, match="E-JOB-AMBIGUOUS: 'twins' means 2 jobs"):
+    with pytest.raises(Conflict, match="E-JOB-NOT-FOUND: 'twins' means 2 jobs"):
         listing.find_job("twins")
 
 

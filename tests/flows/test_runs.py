@@ -61,17 +61,17 @@ def test_bootstrap_keeps_a_limit_that_an_operator_changed() -> None:
 
 
 def test_an_unknown_deployment_names_the_known_ones(deployed: Settings) -> None:
-    with pytest.raises(NotFound, match=r"E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
+    with pytest.raises(NotFound, match=r"E-NOT-FOUND: There is no deployment 'qa-pipeline/nope'.*qa-pipeline/test"):
         watching.start_run("qa-pipeline/nope", {}, settings=deployed)
 
 
 def test_a_name_without_a_slash_is_an_unknown_deployment(deployed: Settings) -> None:
-    with pytest.raises(NotFound, match="E-NO-DEPLOYMENT: There is no deployment 'qa-pipeline' on this server"):
+    with pytest.raises(NotFound, match="E-NOT-FOUND: There is no deployment 'qa-pipeline' on this server"):
         watching.start_run("qa-pipeline", {}, settings=deployed)
 
 
 def test_wrong_parameters_are_one_sentence_with_the_field(deployed: Settings) -> None:
-    with pytest.raises(InvalidInput, match=r"E-PARAMETERS: The parameters for qa-pipeline/test are not valid.*count"):
+    with pytest.raises(InvalidInput, match=r"E-PARAMETER: The parameters for qa-pipeline/test are not valid.*count"):
         watching.start_run("qa-pipeline/test", {**ASKED, "count": 0}, settings=deployed)
 
 

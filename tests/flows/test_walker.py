@@ -146,7 +146,7 @@ def test_changed_bytes_in_the_store_fail_the_node(place: Path) -> None:
     (output.path / "text").write_text("changed")
     again = walk_shape(chain_of({"a": []}, place))
     assert again.is_failed()
-    assert "E-ARTIFACT-CORRUPT" in (again.message or "")
+    assert "E-CORRUPT" in (again.message or "")
 
 
 def test_a_run_keeps_its_name_and_is_tagged(place: Path) -> None:

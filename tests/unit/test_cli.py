@@ -33,7 +33,8 @@ def test_the_commands_are_the_promised_ones() -> None:
     root = click.Context(app)
     found = {name: app.get_command(root, name) for name in app.list_commands(root)}
     commands = {name for name, command in found.items() if not isinstance(command, click.Group)}
-    assert commands == {"up", "down", "env", "doctor", "check", "plan", "run", "demo", "prove-resume", "eject", "serve"}
+    stack = {"up", "down", "env", "doctor", "migrate"}
+    assert commands == stack | {"check", "plan", "run", "demo", "prove-resume", "eject", "serve"}
     groups = {name: set(one.list_commands(root)) for name, one in found.items() if isinstance(one, click.Group)}
     jobs = {"create", "list", "show", "logs", "metrics", "pause", "resume", "cancel"}
     assert groups == {
@@ -91,7 +92,7 @@ def test_a_file_that_is_not_there_exits_3() -> None:
     found = trainyard("check", "nothing.yaml")
     assert found.returncode == 3
     assert found.stdout == ""
-    assert found.stderr.startswith("E-TARGET: There is neither a template nor a file 'nothing.yaml'.")
+    assert found.stderr.startswith("E-PARAMETER: There is neither a template nor a file 'nothing.yaml'.")
 
 
 def test_a_usage_error_exits_2() -> None:
@@ -103,7 +104,7 @@ def test_a_usage_error_exits_2() -> None:
 def test_an_error_with_json_is_a_document_on_stdout() -> None:
     found = trainyard("run", "nothing", "--json")
     assert found.returncode == 3
-    assert json.loads(found.stdout)["error"]["code"] == "E-TARGET"
+    assert json.loads(found.stdout)["error"]["code"] == "E-PARAMETER"
 
 
 def test_no_server_exits_7_without_importing_prefect(tmp_path: Path) -> None:
@@ -230,9 +231,9 @@ def test_completion_is_installed_once(
 
 
 def test_completion_of_another_shell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match="E-SHELL"):
+    with pytest.raises(InvalidInput, match="E-PARAMETER"):
         completion_script("tcsh")
-    with pytest.raises(InvalidInput, match="E-SHELL"):
+    with pytest.raises(InvalidInput, match="E-PARAMETER"):
         install("trainyard", "tcsh", "")
 
 

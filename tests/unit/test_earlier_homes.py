@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
+from trainyard.api.context import Context
+from trainyard.api.requests.stack import MigrateInput
+from trainyard.api.verbs.migrate import migrate
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import SPEC_FILE
@@ -64,6 +67,17 @@ def test_an_earlier_night_is_read_and_not_repeated(earlier: Path) -> None:
     assert (following.state, following.phase2.trainings) == ("completed", ())
     # The rules have a new version since, so the documents are read again, and add nothing.
     assert (following.phase1.done, following.phase1.new_entities, following.phase1.new_relations) == (2, 0, 0)
+
+
+def test_migrate_renames_work_folders_once_and_shows_it_before(earlier: Path) -> None:
+    context = Context(load_settings(home=earlier / "home"), say=lambda _text: None)
+    (work,) = context.settings.runs.glob("training/*")
+    shown = migrate(MigrateInput(dry_run=True), context)
+    assert [one.before for one in shown.folders] == [str(work)]
+    assert work.is_dir()
+    assert migrate(MigrateInput(), context).folders == shown.folders
+    assert [str(path) for path in context.settings.runs.glob("training/*")] == [shown.folders[0].now]
+    assert migrate(MigrateInput(), context).folders == ()
 
 
 def test_an_earlier_paused_training_continues_and_ends_where_one_that_was_not_paused_did(earlier: Path) -> None:

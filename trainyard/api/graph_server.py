@@ -76,7 +76,7 @@ class GraphServer:
     def check_token(self, request: Request) -> None:
         if not has_token(request, self.token):
             raise Unavailable(
-                "The bearer token is missing or wrong.", do="Set TRAINYARD_TOKEN on both sides.", code="E-GRAPH-TOKEN"
+                "The bearer token is missing or wrong.", do="Set TRAINYARD_TOKEN on both sides.", code="E-AUTH"
             )
 
     def health(self, _request: Request, _body: bytes) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class GraphServer:
         given = fields(body, "mutations", list)
         if len(given) > MAX_MUTATIONS:
             raise LimitExceeded(
-                f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-ROWS"
+                f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-QUERY"
             )
         return {"results": [asdict(one) for one in self.graph.mutate([mutation(one) for one in given])]}
 
@@ -112,7 +112,7 @@ class GraphServer:
 
 
 def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
-    """One field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-BODY`)."""
+    """One field of a JSON object, or the default for none. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -127,7 +127,7 @@ def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
 def bad_body(why: str) -> InvalidInput:
     return InvalidInput(
         "The body of the request cannot be used.", why=f"{why[0].upper()}{why[1:]}.",
-        do="See docs/graph.md for the shape.", code="E-GRAPH-BODY",
+        do="See docs/graph.md for the shape.", code="E-GRAPH-QUERY",
     )  # fmt: skip
 
 
@@ -141,7 +141,9 @@ async def body_of(request: Request) -> bytes:
             body += part
             if len(body) > MAX_BODY_BYTES:
                 raise LimitExceeded(
-                    f"The body is longer than {MAX_BODY_BYTES:,} bytes.", do="Send less at a time.", code="E-GRAPH-ROWS"
+                    f"The body is longer than {MAX_BODY_BYTES:,} bytes.",
+                    do="Send less at a time.",
+                    code="E-GRAPH-QUERY",
                 )
     except ClientDisconnect as error:
         raise bad_body("the connection ended before it did") from error
@@ -153,14 +155,14 @@ def json(value: Any, status: int = 200) -> Response:
 
 
 def refusal(error: TrainyardError) -> Response:
-    status = 401 if error.code == "E-GRAPH-TOKEN" else next(
+    status = 401 if error.code == "E-AUTH" else next(
         (code for kind, code in STATUS.items() if isinstance(error, kind)), 500
     )  # fmt: skip
     return json({"error": {"kind": type(error).__name__, **error.as_dict()}}, status)
 
 
 def listening(host: str, port: int, token: str | None) -> socket.socket:
-    """A bound socket. Raises `InvalidInput` (`E-SERVER-TOKEN`) or `LimitExceeded` (`E-PORT`)."""
+    """A bound socket. Raises `InvalidInput` (`E-AUTH`) or `LimitExceeded` (`E-PORT`)."""
     return bind_guarded(host, port, token, "Off loopback anybody could read and write the graph.")
 
 

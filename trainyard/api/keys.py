@@ -135,7 +135,7 @@ def source_digest(given: SourceSet, settings: Settings, run_id: str) -> str:
 def path_digest(path: str, settings: Settings) -> str:
     """Digest of the names, sizes and times of change of a file, or of every file below a folder.
 
-    Raises `Refused` (`R-PATH-ROOT`) or `NotFound` (`E-DATA-MISSING`).
+    Raises `Refused` (`R-PATH-ROOT`) or `NotFound` (`E-DATA-NOT-FOUND`).
     """
     place = resolve_inside(path, data_roots(settings))
     files = sorted(one for one in place.rglob("*") if one.is_file()) if place.is_dir() else [place]

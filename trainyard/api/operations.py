@@ -73,6 +73,11 @@ OPERATIONS: dict[str, Operation] = {
         NOTHING, "trainyard.api.verbs.doctor:Diagnosis",
         "trainyard.api.verbs.doctor:examine", "trainyard.api.terminal.stack:doctor_text", READ,
     ),
+    "migrate": Operation(
+        "Bring what earlier versions wrote below TRAINYARD_HOME into the form of this one.",
+        "trainyard.api.requests.stack:MigrateInput", "trainyard.api.verbs.migrate:Migration",
+        "trainyard.api.verbs.migrate:migrate", "trainyard.api.terminal.stack:migration_text", WRITE,
+    ),
     "check": Operation(
         "Say whether chain files would run, with all reasons at once; nothing is started.",
         "trainyard.api.requests.chains:CheckInput", "trainyard.api.verbs.chains.check:CheckOutput",

@@ -115,7 +115,7 @@ class ChainPlan(Response):
 def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str | None = None) -> Asked:
     """What a template's name with parameters, or a file, asks for.
 
-    Raises `NotFound` (`E-TARGET`, `E-PRESET`), `Refused` with every reason.
+    Raises `NotFound` (`E-PARAMETER`), `Refused` with every reason.
     """
     given = dict(parameters or {})
     if target in NAMES:
@@ -125,7 +125,7 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
             f"There is neither a template nor a file {target!r}.",
             why=f"Templates are {', '.join(NAMES)}.",
             do="Correct the name or the path.",
-            code="E-TARGET",
+            code="E-PARAMETER",
         )
     value = load_value(Path(target))
     if isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
@@ -166,7 +166,7 @@ def preset_parameters(name: str, preset: str) -> dict[str, Any]:
             f"{name} has no preset {preset!r}.",
             why=f"It has: {', '.join(known) or 'none'}.",
             do=f"Correct the name, or add {path.name} to {PRESETS}.",
-            code="E-PRESET",
+            code="E-PARAMETER",
         )
     return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
 

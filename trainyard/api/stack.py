@@ -216,7 +216,7 @@ def foreign_api_url(settings: Settings) -> str | None:
 def attached(settings: Settings, *, auth: bool) -> str | None:
     """Another's server that `up` is to use; None for one of its own. Raises `Unavailable` if it does not answer.
 
-    Raises `InvalidInput` (`E-NO-AUTH`) for `--no-auth`, which is said to the server's own `up`.
+    Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which is said to the server's own `up`.
     """
     url = foreign_api_url(settings)
     if url is None:
@@ -226,7 +226,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
             f"--no-auth has no effect on the server at {url}.",
             why="PREFECT_API_URL names a server that `trainyard up` does not start.",
             do="Leave it out, or unset PREFECT_API_URL for a server on this machine.",
-            code="E-NO-AUTH",
+            code="E-AUTH",
         )
     if not is_healthy(url, timeout_s=10):
         raise unreachable(url)
@@ -236,7 +236,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
 def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
     """Whether our server asks for credentials. It has to accept ours, and to be as a new one would be started.
 
-    Raises `Unavailable` (`E-SERVER-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
+    Raises `Unavailable` (`E-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
     """
     asks = asks_for_auth(url)
     refuse_other_access(settings, asks=asks, auth=auth)
@@ -259,7 +259,7 @@ def api_url(settings: Settings) -> str | None:
 def needs_api_url(settings: Settings) -> str:
     """Like `api_url`, but a server that answers and lets us in is required.
 
-    Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-SERVER-AUTH`).
+    Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
     """
     url = api_url(settings)
     if url is None:
@@ -277,7 +277,7 @@ def locked_out(settings: Settings, url: str) -> Unavailable:
         f"The Prefect server at {url} does not accept the string in {auth_file(settings)}.",
         why="The file was changed or removed while the server was running.",
         do="Run `trainyard down`, then `trainyard up`.",
-        code="E-SERVER-AUTH",
+        code="E-AUTH",
     )
 
 

@@ -315,12 +315,12 @@ class LocalBackend:
         return collect(running.job, running.folder, folder, start)
 
     def mine(self, handle: Handle) -> Running:
-        """What this process knows of a job. Raises `NotFound` (`E-JOB-UNKNOWN`) for another's."""
+        """What this process knows of a job. Raises `NotFound` (`E-JOB-NOT-FOUND`) for another's."""
         if handle.id not in self.running:
             raise NotFound(
                 f"The job {handle.id} was not started by this process.",
                 do="Ask where it was started, or start it again: it continues.",
-                code="E-JOB-UNKNOWN",
+                code="E-JOB-NOT-FOUND",
             )
         return self.running[handle.id]
 

@@ -141,7 +141,7 @@ def trainable_bytes(model: Any) -> int:
 
 
 def require_finite_weights(model: Any) -> None:
-    """Raise `E-WEIGHTS-NONFINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
+    """Raise `E-NON-FINITE` naming the first trained tensor with NaN or infinity; of a sharded one, its part."""
     torch = load("torch")
     for name, parameter in model.named_parameters():
         own = parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -15,7 +15,7 @@ from trainyard.compute.lease import device_folder
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.spec.changes import list_changes
+from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.models import resolve_model
 

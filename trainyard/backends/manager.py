@@ -68,7 +68,7 @@ class TrainingManager:
     def submit_local(self, job: TrainingJob, *, name: str = "") -> str:
         """Record a job and start it on this machine as soon as the device is free. Returns its id at once.
 
-        Raises `Refused` with all reasons if the backend cannot carry it out, and `Conflict` (`E-JOB-TWICE`) if this
+        Raises `Refused` with all reasons if the backend cannot carry it out, and `Conflict` (`E-JOB-STATE`) if this
         process works on the same job already.
         """
         one = Submitted(job, LocalBackend(job.config.backend, self.settings))
@@ -84,7 +84,7 @@ class TrainingManager:
         return job_id
 
     def status(self, job_id: str) -> JobStatus:
-        """Where a job stands, how far it is and what it came to. Raises `NotFound` (`E-JOB-UNKNOWN`)."""
+        """Where a job stands, how far it is and what it came to. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
         record = self.store.get(job_id)
         told = JobStatus(state=record.state, reason=record.detail)
         return told.model_copy(update={"progress": self.progress(job_id), "metrics": self.metrics(job_id)})
@@ -209,16 +209,16 @@ class TrainingManager:
                 raise Conflict(
                     f"The same job is at work already: {job_id}.",
                     do="Wait for it, or cancel it first.",
-                    code="E-JOB-TWICE",
+                    code="E-JOB-STATE",
                 )
 
     def mine(self, job_id: str) -> Submitted:
-        """A job that this process submitted. Raises `NotFound` (`E-JOB-UNKNOWN`) for any other."""
+        """A job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
         if job_id not in self.submitted:
             raise NotFound(
                 f"The job {job_id!r} was not submitted by this process.",
                 do="Submit the same job again: it continues from its newest checkpoint.",
-                code="E-JOB-UNKNOWN",
+                code="E-JOB-NOT-FOUND",
             )
         return self.submitted[job_id]
 

@@ -89,7 +89,7 @@ def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool
         return True
     if error.code == "E-KILLED":
         return killed_by_kernel and "SIGKILL" in error.what
-    foreign = error.code in ("E-CRASH", "E-EXIT", "E-PROGRAM", "E-FAILED")
+    foreign = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
     return foreign and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
 
 

@@ -36,7 +36,7 @@ CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 
 
 def port_of(job: TrainingJob) -> Port:
-    """The port that this job's rows come from. Raises `InvalidInput` (`E-NO-DATA`)."""
+    """The port that this job's rows come from. Raises `InvalidInput` (`E-DATA-EMPTY`)."""
     stage = job.config.stage
     for port in (*stage.facts.ports, *stage.facts.instead):
         if port in job.data:
@@ -45,7 +45,7 @@ def port_of(job: TrainingJob) -> Port:
         f"Stage {stage} needs {' or '.join(stage.facts.ports)} rows, and none arrived.",
         why=f"The trainer was given: {', '.join(port.value for port in job.data) or 'nothing'}.",
         do="Connect a data_source, generator or validator that produces them.",
-        code="E-NO-DATA",
+        code="E-DATA-EMPTY",
     )
 
 
@@ -67,7 +67,7 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     A line is {"messages", "tools"?} for sft, {"prompt", "chosen", "rejected"} for dpo and reward, {"prompt",
     "completion", "label"} for kto, {"text"} for cpt; messages are {"role", "content", "tool_calls"?} as OpenAI has
     them, with `name`, `tool_call_id` and `reasoning_content` where there are such; a `weight` of 0 marks a turn without
-    loss. Raises `InvalidInput` (`E-NO-DATA`) if no row is left.
+    loss. Raises `InvalidInput` (`E-DATA-EMPTY`) if no row is left.
     """
     counts: Counter[str] = Counter({"read": 0, "written": 0, "held_out": 0})
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
             "No row of the data set is for training.",
             why=f"Of {counts['read']} rows, {counts['held_out']} are held out.",
             do="Give the trainer more rows, or hold out fewer.",
-            code="E-NO-DATA",
+            code="E-DATA-EMPTY",
         )
     temporary.replace(folder / CHAT_FILE)
     return dict(counts)

@@ -266,7 +266,7 @@ def end_tree(process: psutil.Process, grace_s: float) -> None:
 def free_port(first: int = 0) -> int:
     """The first port from `first` up on which nobody listens on loopback; 0 lets the system choose.
 
-    A server that loses the race for it ends, and its log says so. Raises `Conflict` (`E-NO-PORT`).
+    A server that loses the race for it ends, and its log says so. Raises `Conflict` (`E-PORT`).
     """
     last = min(first + PORTS_TRIED, 65536) if first else 1
     for port in range(first, last):
@@ -280,7 +280,7 @@ def free_port(first: int = 0) -> int:
     raise Conflict(
         f"No free port between {first} and {last - 1}.",
         do="Set TRAINYARD_PREFECT_PORT to the start of a free range.",
-        code="E-NO-PORT",
+        code="E-PORT",
     )
 
 

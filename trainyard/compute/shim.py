@@ -59,7 +59,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a program with its output in the log file; `before` runs in it first.
 
-    For a process of one thread. Raises `NotFound` (`E-PROGRAM-MISSING`).
+    For a process of one thread. Raises `NotFound` (`E-PROGRAM`).
     """
     with log.open("ab") as stream:
         try:
@@ -76,7 +76,7 @@ def start(
             raise NotFound(
                 f"The program {argv[0]!r} cannot be started: {error.strerror}.",
                 do="Install it or correct its path.",
-                code="E-PROGRAM-MISSING",
+                code="E-PROGRAM",
             ) from error
 
 

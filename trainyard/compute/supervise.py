@@ -247,7 +247,7 @@ def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[st
             return plain_error("E-CRASH", f"The program left an unreadable {ERROR_FILE}.", last_log_line(folder))
     if exit_code < 0:
         return killed_error(signal.Signals(-exit_code).name, killed_for_memory)
-    return plain_error("E-EXIT", f"The program ended with exit code {exit_code}.", last_log_line(folder))
+    return plain_error("E-CRASH", f"The program ended with exit code {exit_code}.", last_log_line(folder))
 
 
 def killed_error(name: str, killed_for_memory: bool) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Corpora:
     def add(self, bucket: str, method: str, values: Iterable[Value]) -> tuple[int, int]:
         """Append tuples durably; returns (added, those that were there already). Appending twice adds nothing.
 
-        Raises `InvalidInput` (`E-CORPUS-TUPLE`) for the first value that is no tuple of the method, before writing.
+        Raises `InvalidInput` (`E-CORPUS`) for the first value that is no tuple of the method, before writing.
         """
         checked = [tuple_of(value, method) for value in values]
         with telling("The corpus was not written"):
@@ -166,13 +166,13 @@ class Corpora:
         return self.root / "snapshots" / bucket / f"{sha256}.jsonl"
 
     def bytes_of(self, bucket: str, sha256: str) -> bytes:
-        """A snapshot's bytes, verified. Raises `NotFound` (`E-SNAPSHOT-MISSING`), `Corrupt` (`E-SNAPSHOT-CHANGED`)."""
+        """A snapshot's bytes, verified. Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
         path = self.place(bucket, sha256)
         if not self.files.exists(path):
             raise NotFound(
                 f"There is no snapshot {sha256[:12]} of the bucket {bucket}.",
                 do="Copy it from where the marker was made, or remove the marker: the next night makes another.",
-                code="E-SNAPSHOT-MISSING",
+                code="E-NOT-FOUND",
             )
         return self.verified(path, sha256)
 
@@ -193,7 +193,7 @@ def changed(path: Path) -> Corrupt:
         f"The snapshot {path.name[:12]} has other bytes than its name says.",
         why="It was changed after it was written, or it was copied incompletely.",
         do="Move it away; the next night makes another.",
-        code="E-SNAPSHOT-CHANGED",
+        code="E-CORRUPT",
     )
 
 
@@ -211,12 +211,12 @@ def bad(why: str) -> InvalidInput:
         "This is no tuple of the bucket.",
         why=why,
         do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
-        code="E-CORPUS-TUPLE",
+        code="E-CORPUS",
     )
 
 
 def tuple_of(value: Any, method: str) -> CorpusTuple:
-    """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS-TUPLE`) with the reason."""
+    """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
         raise bad("it is no JSON object")
     spelt = engineering(value) if method == "sft" else apprenticeship(value)
@@ -333,7 +333,7 @@ def write_training_set(
 
 
 def read_lines(path: Path) -> Iterator[Value]:
-    """JSON objects of a file, one a line. Raises `InvalidInput` (`E-CORPUS-TUPLE`) with the line's number."""
+    """JSON objects of a file, one a line. Raises `InvalidInput` (`E-CORPUS`) with the line's number."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():

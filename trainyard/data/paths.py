@@ -48,7 +48,7 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     """The real path of `path`, which lies inside one of `roots`.
 
     A relative path is looked up in each root in turn; the first that exists wins. Raises `Refused` (`R-PATH-ROOT`)
-    for a path that leaves its root, whether or not it exists there, and `NotFound` (`E-DATA-MISSING`).
+    for a path that leaves its root, whether or not it exists there, and `NotFound` (`E-DATA-NOT-FOUND`).
     """
     text = os.fspath(path)
     if ODD_SPELLING.search(text):
@@ -67,7 +67,7 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
             f"There is no file or folder {shown(text)}.",
             why=f"It was looked for in {', '.join(map(str, real_roots))}.",
             do=f"Correct the path, or write the whole path. {WHERE_RELATIVE}",
-            code="E-DATA-MISSING",
+            code="E-DATA-NOT-FOUND",
         )
     return existing
 
@@ -114,13 +114,13 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
         raise InvalidInput(
             f"{path.name} cannot be opened: {os.strerror(error.errno or 0)}.",
             do="Give a readable regular file.",
-            code="E-DATA-OPEN",
+            code="E-DATA-NOT-FOUND",
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InvalidInput(
             f"{path.name} is not a regular file.", why="Pipes and devices never end.", do="Give a file.",
-            code="E-DATA-OPEN",
+            code="E-DATA-NOT-FOUND",
         )  # fmt: skip
     opened = opened_path(descriptor)
     if opened is not None and not any(opened.is_relative_to(real_root(root)) for root in roots):

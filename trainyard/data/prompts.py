@@ -100,9 +100,9 @@ def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dic
 class Prompter:
     """Makes the messages of a request; holds the child that renders a user's own prompt. A context manager.
 
-    Raises `InvalidInput` on entry when the own prompt cannot be used: `E-PROMPT-SYNTAX`, `E-PROMPT-UNKNOWN` (a
-    variable that does not exist), `E-PROMPT-DOCUMENT` (it never shows the document), `E-PROMPT-UNSAFE` (it leaves the
-    sandbox), `E-PROMPT-LIMIT` (time, memory or length); and later, when a document makes it do so.
+    Raises `InvalidInput` on entry when the own prompt cannot be used: `E-PROMPT` for a
+    variable that does not exist, a prompt that never shows the document or leaves the sandbox, and one over the limits
+    of time, memory or length; and later, when a document makes it do so.
     """
 
     def __init__(self, template: GenerationTemplate, *, wordings: int, prompt: str | None = None) -> None:
@@ -193,7 +193,7 @@ def limit_error(why: str) -> InvalidInput:
         why=f"While it was rendered, {why}; allowed are {RENDER_S:g} s, {MEMORY_BYTES >> 20} MiB and the document's "
         f"length plus {MARGIN_CHARS:,} characters.",
         do="Take loops and repetitions out of config.prompt.",
-        code="E-PROMPT-LIMIT",
+        code="E-PROMPT",
     )
 
 
@@ -208,10 +208,10 @@ def render_limited(pieces: Iterator[str], most: int) -> str:
 
 
 FAULTS: tuple[tuple[type[Exception], str, str], ...] = (
-    (TemplateSyntaxError, "E-PROMPT-SYNTAX", "The generator's own prompt is not Jinja."),
-    (SecurityError, "E-PROMPT-UNSAFE", "The generator's own prompt tries to leave its sandbox."),
-    (UndefinedError, "E-PROMPT-UNKNOWN", "The generator's own prompt uses a name that does not exist."),
-    (Exception, "E-PROMPT-FAILED", "The generator's own prompt cannot be rendered."),
+    (TemplateSyntaxError, "E-PROMPT", "The generator's own prompt is not Jinja."),
+    (SecurityError, "E-PROMPT", "The generator's own prompt tries to leave its sandbox."),
+    (UndefinedError, "E-PROMPT", "The generator's own prompt uses a name that does not exist."),
+    (Exception, "E-PROMPT", "The generator's own prompt cannot be rendered."),
 )
 """The first row whose type matches names the code; Jinja lets any exception of an expression through."""
 
@@ -223,7 +223,7 @@ def answer(environment: ImmutableSandboxedEnvironment, prompt: str, given: dict[
             most = len(given["document"]["text"]) + MARGIN_CHARS
             return {"text": render_limited(environment.from_string(prompt).generate(given), most)}
         if "document" not in meta.find_undeclared_variables(environment.parse(prompt)):
-            raise InvalidInput("The generator's own prompt never shows the document.", do=DO, code="E-PROMPT-DOCUMENT")
+            raise InvalidInput("The generator's own prompt never shows the document.", do=DO, code="E-PROMPT")
         return {"text": ""}
     except InvalidInput as fault:
         return fault.as_dict()

@@ -108,8 +108,8 @@ def validate(
     `source` is a data port (sft, preference, labelled, text), `documents` the folder of a documents port, needed for
     grounding only. `report(fraction, text)` is told how far the work is.
 
-    Raises `InvalidInput`: `E-DATA-PORT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-ALL-DROPPED` (none kept),
-    `E-DATA-TOO-LONG`, `E-ROW-SCHEMA`, `E-EVALUATION-SET`, `E-GROUNDING-DOCUMENTS`; `TrainyardError` `E-BALANCE`.
+    Raises `InvalidInput`: `E-DATA-FORMAT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-EMPTY` (none kept),
+    `E-DATA-TOO-LONG`, `E-DATA-FORMAT`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `TrainyardError` `E-BATCH`.
     """
     port = source.kind
     if port not in PORTS:
@@ -117,7 +117,7 @@ def validate(
             f"A validator cannot check {port.value}.",
             why=f"It checks rows: {', '.join(known.value for known in PORTS)}.",
             do="Put a generator between the documents and the validator, or leave the validator out.",
-            code="E-DATA-PORT",
+            code="E-DATA-FORMAT",
         )
     out = folder / port.value
     out.mkdir(parents=True, exist_ok=True)
@@ -258,5 +258,5 @@ def nothing_kept(ledger: RowLedger) -> InvalidInput:
         f"The validator kept none of {ledger.read} rows.",
         why="Dropped: " + "; ".join(lines) + f". Held out: {sum(ledger.heldout.values())}.",
         do="Loosen the rule that dropped most rows, or correct the data.",
-        code="E-DATA-ALL-DROPPED",
+        code="E-DATA-EMPTY",
     )

@@ -49,7 +49,7 @@ class GateVerdict:
 def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
     """The label that decides: the wanted one, else held-out loss on unseen wording, on unseen documents, or the first.
 
-    Raises `InvalidInput` (`E-EVAL-PRIMARY`) when the wanted one is not among the labels.
+    Raises `InvalidInput` (`E-BENCHMARK`) when the wanted one is not among the labels.
     """
     if wanted is None:
         preferred = (f"heldout_loss/{UNSEEN_WORDING}", f"heldout_loss/{UNSEEN_DOCUMENTS}")
@@ -60,7 +60,7 @@ def choose_primary(labels: Sequence[str], wanted: str | None) -> str:
         f"The primary metric {wanted!r} is not among the benchmarks that run.",
         why=f"They are {', '.join(labels)}.",
         do="Name one of them as `primary`, or add it to `benchmarks`.",
-        code="E-EVAL-PRIMARY",
+        code="E-BENCHMARK",
     )
 
 

@@ -74,7 +74,7 @@ def job_from_inputs(
     """The job of an evaluator node from its inputs, nearest first; `live` is the adapter deployed now, if any.
 
     An adapter that was trained with `control: shuffled_answers` becomes the control, the nearest other one the
-    candidate. Raises `InvalidInput` (`E-EVAL-CANDIDATE`) when there is none.
+    candidate. Raises `InvalidInput` (`E-BENCHMARK`) when there is none.
     """
     trained = [*inputs.get(Port.ADAPTER, ()), *inputs.get(Port.MODEL, ())]
     facts = {reference.uri: training_facts(reference.path) for reference in trained}
@@ -85,7 +85,7 @@ def job_from_inputs(
             "The evaluator has no adapter or model to compare with its baseline.",
             why="Only controls reached it." if controls else "No trainer is upstream.",
             do="Add a trainer without `control` before the evaluator.",
-            code="E-EVAL-CANDIDATE",
+            code="E-BENCHMARK",
         )
     candidate = candidates[0]
     training = facts[candidate.uri]
@@ -202,7 +202,7 @@ def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
             f"The benchmark {given.name!r} has no rows to run on.",
             why="It names neither a set nor a path, and no held-out set reached the evaluator.",
             do="Put a validator before the trainer (it sets rows aside), or give the benchmark a path.",
-            code="E-EVAL-NO-ROWS",
+            code="E-DATA-EMPTY",
         )
     return [given.model_copy(update={"set": name}) for name in names]
 

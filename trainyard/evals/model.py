@@ -218,7 +218,7 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
             f"The {role}'s adapter does not fit the base model.",
             why=" ".join(str(error).split())[:500],
             do="Evaluate it with the base it was trained on (base_path in its training.json).",
-            code="E-EVAL-ADAPTER",
+            code="E-ADAPTER-INVALID",
         ) from error
     require_unchanged_base(weights, network, folder.name)
     return network.eval()

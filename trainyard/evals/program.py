@@ -62,7 +62,7 @@ def score_line(
             f"No row of {label(line)} could be scored.",
             why=f"None of {rows} rows fits the template and {participants['candidate'].context} tokens of context.",
             do="Hold out shorter rows (max_tokens of the validator), or take a base with a longer context.",
-            code="E-EVAL-NO-ROWS",
+            code="E-DATA-EMPTY",
         )
     for role, own in values.items():
         refuse_non_finite(role, label(line), cases, own)
@@ -87,7 +87,7 @@ def refuse_non_finite(role: str, name: str, cases: Sequence[Case], values: Seque
                 f"The {role} gives {value} on {name}, row {case.id}.",
                 why="Its weights hold NaN or infinite numbers, or its precision overflows.",
                 do="Train again with a lower learning rate or in fp32; this adapter cannot be used.",
-                code="E-EVAL-NON-FINITE",
+                code="E-NON-FINITE",
             )
 
 

@@ -25,7 +25,7 @@ LONGEST_SAMPLE = 300
 def build_report(job: EvaluationJob, scores: Mapping[str, Any]) -> Report:
     """Statistics, gate and origin of one evaluation, as the JSON report.
 
-    `scores` is the child's `scores.json`. Raises `InvalidInput` (`E-EVAL-PRIMARY`).
+    `scores` is the child's `scores.json`. Raises `InvalidInput` (`E-BENCHMARK`).
     """
     lines = [benchmark_entry(job, one) for one in scores["benchmarks"]]
     primary = choose_primary([line_label(line) for line in lines], job.config.primary)

@@ -73,7 +73,7 @@ def check(job: EvaluationJob) -> None:
     labels = [label(line) for line in lines]
     repeated = sorted({one for one in labels if labels.count(one) > 1})
     if repeated:
-        raise InvalidInput(f"The benchmark {repeated[0]!r} is listed twice.", do="List it once.", code="E-EVAL-TWICE")
+        raise InvalidInput(f"The benchmark {repeated[0]!r} is listed twice.", do="List it once.", code="E-BENCHMARK")
     choose_primary(labels, job.config.primary)
     for line in lines:
         cases_of(line, job)

@@ -45,7 +45,7 @@ TASK_LINE_CHARS = 1_000_000
 def cases_of(line: BenchmarkSpec, job: EvaluationJob) -> list[Case]:
     """The cases of one benchmark line, at most `max_rows`, spread evenly over the file.
 
-    Raises `InvalidInput` (`E-EVAL-NO-ROWS`, `E-TASK-FILE`) or `NotFound` (`E-TASK-FILE-MISSING`).
+    Raises `InvalidInput` (`E-DATA-EMPTY`, `E-BENCHMARK`) or `NotFound` (`E-BENCHMARK`).
     """
     row = benchmark(line.name)
     if line.path:
@@ -63,7 +63,7 @@ def cases_of(line: BenchmarkSpec, job: EvaluationJob) -> list[Case]:
             f"{label(line)} has no row with the field {needed!r} that {line.name} needs.",
             why=f"{len(cases)} rows were read.",
             do="Choose a benchmark that fits the set, or a task file with that field (docs/evaluation.md lists them).",
-            code="E-EVAL-NO-ROWS",
+            code="E-DATA-EMPTY",
         )
     return spread(fitting, line.max_rows)
 
@@ -159,7 +159,7 @@ def turn(message: Message) -> Turn:
 def read_task_file(path: Path) -> Iterator[Case]:
     """The cases of a JSONL task file; a wrong line is an error that names it."""
     if not path.is_file():
-        raise NotFound(f"The task file {path} does not exist.", do="Correct `path`.", code="E-TASK-FILE-MISSING")
+        raise NotFound(f"The task file {path} does not exist.", do="Correct `path`.", code="E-BENCHMARK")
     with path.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(TASK_LINE_CHARS), b""), 1):
             if line.strip():
@@ -215,5 +215,5 @@ def wrong_line(where: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"The line {where} of a task file cannot be used: {why}.",
         do='Write one JSON object a line, such as {"question": "…", "answer": "…"} (docs/evaluation.md).',
-        code="E-TASK-FILE",
+        code="E-BENCHMARK",
     )

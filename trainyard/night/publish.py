@@ -86,7 +86,7 @@ def create(objects: Objects, name: str, data: bytes) -> bool:
 def publish(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
     """Upload a registered version, files first, and look at what a reader gets.
 
-    Raises `Conflict` (`E-VERSION-TAKEN`) when another adapter has this number there, `Corrupt` (`E-PUBLISH-CHANGED`)
+    Raises `Conflict` (`E-PUBLISH`) when another adapter has this number there, `Corrupt` (`E-PUBLISH`)
     when what is there is not what was trained.
     """
     objects = world.stores.objects
@@ -142,7 +142,7 @@ def taken(version: AdapterVersion) -> Conflict:
         f"Another adapter is published as {version.name}.",
         why="A published version is never overwritten.",
         do="Remove the marker's local version by hand, and let the next night train it again.",
-        code="E-VERSION-TAKEN",
+        code="E-PUBLISH",
     )
 
 
@@ -163,7 +163,7 @@ def verify_published(world: NightDeps, version: AdapterVersion) -> None:
             f"What is published as {version.name} is not what was trained.",
             why="A file is missing there, or has another size or digest.",
             do="Look at the object store; the marker stays claimed until it is right.",
-            code="E-PUBLISH-CHANGED",
+            code="E-PUBLISH",
         )
 
 
@@ -201,6 +201,6 @@ def sync_snapshot(objects: Objects, name: str, data: bytes) -> str:
             f"The object {name} has other bytes than its name says.",
             why=f"Expected SHA-256 {hashlib.sha256(data).hexdigest()[:12]}.",
             do="Move it away; the next night copies the snapshot again.",
-            code="E-SNAPSHOT-CHANGED",
+            code="E-CORRUPT",
         )
     return name

@@ -165,7 +165,7 @@ def refused(document: StreamDocument, version: str, why: str, more: str = "") ->
 
 
 def text_of(data: bytes, parser: str) -> str:
-    """Raises `InvalidInput` (`E-DOCUMENT`) with the reason."""
+    """Raises `InvalidInput` (`E-DATA-UNREADABLE`) with the reason."""
     if b"\x00" in data:
         raise unreadable("it holds NUL bytes, so it is no text")
     try:
@@ -183,4 +183,4 @@ def text_of(data: bytes, parser: str) -> str:
 
 
 def unreadable(why: str) -> InvalidInput:
-    return InvalidInput("The document cannot be read.", why=why, do="Correct the file.", code="E-DOCUMENT")
+    return InvalidInput("The document cannot be read.", why=why, do="Correct the file.", code="E-DATA-UNREADABLE")

@@ -159,7 +159,7 @@ def carriers(path: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file. Raises `Corrupt` (`E-ADAPTER-CORRUPT`)."""
+    """A JSON object; empty when there is no such file. Raises `Corrupt` (`E-CORRUPT`)."""
     if not path.is_file():
         return {}
     try:
@@ -167,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise Corrupt(f"{path.name} of the adapter is no JSON object.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+        raise Corrupt(f"{path.name} of the adapter is no JSON object.", do="Train it again.", code="E-CORRUPT")
     return value
 
 

@@ -48,7 +48,7 @@ def start(
 
     It outlives the caller. A server that still holds an older build of the same model is replaced.
 
-    Raises `Conflict` (`E-EMBEDDED-MODEL`) if it serves another model, `Unavailable` (`E-SERVER-START`) with the last
+    Raises `Conflict` (`E-MODEL-NOT-FOUND`) if it serves another model, `Unavailable` (`E-SERVER-START`) with the last
     line of its log if it does not come up, and what `resolve_model` and `check_chat_template` raise.
     """
     source = resolve_model(model, settings)
@@ -61,7 +61,7 @@ def start(
             raise Conflict(
                 f"The embedded server at {found.url} serves {found.model!r}, not {model!r}.",
                 do="Call `trainyard down` first, or use the model that is served.",
-                code="E-EMBEDDED-MODEL",
+                code="E-MODEL-NOT-FOUND",
             )
         if found is not None and found.model_sha256 == source.sha256 and found.answers():
             return found.url

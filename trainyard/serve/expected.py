@@ -26,7 +26,7 @@ from trainyard.stores.models import ModelSource, chat_template, resolve_model
 
 ANSWER_S = 5.0
 """How long a server may take to say what it serves."""
-NOT_YET = ("E-TARGET-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
+NOT_YET = ("E-SERVER-UNREACHABLE", "E-API-KEY", "R-TARGET-DOWN")
 """What may be otherwise when the deployer asks: a server that is not up, a key that only the worker has."""
 
 

@@ -130,7 +130,7 @@ class ModelRunner:
                 f"The adapter in {folder.name} does not fit this base model.",
                 why=" ".join(str(error).split())[:300],
                 do="Load it on the base model that it was trained on.",
-                code="E-ADAPTER-SHAPE",
+                code="E-ADAPTER-MISMATCH",
             ) from error
         self.model.eval()
         self.keep_base(folder.name)

@@ -69,13 +69,13 @@ def allowed_hosts(host: str) -> list[str]:
 
 
 def bind_guarded(host: str, port: int, token: str | None, danger: str) -> socket.socket:
-    """`bind`, off loopback only with a token. Raises `InvalidInput` (`E-SERVER-TOKEN`) and what `bind` raises."""
+    """`bind`, off loopback only with a token. Raises `InvalidInput` (`E-AUTH`) and what `bind` raises."""
     if not is_loopback(host) and token is None:
         raise InvalidInput(
             f"The server does not listen on {host} without a token.",
             why=danger,
             do="Set TRAINYARD_TOKEN, or use --host 127.0.0.1.",
-            code="E-SERVER-TOKEN",
+            code="E-AUTH",
         )
     return bind(host, port)
 

@@ -168,7 +168,7 @@ def user_error(message: str, param: str | None = None) -> ApiError:
 def check_origin(folder: Path, base: ModelSource) -> None:
     """Compare an adapter's `training.json` with the base. An adapter made elsewhere has none and passes.
 
-    Raises `InvalidInput` (`E-ADAPTER-ORIGIN`, `E-ADAPTER-BASE`, `E-ADAPTER-TEMPLATE`).
+    Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
     """
     path = folder / "training.json"
     if not path.is_file() or base.path is None:
@@ -178,14 +178,14 @@ def check_origin(folder: Path, base: ModelSource) -> None:
         trained_on, template = origin.get("base_sha256"), origin.get("chat_template_sha256")
     except (ValueError, AttributeError) as error:
         raise InvalidInput(
-            f"{folder.name}/training.json is not a JSON object.", do="Train it again.", code="E-ADAPTER-ORIGIN"
+            f"{folder.name}/training.json is not a JSON object.", do="Train it again.", code="E-ADAPTER-MISMATCH"
         ) from error
     if trained_on is not None and trained_on != base.sha256:
         raise InvalidInput(
             f"The adapter was trained on another base than {base.name!r}.",
             why=f"Its base has the digest {str(trained_on)[:12]}, this one {base.sha256[:12]}.",
             do="Serve the base that training.json names, or train the adapter on this base.",
-            code="E-ADAPTER-BASE",
+            code="E-ADAPTER-MISMATCH",
         )
     served = chat_template_sha256(base.path)
     if template is not None and template != served:
@@ -193,5 +193,5 @@ def check_origin(folder: Path, base: ModelSource) -> None:
             "The adapter was trained with another chat template than the one that is served.",
             why=f"Its template has the digest {str(template)[:12]}, the served one {str(served)[:12]}.",
             do="Serve the base with the template of the training, or train the adapter again.",
-            code="E-ADAPTER-TEMPLATE",
+            code="E-ADAPTER-MISMATCH",
         )

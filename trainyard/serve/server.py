@@ -151,7 +151,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[ServedModels, Answers]:
         raise InvalidInput(
             f"The model {model.name!r} is not on this machine.",
             do="Download it into a folder and give the folder, or use `starter`.",
-            code="E-MODEL-NOT-LOCAL",
+            code="E-MODEL-NOT-FOUND",
         )
     check_folder(model.path)
     quiet: Any = transformers_logging.disable_progress_bar
@@ -163,11 +163,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[ServedModels, Answers]:
     for given in arguments.adapter:
         name, separator, folder = given.partition("=")
         if not separator:
-            raise InvalidInput(f"--adapter {given!r} is not NAME=FOLDER.", do="Write NAME=FOLDER.", code="E-ADAPTER")
+            what = f"--adapter {given!r} is not NAME=FOLDER."
+            raise InvalidInput(what, do="Write NAME=FOLDER.", code="E-ADAPTER-INVALID")
         try:
             served.put(name, Path(folder).resolve())
         except ApiError as error:
-            raise InvalidInput(f"The adapter {name!r} cannot be served: {error}", code="E-ADAPTER") from error
+            raise InvalidInput(f"The adapter {name!r} cannot be served: {error}", code="E-ADAPTER-INVALID") from error
     return served, Answers(engine, worker, served, max_tokens=arguments.max_tokens)
 
 

@@ -140,7 +140,7 @@ def place(nodes: Sequence[ParsedNode]) -> tuple[list[Placed], list[Reason]]:
 
 def duplicates(ids: Sequence[str]) -> list[Reason]:
     return [
-        Reason("E-SPEC-ID", node_id, "id", f"{count} nodes have the id {node_id!r}.", "Give each node its own id.")
+        Reason("E-SPEC-GRAPH", node_id, "id", f"{count} nodes have the id {node_id!r}.", "Give each node its own id.")
         for node_id, count in Counter(ids).items()
         if count > 1
     ]
@@ -149,12 +149,12 @@ def duplicates(ids: Sequence[str]) -> list[Reason]:
 def unknown_need(node_id: str, node: ParsedNode, need: str, known: set[str]) -> Reason:
     if need == node_id:
         return Reason(
-            "E-SPEC-CYCLE", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
+            "E-SPEC-GRAPH", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
         )
     near = closest(need, known)
     ids = ", ".join(sorted(known)[:MAX_CYCLE_SHOWN])
     instead = f"Did you mean {near!r}?" if near else f"Write the id of another node: {ids}."
-    return Reason("E-SPEC-NEEDS", node_id, "needs", f"There is no node with the id {need!r}.", instead)
+    return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)
 
 
 def in_order(placed: Sequence[Placed]) -> tuple[list[Placed], list[Reason]]:
@@ -210,7 +210,7 @@ def cycle_reason(cycle: Sequence[str]) -> Reason:
     if len(shown) > MAX_CYCLE_SHOWN:
         shown = [*cycle[: MAX_CYCLE_SHOWN - 2], f"… {len(cycle) - MAX_CYCLE_SHOWN + 2} more", cycle[0]]
     return Reason(
-        "E-SPEC-CYCLE",
+        "E-SPEC-GRAPH",
         cycle[0],
         "needs",
         f"The nodes wait for each other in a circle: {' → '.join(shown)}.",

@@ -116,8 +116,8 @@ class AdapterRegistry:
 
         With a `run_key`, a version that was registered with the same key and the same files is returned instead. A
         `number` is one that was reserved for this key elsewhere; what a crash left under it is written anew.
-        Raises `InvalidInput` (`E-ADAPTER-NAME`, `E-ADAPTER-FILES`, `E-MODEL-PICKLE`), `LimitExceeded`
-        (`E-DISK-FULL`), `Conflict` (`E-VERSION-TAKEN`); after a failure the number stays taken and nothing is listed.
+        Raises `InvalidInput` (`E-NAME`, `E-ADAPTER-INVALID`, `E-MODEL-UNSAFE`), `LimitExceeded`
+        (`E-DISK-FULL`), `Conflict` (`E-PUBLISH`); after a failure the number stays taken and nothing is listed.
         """
         folder = self._folder(tenant, role)
         check_source(source, self.files)
@@ -159,7 +159,7 @@ class AdapterRegistry:
     def show(self, name: str) -> AdapterVersion:
         """The version of `<tenant>/<role>/v<N>`, or the live one of `<tenant>/<role>`.
 
-        Raises `NotFound` (`E-ADAPTER-UNKNOWN`), `InvalidInput` (`E-ADAPTER-NAME`).
+        Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-NAME`).
         """
         tenant, role, number = parse_name(name)
         if number is None:
@@ -168,14 +168,14 @@ class AdapterRegistry:
                 raise NotFound(
                     f"No version of {name!r} is live.",
                     do=f"List the versions with `trainyard adapters list`, or name one: {name}/v1.",
-                    code="E-ADAPTER-UNKNOWN",
+                    code="E-ADAPTER-NOT-FOUND",
                 )
         manifest = self._folder(tenant, role) / f"v{number}" / MANIFEST
         if not self.files.exists(manifest):
             raise NotFound(
                 f"There is no adapter version {tenant}/{role}/v{number}.",
                 do="List the versions with `trainyard adapters list`.",
-                code="E-ADAPTER-UNKNOWN",
+                code="E-ADAPTER-NOT-FOUND",
             )
         return read_manifest(manifest, self.files)
 
@@ -189,7 +189,7 @@ class AdapterRegistry:
                 f"The files of {version.name} are not what its manifest says.",
                 why="A file was changed, added or removed after registration.",
                 do="Promote another version, and move this one away.",
-                code="E-ADAPTER-CORRUPT",
+                code="E-CORRUPT",
             )
         return version
 
@@ -210,14 +210,14 @@ class AdapterRegistry:
     def rollback(self, tenant: str, role: str) -> AdapterVersion:
         """Go back to the version that the present one replaced; a second call goes one further.
 
-        Raises `Conflict` (`E-NO-EARLIER-VERSION`) when there was none.
+        Raises `Conflict` (`E-ADAPTER-NOT-FOUND`) when there was none.
         """
         earlier = self.live(tenant, role).replaced()
         if not earlier:
             raise Conflict(
                 f"{tenant}/{role} has no earlier live version to go back to.",
                 do="Promote a version by its name.",
-                code="E-NO-EARLIER-VERSION",
+                code="E-ADAPTER-NOT-FOUND",
             )
         version = self.verify(self.show(f"{tenant}/{role}/v{earlier[-1]}"))
         self.point(tenant, role, version.version, "rollback")
@@ -248,7 +248,7 @@ class AdapterRegistry:
                 f"The folder of {tenant}/{role} lies outside the registry.",
                 why="A part of its path is a symbolic link.",
                 do="Remove the link.",
-                code="E-ADAPTER-NAME",
+                code="E-NAME",
             )
         return folder
 
@@ -274,7 +274,7 @@ class AdapterRegistry:
                 f"The version {tenant}/{role}/v{number} is there already.",
                 why="It was registered for something else, before numbers were reserved in the object store.",
                 do="Try again: the next number is taken.",
-                code="E-VERSION-TAKEN",
+                code="E-PUBLISH",
             )
         empty(self.files, target)
         return number
@@ -305,7 +305,7 @@ class AdapterRegistry:
 def parse_name(name: str) -> tuple[str, str, int | None]:
     """(tenant, role, number) of `<tenant>/<role>/v<N>`; the number is None for `<tenant>/<role>`.
 
-    Raises `InvalidInput` (`E-ADAPTER-NAME`).
+    Raises `InvalidInput` (`E-NAME`).
     """
     match = _FULL_NAME.fullmatch(name)
     if not match:
@@ -313,19 +313,19 @@ def parse_name(name: str) -> tuple[str, str, int | None]:
             f"{name!r} is no adapter name.",
             why="It has to be <tenant>/<role>, with /v<N> for one version, in small letters, digits and hyphens.",
             do="Write it like default/assistant/v3.",
-            code="E-ADAPTER-NAME",
+            code="E-NAME",
         )
     return match["tenant"], match["role"], int(match["version"]) if match["version"] else None
 
 
 def checked(name: str) -> str:
-    """A tenant or role name; raises `InvalidInput` (`E-ADAPTER-NAME`) for anything that could leave the root."""
+    """A tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"{name!r} is no tenant or role name.",
             why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
             do="Rename it, such as `support-bot`.",
-            code="E-ADAPTER-NAME",
+            code="E-NAME",
         )
     return name
 
@@ -333,14 +333,14 @@ def checked(name: str) -> str:
 def check_source(source: Path, files: Files) -> None:
     """Refuse what must not be served: no folder, no safetensors, pickled weights, links to files elsewhere."""
     if not files.is_folder(source):
-        raise NotFound(f"There is no adapter folder {source}.", do="Run the trainer again.", code="E-ADAPTER-FILES")
+        raise NotFound(f"There is no adapter folder {source}.", do="Run the trainer again.", code="E-ADAPTER-INVALID")
     links = [path for path in sorted(source.rglob("*")) if path.is_symlink()] if isinstance(files, RealFiles) else []
     if links:
         raise InvalidInput(
             f"The adapter folder holds a symbolic link: {links[0].relative_to(source)}.",
             why="A link could bring in a file from elsewhere, and its target can change after registration.",
             do="Replace the link by the file.",
-            code="E-ADAPTER-FILES",
+            code="E-ADAPTER-INVALID",
         )
     paths = files_below(files, source)
     pickled = [path for path in paths if path.suffix in PICKLED]
@@ -349,13 +349,13 @@ def check_source(source: Path, files: Files) -> None:
             f"The adapter folder holds pickled weights: {pickled[0].relative_to(source)}.",
             why="Loading a pickle runs whatever code it contains.",
             do="Save the weights as safetensors.",
-            code="E-MODEL-PICKLE",
+            code="E-MODEL-UNSAFE",
         )
     if not any(path.suffix == ".safetensors" for path in paths):
         raise InvalidInput(
             f"The adapter folder {source.name} holds no safetensors file.",
             do="Register the folder that a trainer wrote.",
-            code="E-ADAPTER-FILES",
+            code="E-ADAPTER-INVALID",
         )
 
 
@@ -416,7 +416,7 @@ def read_manifest(path: Path, files: Files) -> AdapterVersion:
             f"The manifest of {'/'.join(path.parts[-4:-1])} cannot be read.",
             why=str(error).splitlines()[0],
             do="Move this version away; the others are not affected.",
-            code="E-ADAPTER-CORRUPT",
+            code="E-CORRUPT",
         ) from error
 
 

@@ -133,7 +133,7 @@ class ArtifactStore:
                 f"The stored result {key[:12]} no longer matches its manifest.",
                 why="A file was changed, added or removed after it was committed.",
                 do=f"Move {folder.name} away and run the chain again.",
-                code="E-ARTIFACT-CORRUPT",
+                code="E-CORRUPT",
             )
         flush_name(self.files, folder)
         return NodeOutput.model_validate({**manifest["output"], "reused": True})
@@ -226,9 +226,7 @@ def reference(
     prefix = f"{part.folder}/" if part.folder else ""
     own = {name.removeprefix(prefix): entry for name, entry in files.items() if name.startswith(prefix)}
     if not own and part.folder and not (temporary / part.folder).is_dir():
-        raise NotFound(
-            f"The node said it fills {port.value} but left no folder {part.folder!r}.", code="E-OUTPUT-MISSING"
-        )
+        raise NotFound(f"The node said it fills {port.value} but left no folder {part.folder!r}.", code="E-NOT-FOUND")
     return Reference(
         uri=f"file://{final / part.folder if part.folder else final}",
         sha256=digest({name: entry["sha256"] for name, entry in own.items()}),
@@ -242,19 +240,19 @@ def reference(
 def open_reference(given: Reference) -> Path:
     """The folder of a reference, after a check that its bytes are what the reference says.
 
-    Raises `NotFound` (`E-ARTIFACT-MISSING`) or `Corrupt` (`E-ARTIFACT-CORRUPT`).
+    Raises `NotFound` (`E-NOT-FOUND`) or `Corrupt` (`E-CORRUPT`).
     """
     if not given.path.is_dir():
         raise NotFound(
             f"The {given.kind.value} result at {given.uri} is gone.",
             do="Run the chain again with refresh=true.",
-            code="E-ARTIFACT-MISSING",
+            code="E-NOT-FOUND",
         )
     found = digest({name: entry["sha256"] for name, entry in describe_files(given.path).items()})
     if found != given.sha256:
         raise Corrupt(
             f"The {given.kind.value} result at {given.uri} has other bytes than when it was made.",
             do="Run the chain again with refresh=true.",
-            code="E-ARTIFACT-CORRUPT",
+            code="E-CORRUPT",
         )
     return given.path

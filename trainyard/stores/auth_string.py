@@ -30,7 +30,7 @@ def auth_file(settings: Settings) -> Path:
 
 
 def read_auth(settings: Settings) -> str | None:
-    """The home's string; None if it has none yet. Raises `InvalidInput` (`E-AUTH-STRING`) if the file is unusable."""
+    """The home's string; None if it has none yet. Raises `InvalidInput` (`E-AUTH`) if the file is unusable."""
     path = auth_file(settings)
     try:
         return usable(path.read_text(encoding="utf-8").rstrip("\n"), str(path))
@@ -42,7 +42,7 @@ def read_auth(settings: Settings) -> str | None:
             f"{path} cannot be read: {reason}.",
             why="It has the string that opens the home's Prefect server, and is for the home's owner alone.",
             do="Work as the user who called `trainyard up`, or set TRAINYARD_HOME to a home of your own.",
-            code="E-AUTH-STRING",
+            code="E-AUTH",
         ) from error
 
 
@@ -72,13 +72,13 @@ def write_private(path: Path, text: str) -> None:
 
 
 def usable(text: str, source: str) -> str:
-    """The text as it is. Raises `InvalidInput` (`E-AUTH-STRING`), which does not repeat it."""
+    """The text as it is. Raises `InvalidInput` (`E-AUTH`), which does not repeat it."""
     if not PRINTABLE.fullmatch(text):
         raise InvalidInput(
             f"The auth string of {source} has {len(text)} characters and cannot be used.",
             why="It has to be 8 to 512 printable ASCII characters without spaces, such as user:password.",
             do="Set another, or remove it: `trainyard up` makes a random one.",
-            code="E-AUTH-STRING",
+            code="E-AUTH",
         )
     return text
 

@@ -88,7 +88,7 @@ class DocumentLedger:
     def refresh(self) -> None:
         """Read what other processes added, and cut off what a crash tore.
 
-        Raises `Corrupt` (`E-LEDGER-CORRUPT`) when a line amid valid ones does not match its checksum.
+        Raises `Corrupt` (`E-CORRUPT`) when a line amid valid ones does not match its checksum.
         """
         with telling("The document ledger was not read"), self.files.locked(self._lock):
             self._catch_up()
@@ -201,13 +201,13 @@ def content_sha256(content: bytes) -> str:
 
 
 def check_entry(entry: Entry) -> Entry:
-    """Raises `InvalidInput` (`E-LEDGER-ENTRY`)."""
+    """Raises `InvalidInput` (`E-CORRUPT`)."""
     if not _SHA256.fullmatch(entry.key.content_sha256) or not entry.name or not entry.key.stream:
         raise InvalidInput(
             f"The ledger entry of {entry.name!r} is not complete.",
             why="It needs the content's SHA-256 (64 hexadecimal digits), a stream and a name.",
             do="Give all three.",
-            code="E-LEDGER-ENTRY",
+            code="E-CORRUPT",
         )
     if len(entry.reason) > MOST_REASON:
         return Entry(**{**vars(entry), "reason": entry.reason[: MOST_REASON - 1] + "…"})
@@ -231,7 +231,7 @@ def from_line(line: bytes) -> Entry | None:
 
 
 def read_lines(name: str, data: bytes) -> tuple[list[Entry], int]:
-    """(the entries, bytes up to the end of the last valid line). Raises `Corrupt` (`E-LEDGER-CORRUPT`)."""
+    """(the entries, bytes up to the end of the last valid line). Raises `Corrupt` (`E-CORRUPT`)."""
     lines = data.split(b"\n")[:-1]
     entries = [from_line(line) for line in lines]
     bad = next((number for number, entry in enumerate(entries) if entry is None), len(entries))
@@ -240,7 +240,7 @@ def read_lines(name: str, data: bytes) -> tuple[list[Entry], int]:
             f"An entry of the document ledger {name} does not match its checksum.",
             why=f"The damaged line is number {bad + 1} of those read now, and valid ones follow it.",
             do="Restore the file, or move it away: the documents are read again and the graph stays as it is.",
-            code="E-LEDGER-CORRUPT",
+            code="E-CORRUPT",
         )
     return [entry for entry in entries[:bad] if entry is not None], sum(len(line) + 1 for line in lines[:bad])
 

@@ -63,7 +63,7 @@ class JobStore:
     def path(self, job_id: str) -> Path:
         """Where a record is. Raises `InvalidInput` for an id that would leave the folder."""
         if not JOB_ID.fullmatch(job_id):
-            raise InvalidInput(f"{job_id!r} is not the id of a job.", do="Copy the id from the list.", code="E-JOB-ID")
+            raise InvalidInput(f"{job_id!r} is not the id of a job.", do="Copy the id from the list.", code="E-NAME")
         return self.folder / f"{job_id}.json"
 
     def put(self, record: JobRecord) -> JobRecord:
@@ -75,10 +75,10 @@ class JobStore:
         return record
 
     def get(self, job_id: str) -> JobRecord:
-        """A record by its id. Raises `NotFound` (`E-JOB-UNKNOWN`)."""
+        """A record by its id. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
         record = read(self.path(job_id), self.files)
         if record is None:
-            raise NotFound(f"There is no job {job_id!r}.", do="Look for its id in the list.", code="E-JOB-UNKNOWN")
+            raise NotFound(f"There is no job {job_id!r}.", do="Look for its id in the list.", code="E-JOB-NOT-FOUND")
         return record
 
     def list(self, state: JobState | None = None) -> list[JobRecord]:

@@ -63,9 +63,7 @@ class ModelSource:
 def resolve_model(name: str, settings: Settings) -> ModelSource:
     """The model that a name means, checked.
 
-    Raises `NotFound` (`E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-PICKLE`,
-    `E-MODEL-REMOTE-CODE`, `E-MODEL-CONFIG`, `E-MODEL-WEIGHTS`, `E-MODEL-TOKENIZER`) or `Corrupt`
-    (`E-MODEL-SAFETENSORS`).
+    Raises `NotFound` (`E-MODEL-NOT-FOUND`), `InvalidInput` (`E-MODEL-UNSAFE`, `E-MODEL-INVALID`) or `Corrupt`.
     """
     digests = settings.models / ".digests.json"
     if name == STARTER:
@@ -110,19 +108,19 @@ def resolve_folder(name: str, folder: Path, *, digests: Path | None = None) -> M
 
 def check_model_folder(folder: Path) -> int:
     """Refuse what must not be loaded; returns the number of parameters. Raises as `resolve_model`."""
-    config = read_json(folder / "config.json", "E-MODEL-CONFIG")
+    config = read_json(folder / "config.json", "E-MODEL-INVALID")
     if not isinstance(config.get("model_type"), str):
         raise InvalidInput(
             f"{folder.name}/config.json names no model_type.",
             do="Give the folder that `save_pretrained` wrote.",
-            code="E-MODEL-CONFIG",
+            code="E-MODEL-INVALID",
         )
     refuse_remote_code(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InvalidInput(
             f"{folder.name} has no tokenizer ({', '.join(TOKENIZER_FILES)}).",
             do="Save the tokenizer beside the weights.",
-            code="E-MODEL-TOKENIZER",
+            code="E-MODEL-INVALID",
         )
     check_kernels(f"{folder.name}/config.json", config)
     parameters = sum(count_parameters(path) for path in weight_files(folder))
@@ -134,10 +132,9 @@ def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str,
     """Refuse an adapter that must not be loaded; returns its `adapter_config.json`.
 
     `modules` are the names of the base's modules, with which the adapter's patterns are tried; left out, those that
-    the adapter's own tensors name. Raises as `resolve_model`, and `InvalidInput` (`E-ADAPTER-INIT`,
-    `E-ADAPTER-PATTERN`).
+    the adapter's own tensors name. Raises as `resolve_model`, and `InvalidInput` (`E-ADAPTER-INVALID`).
     """
-    config = read_json(folder / "adapter_config.json", "E-ADAPTER-CONFIG")
+    config = read_json(folder / "adapter_config.json", "E-ADAPTER-INVALID")
     mapping = config.get("auto_mapping") or {}
     library = str(mapping.get("parent_library") or "transformers") if isinstance(mapping, dict) else "of another kind"
     if library.split(".", maxsplit=1)[0] not in ("transformers", "peft"):
@@ -148,7 +145,7 @@ def check_adapter_folder(folder: Path, modules: Iterable[str] = ()) -> dict[str,
         raise InvalidInput(
             f"{folder.name} has no adapter_model.safetensors.",
             do="Give the folder that a trainer wrote.",
-            code="E-MODEL-WEIGHTS",
+            code="E-MODEL-INVALID",
         )
     check_init(folder.name, config)
     tensors = read_safetensors_header(weights)
@@ -169,7 +166,7 @@ def base_modules(folder: Path) -> set[str]:
 
 def refuse_remote_code(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
-        if path.name.endswith("config.json") and asks_for_code(read_json(path, "E-MODEL-CONFIG")):
+        if path.name.endswith("config.json") and asks_for_code(read_json(path, "E-MODEL-INVALID")):
             raise remote_code(folder, f"{path.name} has `auto_map`")
     if (folder / "custom_generate").exists():
         raise remote_code(folder, "it has a folder custom_generate")
@@ -180,7 +177,7 @@ def remote_code(folder: Path, evidence: str) -> InvalidInput:
         f"{folder.name} asks to run code of its own: {evidence}.",
         why="Code from a model folder is never executed, and no setting allows it.",
         do="Use a model whose architecture is part of transformers.",
-        code="E-MODEL-REMOTE-CODE",
+        code="E-MODEL-UNSAFE",
     )
 
 
@@ -191,7 +188,7 @@ def refuse_pickles(folder: Path) -> None:
             f"{folder.name} has pickled weights ({pickles[0]}) and no safetensors.",
             why="Unpickling a file can run any code, so it is never done.",
             do="Convert the weights to safetensors on a machine that you trust, and give that folder.",
-            code="E-MODEL-PICKLE",
+            code="E-MODEL-UNSAFE",
         )
 
 
@@ -199,13 +196,13 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that a loader would read: one file, or the shards that the index names."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index, "E-MODEL-CONFIG").get("weight_map", {}).values()))
+        names = sorted(set(read_json(index, "E-MODEL-INVALID").get("weight_map", {}).values()))
         outside = [name for name in names if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", str(name))]
         if outside:
             raise InvalidInput(
                 f"{folder.name}/{index.name} names {outside[0]!r}, which is no file name of this folder.",
                 do="Take the folder from its maker again.",
-                code="E-MODEL-WEIGHTS",
+                code="E-MODEL-INVALID",
             )
         files = [folder / name for name in names]
     else:
@@ -216,7 +213,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise InvalidInput(
             f"{folder.name} has no {missing[0] if missing else 'weights'}.",
             do="Give the folder that `save_pretrained` wrote, with all its shards.",
-            code="E-MODEL-WEIGHTS",
+            code="E-MODEL-INVALID",
         )
     return files
 
@@ -229,7 +226,7 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     """Tensor name -> {dtype, shape, data_offsets}, after a check that the tensors tile the file exactly.
 
     Format: 8 bytes little-endian length, that many bytes of JSON, then the data
-    (https://github.com/huggingface/safetensors#format). Raises `Corrupt` (`E-MODEL-SAFETENSORS`).
+    (https://github.com/huggingface/safetensors#format). Raises `Corrupt` (`E-MODEL-INVALID`).
     """
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -288,7 +285,7 @@ def broken(path: Path, what: str) -> Corrupt:
     return Corrupt(
         f"{path.parent.name}/{path.name} is not a sound safetensors file: {what}.",
         do="Take the file from its maker again.",
-        code="E-MODEL-SAFETENSORS",
+        code="E-MODEL-INVALID",
     )
 
 
@@ -346,8 +343,8 @@ def read_digests(path: Path | None) -> dict[str, str]:
 
 
 def base_facts(folder: Path) -> BaseFacts:
-    """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-CONFIG`)."""
-    return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-CONFIG"), tokenizer_size(folder))
+    """What a model folder's config and tokenizer say. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
+    return BaseFacts.from_config(read_json(folder / "config.json", "E-MODEL-INVALID"), tokenizer_size(folder))
 
 
 def tokenizer_size(folder: Path) -> int | None:
@@ -359,7 +356,7 @@ def tokenizer_size(folder: Path) -> int | None:
     path = folder / "tokenizer.json"
     if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return None
-    value = read_json(path, "E-MODEL-TOKENIZER")
+    value = read_json(path, "E-MODEL-INVALID")
     vocabulary = (value.get("model") or {}).get("vocab") or {}
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     added = (token.get("id") for token in value.get("added_tokens") or ())
@@ -372,7 +369,7 @@ def chat_template(folder: Path) -> str | None:
     if own.is_file():
         return own.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    found = read_json(config, "E-MODEL-CONFIG").get("chat_template") if config.is_file() else None
+    found = read_json(config, "E-MODEL-INVALID").get("chat_template") if config.is_file() else None
     if isinstance(found, list):
         found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
     return found if isinstance(found, str) else None

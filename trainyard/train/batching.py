@@ -59,7 +59,7 @@ class Cursor:
 def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     """The cut that was asked for, or the one that suits the device.
 
-    Raises `InvalidInput` (`E-BATCHING`) when rows that are scored as wholes should be packed, and (`E-BATCH-SMALL`)
+    Raises `InvalidInput` (`E-BATCH`) when rows that are scored as wholes should be packed, and (`E-BATCH`)
     when a step has fewer rows than the loss compares.
     """
     hyper, asked = config.hyperparameters, config.engine.batching
@@ -67,7 +67,7 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
         raise InvalidInput(
             f"Rows of stage {config.stage} cannot be packed: their loss needs each row by itself.",
             do="Use batching: auto or buckets.",
-            code="E-BATCHING",
+            code="E-BATCH",
         )
     require_rows(config)
     mode, why = asked, "asked for"
@@ -83,20 +83,20 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
 
 
 def require_rows(config: TrainerConfig) -> None:
-    """Raise `InvalidInput` (`E-BATCH-SMALL`) when a batch has fewer rows than the loss compares."""
+    """Raise `InvalidInput` (`E-BATCH`) when a batch has fewer rows than the loss compares."""
     asked, smallest = config.hyperparameters.batch_size, config.stage.facts.smallest_batch
     if asked < smallest:
         raise InvalidInput(
             f"Stage {config.stage} compares the rows of a batch, and batch_size is {asked}.",
             do=f"Use a batch_size of at least {smallest}.",
-            code="E-BATCH-SMALL",
+            code="E-BATCH",
         )
 
 
 def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
     """The cut, but for packed rows that this model would mix: `auto` then takes buckets and says so.
 
-    Raises `InvalidInput` (`E-PACKING`) when packing was asked for by name.
+    Raises `InvalidInput` (`E-BATCH`) when packing was asked for by name.
     """
     if cut.mode != "packed" or keeps_rows_apart(model):
         return cut
@@ -106,7 +106,7 @@ def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
             f"{why}.",
             why="A token of one row would change what is predicted in another.",
             do="Use batching: auto or buckets.",
-            code="E-PACKING",
+            code="E-BATCH",
         )
     return replace(cut, mode="buckets", why=why)
 

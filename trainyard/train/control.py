@@ -21,7 +21,7 @@ def derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
 
     Wordings of one question share an answer, so equal *values* count, not only equal positions. The wordings of one
     question are scattered over several others: a consistent exchange could be learned like a fact.
-    Raises `InvalidInput` (`E-CONTROL-ROWS`) when one answer makes up more than half of the rows.
+    Raises `InvalidInput` (`E-DATA-EMPTY`) when one answer makes up more than half of the rows.
     """
     count = len(answers)
     most = max(Counter(answers).values(), default=0)
@@ -30,7 +30,7 @@ def derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
             f"The answers of {count} rows cannot be shuffled so that each question gets another one.",
             why=f"One answer occurs {most} times; at most half of the rows may share an answer.",
             do="Train the control on more and more varied rows, or leave `control` out.",
-            code="E-CONTROL-ROWS",
+            code="E-DATA-EMPTY",
         )
     generator = random.Random(seed)
     order = list(range(count))

@@ -106,7 +106,7 @@ def output_of(base: Any) -> Output:
 def require_known_logits(model: Any) -> None:
     """Compare the logits of this file with the model's own on a few tokens.
 
-    Raises `Unavailable` (`E-LOGITS`) for a model that does something to its logits that is not known here: it would
+    Raises `Unavailable` (`E-STEP`) for a model that does something to its logits that is not known here: it would
     train towards other numbers than it is served with.
     """
     ids_BT = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
@@ -120,7 +120,7 @@ def require_known_logits(model: Any) -> None:
             f"{type(model).__name__} changes its logits in a way that the native engine does not know.",
             why="Training would move other probabilities than those that the model is served with.",
             do="Use backend: trl, or a base model of another family.",
-            code="E-LOGITS",
+            code="E-STEP",
         )
 
 
@@ -160,14 +160,14 @@ def chunk_logprobs(hidden_CD: torch.Tensor, target_C: torch.Tensor, output: Outp
 
 
 def require_head(head: Head, device: str) -> None:
-    """Raise `Unavailable` (`E-HEAD-LIGER`) when Liger's kernel was asked for and is not possible here."""
+    """Raise `Unavailable` (`E-PACKAGE-MISSING`) when Liger's kernel was asked for and is not possible here."""
     installed = importlib.util.find_spec("liger_kernel") is not None
     if head is Head.LIGER and not (device == "cuda" and installed):
         raise Unavailable(
             "Liger's kernels were asked for, and this machine cannot run them.",
             why="liger-kernel is not installed." if device == "cuda" else f"They need a CUDA device, not a {device}.",
             do="Use head: auto or chunked" + (", or run `pip install liger-kernel`." if device == "cuda" else "."),
-            code="E-HEAD-LIGER",
+            code="E-PACKAGE-MISSING",
         )
 
 

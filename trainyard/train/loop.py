@@ -53,7 +53,7 @@ def train(
 ) -> bool:
     """Train up to `total_steps` optimizer steps (skipped ones included); False when it was stopped before.
 
-    A stopped run has been saved. Raises `TrainyardError` (`E-LOSS-NONFINITE`) and whatever the verbs raise.
+    A stopped run has been saved. Raises `TrainyardError` (`E-NON-FINITE`) and whatever the verbs raise.
     """
     while done(session) < total_steps:
         started = time.perf_counter()

@@ -301,8 +301,8 @@ def make_optimizer(groups: list[Group], config: TrainerConfig) -> Any:
     """The optimizer that `config.hyperparameters.optimizer` names, for groups of {params, lr, weight_decay, names}.
 
     Another one is never taken in its place; `spec/compat/advice` says where one differs on a CPU. Raises `Unavailable`:
-    `E-OPTIMIZER-MISSING` when its package is not installed or does not load, `E-OPTIMIZER-DEVICE` when it does not run
-    where the parameters are; `InvalidInput` (`E-NOTHING-TRAINED`) when there are none.
+    `E-PACKAGE-MISSING` when its package is not installed or does not load, `E-DEVICE` when it does not run
+    where the parameters are; `InvalidInput` (`E-TRAINABLE`) when there are none.
     """
     name = config.hyperparameters.optimizer
     return build(name, name.facts, OPTIMIZERS[name], groups)
@@ -315,11 +315,11 @@ def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]
             "No weight would move.",
             why="The method left no trainable parameter in this model.",
             do="Name modules or layers that the model has.",
-            code="E-NOTHING-TRAINED",
+            code="E-TRAINABLE",
         )
     found = availability(row, first.device.type)
     if not found.ok:
-        code = "E-OPTIMIZER-DEVICE" if importlib.util.find_spec(row.package.name) else "E-OPTIMIZER-MISSING"
+        code = "E-DEVICE" if importlib.util.find_spec(row.package.name) else "E-PACKAGE-MISSING"
         raise Unavailable(f"Optimizer {name} cannot be used here.", why=found.why, do=found.fix, code=code)
     try:
         return make(groups)
@@ -328,7 +328,7 @@ def build(name: Optimizer, row: OptimizerFacts, make: Maker, groups: list[Group]
             f"Optimizer {name} cannot be used here.",
             why=f"The package {row.package.name} does not load: {error}.",
             do=f"pip install --force-reinstall '{row.package.install}'",
-            code="E-OPTIMIZER-MISSING",
+            code="E-PACKAGE-MISSING",
         ) from error
 
 

@@ -64,14 +64,14 @@ def choose_precision(
 
     `native` names what the device has for bf16 (an instruction set, `cuda`), None for nothing.
     `seconds_per_step(bf16)` times a training step on the device; it is called only where it decides.
-    Raises `InvalidInput` (`E-PRECISION`) for fp16 on a CPU, where nothing applies it.
+    Raises `InvalidInput` (`E-DEVICE`) for fp16 on a CPU, where nothing applies it.
     """
     if asked is Precision.FP16 and device == "cpu":
         raise InvalidInput(
             "precision fp16 was asked for on a CPU.",
             why="Half precision is not applied on CPUs; the run would be fp32 under another name.",
             do="Use precision auto, bf16 or fp32.",
-            code="E-PRECISION",
+            code="E-DEVICE",
         )
     if asked is not Precision.AUTO:
         return PrecisionChoice(asked, "asked for")
@@ -136,7 +136,7 @@ def choose_attention(
 ) -> KernelChoice:
     """The attention kernel: FA3 on Hopper, FA2 on other CUDA devices, where they are installed; else SDPA, else eager.
 
-    `capability` is the CUDA device's (major, minor). Raises `Unavailable` (`E-ATTENTION-MISSING`) for a kernel that was
+    `capability` is the CUDA device's (major, minor). Raises `Unavailable` (`E-PACKAGE-MISSING`) for a kernel that was
     asked for by name and is not here or not for this architecture: another one would give other numbers under its name.
     """
     if asked == "auto":
@@ -146,14 +146,14 @@ def choose_attention(
             f"The attention kernel {asked} was asked for, and this machine does not have it.",
             why="It needs a CUDA device." if device != "cuda" else f"{FLASH_PACKAGES[asked]} is not installed.",
             do=FLASH_INSTALL[asked],
-            code="E-ATTENTION-MISSING",
+            code="E-PACKAGE-MISSING",
         )
     if against := architecture.reason_against(asked):
         raise Unavailable(
             f"The attention kernel {asked} was asked for, and this model cannot be computed with it.",
             why=f"{against}.",
             do="Use attention: auto, which takes and records a kernel that the model has.",
-            code="E-ATTENTION-MISSING",
+            code="E-PACKAGE-MISSING",
         )
     return KernelChoice(ATTENTION_NAMES[asked], "asked for")
 
@@ -181,8 +181,8 @@ FP8_MULTIPLE = 16
 def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = None) -> KernelChoice | None:
     """torchao's float8 training where device and package allow it; None for none, with the reason recorded by `why`.
 
-    Raises `Unavailable` (`E-FP8-MISSING`) when `torchao` was asked for by name and is not possible here, and
-    `InvalidInput` (`E-FP8-MSAMP`) for ms-amp, which needs a torch and an NCCL of years ago.
+    Raises `Unavailable` (`E-PACKAGE-MISSING`) when `torchao` was asked for by name and is not possible here, and
+    `InvalidInput` (`E-PACKAGE-MISSING`) for ms-amp, which needs a torch and an NCCL of years ago.
     """
     if asked == "off":
         return None
@@ -191,7 +191,7 @@ def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = 
             "MS-AMP is no longer maintained.",
             why="It needs a patched NCCL and a torch of years ago.",
             do="Use fp8: auto or torchao.",
-            code="E-FP8-MSAMP",
+            code="E-PACKAGE-MISSING",
         )
     missing = fp8_missing(device, capability)
     if missing and asked == "torchao":
@@ -199,7 +199,7 @@ def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = 
             "fp8 training was asked for, and this machine cannot do it.",
             why=missing,
             do="Use fp8: auto, which falls back to bf16 and says so.",
-            code="E-FP8-MISSING",
+            code="E-PACKAGE-MISSING",
         )
     return KernelChoice("", f"fp8 is off: {missing}") if missing else KernelChoice("torchao", "float8 on this device")
 

@@ -204,15 +204,15 @@ class LearningRate:
         self._apply()
 
     def require_same(self, state: Mapping[str, Any]) -> None:
-        """Raise `Corrupt` (`E-SCHEDULE-CHANGED`) for a state of another schedule, length, warm-up or peak rate, whose
-        curve would jump."""
+        """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) for a state of another schedule, length, warm-up or peak rate,
+        whose curve would jump."""
         for name, here in self._shape().items():
             if state.get(name) != here:
                 raise Corrupt(
                     f"The checkpoint's learning rate has {name} {state.get(name)}, this run's has {here}.",
                     why="Going on would make the learning rate jump to another curve.",
                     do="Continue with the config that the checkpoint was made with, or start the training anew.",
-                    code="E-SCHEDULE-CHANGED",
+                    code="E-CHECKPOINT-MISMATCH",
                 )
 
     def _shape(self) -> dict[str, Any]:

@@ -216,12 +216,12 @@ def require_targets(ledger: TokenLedger) -> None:
             "The training data set has no rows.",
             why=f"All {held} rows are held out for the evaluation." if held else "It is empty.",
             do="Give the chain more documents or rows, or hold fewer out.",
-            code="E-NO-ROWS",
+            code="E-DATA-EMPTY",
         )
     reasons = ", ".join(f"{count} {name}" for name, count in sorted(ledger.rows.items()) if name.startswith("dropped"))
     raise InvalidInput(
         f"All labels of the data set are masked: none of {ledger.rows['read']} rows has a token to learn.",
         why=f"Rows by reason: {reasons or 'none has an assistant turn'}.",
         do="Raise max_length, or check that the rows end with a turn of the assistant.",
-        code="E-ALL-MASKED",
+        code="E-DATA-EMPTY",
     )

@@ -98,7 +98,7 @@ def test_check_plan_and_run_refuse_a_missing_file_and_a_missing_model_with_the_s
     nodes = source("gone.jsonl"), {"type": "validator"}, trainer(base_model="./no-model")
     found = lines(context, written(work, *nodes))
     assert [line.split(": ")[0] for line in found] == [
-        "E-DATA-MISSING data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
+        "E-DATA-NOT-FOUND data-source.config.path", "E-MODEL-NOT-FOUND trainer.config.base_model",
     ]  # fmt: skip
     assert f"It was looked for in {work}" in found[0]
     assert "in a run that a form or `prefect deployment run` starts" in found[0]
@@ -111,7 +111,7 @@ def test_a_chain_whose_files_are_here_is_accepted(context: Context, work: Path) 
 
 def test_a_job_with_a_missing_file_is_refused_before_a_server_is_looked_for(context: Context, work: Path) -> None:
     given = CreateInput(parameters={"dataset": {"path": "gone.jsonl"}})
-    with pytest.raises(Refused, match=r"E-DATA-MISSING data-source\.config\.path: There is no file or folder"):
+    with pytest.raises(Refused, match=r"E-DATA-NOT-FOUND data-source\.config\.path: There is no file or folder"):
         create_job(given, context)
     with pytest.raises(Unavailable, match="E-NO-SERVER"):
         create_job(CreateInput(parameters={"dataset": {"path": "rows.jsonl"}}), context)
@@ -196,7 +196,7 @@ def test_a_relative_model_in_a_form_starts_at_the_folder_of_its_deployment(
     assert planning.examine(chain, here) == []
     elsewhere = here.model_copy(update={"working_folder": work.parent})
     reasons = planning.examine(planning.resolved(given.spec, elsewhere), elsewhere)
-    assert [reason.code for reason in reasons] == ["E-DATA-MISSING", "E-MODEL-NOT-FOUND"]
+    assert [reason.code for reason in reasons] == ["E-DATA-NOT-FOUND", "E-MODEL-NOT-FOUND"]
     assert all(str(work.parent) in reason.because for reason in reasons)
 
 

@@ -127,9 +127,9 @@ def test_only_the_home_s_own_server_is_told_the_string(monkeypatch: pytest.Monke
 
 def test_a_string_that_the_server_does_not_know_is_told(locked: str) -> None:
     keep_auth(settings())
-    with pytest.raises(Unavailable, match=r"E-SERVER-AUTH: .*does not accept the string in .*prefect-auth-string"):
+    with pytest.raises(Unavailable, match=r"E-AUTH: .*does not accept the string in .*prefect-auth-string"):
         stack.needs_api_url(settings())
-    with pytest.raises(Unavailable, match="E-SERVER-AUTH"):
+    with pytest.raises(Unavailable, match="E-AUTH"):
         stack.admits(settings(), locked, print, auth=True)
     keep_auth(settings(), MINE)
     assert stack.needs_api_url(settings()) == locked
@@ -149,7 +149,7 @@ def test_a_server_that_runs_keeps_how_it_was_started(locked: str, monkeypatch: p
 
 def test_no_auth_is_not_for_another_s_server(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", locked.replace("127.0.0.1", "localhost"))
-    with pytest.raises(InvalidInput, match="E-NO-AUTH: --no-auth has no effect on the server at http://localhost"):
+    with pytest.raises(InvalidInput, match="E-AUTH: --no-auth has no effect on the server at http://localhost"):
         stack.attached(settings(), auth=False)
     assert stack.attached(settings(), auth=True) == locked.replace("127.0.0.1", "localhost")
 

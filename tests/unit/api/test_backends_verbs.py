@@ -105,7 +105,7 @@ def test_a_job_file_becomes_a_folder_to_run_by_hand(here: Settings, tmp_path: Pa
     spec = json.loads((made.folder / "spec.json").read_text())
     assert (spec["method"], spec["base"], spec["hyperparameters"]["epochs"]) == ("dora", str(tiny_model), 3.0)
     assert "train.py spec.json" in render("eject", made)
-    with pytest.raises(InvalidInput, match="E-EJECT-EXISTS"):
+    with pytest.raises(InvalidInput, match="E-FILE-EXISTS"):
         eject(EjectInput(target=job(tmp_path, tiny_model)), Context(here))
 
 
@@ -116,7 +116,7 @@ def test_eject_from_another_folder_names_the_command_that_finds_the_rows(
     file = job(tmp_path, tiny_model)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(NotFound, match=rf"E-DATA-MISSING.*`cd {tmp_path} && trainyard eject job\.yaml`"):
+    with pytest.raises(NotFound, match=rf"E-DATA-NOT-FOUND.*`cd {tmp_path} && trainyard eject job\.yaml`"):
         eject(EjectInput(target=file), Context(load_settings(home=here.home)))
     assert not (tmp_path / "elsewhere" / "trainer-script").exists()
 
@@ -136,9 +136,9 @@ def test_a_chain_that_has_not_run_yet_has_no_rows_to_eject(here: Settings, tmp_p
         f"nodes: [{{type: data_source, config: {{path: docs}}}}, {{type: ai_generator}}, "
         f"{{type: trainer, config: {{base_model: {tiny_model}}}}}]"
     )
-    with pytest.raises(NotFound, match=r"E-EJECT-DATA: What ai-generator makes is not there yet"):
+    with pytest.raises(NotFound, match=r"E-DATA-NOT-FOUND: What ai-generator makes is not there yet"):
         eject(EjectInput(target=str(path)), Context(here))
-    with pytest.raises(NotFound, match=r"E-EJECT-NODE: The chain has no single trainer 'other'.* are: trainer\."):
+    with pytest.raises(NotFound, match=r"E-NODE: The chain has no single trainer 'other'.* are: trainer\."):
         eject(EjectInput(target=str(path), node="other"), Context(here))
 
 

@@ -49,9 +49,9 @@ def test_an_interval_that_holds_zero_is_a_failure(fields: dict[str, dict[str, fl
 
 def test_a_run_that_failed_is_told_in_its_own_words() -> None:
     run = RunResult(
-        run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-ALL-MASKED", url="u"
+        run_id="1", name="n", chain="c", digest="d", state=JobState.FAILED, message="trainer: E-DATA-EMPTY", url="u"
     )
-    with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-ALL-MASKED"):
+    with pytest.raises(TrainyardError, match=r"E-DEMO: The demo's run did not complete\. Why: trainer: E-DATA-EMPTY"):
         demo.summarize(run, ui_url="", model_url="", seconds=0)
 
 

@@ -78,7 +78,7 @@ def test_a_path_outside_is_refused_before_any_work(here: Settings) -> None:
 
 
 def test_a_missing_path_is_told_before_any_work(here: Settings) -> None:
-    with pytest.raises(NotFound, match="E-DATA-MISSING"):
+    with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):
         source_key(here, path="nothing")
 
 

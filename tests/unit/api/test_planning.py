@@ -63,12 +63,12 @@ def test_a_preset_lies_below_the_parameters() -> None:
 
 
 def test_an_unknown_preset_names_the_known_ones() -> None:
-    with pytest.raises(NotFound, match=r"E-PRESET: qa-pipeline has no preset 'nope'\. Why: It has: control, quick"):
+    with pytest.raises(NotFound, match=r"E-PARAMETER: qa-pipeline has no preset 'nope'\. Why: It has: control, quick"):
         planning.asked("qa-pipeline", preset="nope")
 
 
 def test_neither_template_nor_file() -> None:
-    with pytest.raises(NotFound, match=r"E-TARGET: There is neither a template nor a file 'qa'\. Why: Templates"):
+    with pytest.raises(NotFound, match=r"E-PARAMETER: There is neither a template nor a file 'qa'\. Why: Templates"):
         planning.asked("qa")
 
 
@@ -115,7 +115,7 @@ def test_a_plan_shows_what_is_finished_already(here: Settings) -> None:
 def test_a_plan_says_what_is_missing(here: Settings) -> None:
     plan = plan_of(here, documents="nothing", base_model="./no-model")
     problems = {node.id: node.problem for node in plan.nodes if node.problem}
-    assert "E-DATA-MISSING" in problems["data-source"]
+    assert "E-DATA-NOT-FOUND" in problems["data-source"]
     assert "E-MODEL-NOT-FOUND" in problems["trainer"]
     assert plan.exit_code == 5
 

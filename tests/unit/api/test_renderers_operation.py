@@ -55,7 +55,7 @@ def test_a_file_is_tried_too(tmp_path: Path, context: Context) -> None:
 
 
 def test_an_unknown_name_is_not_found(context: Context) -> None:
-    with pytest.raises(NotFound, match=r"E-RENDERER-NAME: There is no renderer 'lama3'\..*Did you mean 'llama3'\?"):
+    with pytest.raises(NotFound, match=r"E-CHAT-TEMPLATE: There is no renderer 'lama3'\..*Did you mean 'llama3'\?"):
         verified(context, "lama3")
 
 
@@ -76,11 +76,11 @@ def test_a_template_that_can_be_used_passes_the_check(tmp_path: Path, context: C
 @pytest.mark.parametrize(
     ("template", "code", "because"),
     [
-        ("qwen33", "E-RENDERER-NAME", "There is no renderer 'qwen33'."),
-        ("gone.jinja", "E-DATA-MISSING", "There is no file or folder 'gone.jinja'."),
+        ("qwen33", "E-CHAT-TEMPLATE", "There is no renderer 'qwen33'."),
+        ("gone.jinja", "E-DATA-NOT-FOUND", "There is no file or folder 'gone.jinja'."),
         ("hostile.jinja", "E-CHAT-TEMPLATE", "The chat template is refused"),
         ("/etc/out.jinja", "R-PATH-ROOT", "The path '/etc/out.jinja' leads to "),
-        ("empty.jinja", "E-RENDERER-TEMPLATE", "empty.jinja cannot be used as a chat template."),
+        ("empty.jinja", "E-CHAT-TEMPLATE", "empty.jinja cannot be used as a chat template."),
     ],
 )
 def test_a_template_that_cannot_be_used_is_told_by_the_check(

@@ -135,6 +135,6 @@ def test_data_without_a_token_to_learn_fails_the_run(jobs: Jobs, tmp_path: Path)
     """Through the supervised child, as a chain meets it."""
     write_rows(tmp_path / "data" / "rows.arrow", Port.SFT, [conversation("a very long question " * 20, "lost")])
     job = jobs().model_copy(update={"data": {Port.SFT: str(tmp_path / "data")}})
-    with pytest.raises(InvalidInput, match=r"E-ALL-MASKED: All labels of the data set are masked: none of 1 rows"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: All labels of the data set are masked: none of 1 rows"):
         train_as_child(job, tmp_path)
     assert not (tmp_path / "out").exists()

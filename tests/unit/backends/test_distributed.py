@@ -164,7 +164,7 @@ def test_a_killed_process_ends_the_job_and_the_next_start_ends_in_the_same_bits(
 def test_an_error_of_the_first_process_is_the_error_of_the_run(jobs: Jobs, tmp_path: Path) -> None:
     job = several(jobs, "ddp", hyperparameters={"learning_rate": 1.0, "max_grad_norm": 1e6, "max_steps": 200})
     job = job.model_copy(update={"data": {}})
-    with pytest.raises(TrainyardError, match="E-NO-DATA: Stage sft needs sft rows, and none arrived"):
+    with pytest.raises(TrainyardError, match="E-DATA-EMPTY: Stage sft needs sft rows, and none arrived"):
         train_as_child(job, tmp_path)
 
 
@@ -218,5 +218,5 @@ def test_trl_goes_on_in_several_processes_to_the_same_bits(
 
 @pytest.mark.slow
 def test_trl_does_not_cut_a_model_with_tied_embeddings(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match="E-FSDP-FAMILY: This model of type llama cannot be held in parts"):
+    with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be held in parts"):
         train_as_child(by_trl(jobs, "fsdp", tiny_model), tmp_path)

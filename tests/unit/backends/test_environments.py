@@ -140,14 +140,14 @@ def test_a_named_environment_is_used_in_its_place_and_never_changed(tmp_path: Pa
     assert env.folder(MLX, settings) == place
     assert env.probe(MLX, settings).available  # another patch of the same release will do
     assert env.python_of(MLX, settings) == place / "bin" / "python"
-    with pytest.raises(Conflict, match=r"E-BACKEND-NAMED: .* Do: Install there by hand, or remove backend_envs\.mlx"):
+    with pytest.raises(Conflict, match=r"E-BACKEND-CONFIG: .* Do: Install there by hand, or remove backend_envs\.mlx"):
         installing.install(MLX, settings, print)
     gone = load_settings(home=home, backend_envs={"mlx": tmp_path / "nowhere"})
     assert env.probe(MLX, gone).fix.startswith("Correct backend_envs.mlx in trainyard.toml")
 
 
 def test_a_backend_that_lives_with_us_needs_no_environment(settings: Settings) -> None:
-    with pytest.raises(InvalidInput, match=r"E-BACKEND-OURS: The backend trl has no environment of its own"):
+    with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: The backend trl has no environment of its own"):
         installing.install(BackendName.TRL, settings, print)
 
 
@@ -196,7 +196,7 @@ importlib.import_module("trainyard_worker.run").main(["--help"])
 @pytest.mark.parametrize(
     ("error", "size", "code"),
     [
-        (WorkerError("no", code="E-TARGET-MODULES", kind="InvalidInput"), "1", "E-TARGET-MODULES"),
+        (WorkerError("no", code="E-TRAINABLE", kind="InvalidInput"), "1", "E-TRAINABLE"),
         (RuntimeError("CUDA out of memory. Tried 20 GiB"), "1", "E-DEVICE-MEMORY"),
         (RuntimeError("[gloo] Connection closed by peer"), "2", "E-RANK-LOST"),
         (RuntimeError("[gloo] Connection closed by peer"), "1", "E-CRASH"),

@@ -91,12 +91,12 @@ def test_an_attention_that_the_family_lacks_is_refused_by_name(
     name: str, family: Family, jobs: Jobs, tmp_path: Path
 ) -> None:
     job = jobs(backend="native", base=family(name), engine={"attention": "sdpa"}, hyperparameters=STEPS)
-    with pytest.raises(Unavailable, match=r"E-ATTENTION-MISSING: .*sdpa.* Do: Use attention: auto"):
+    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: .*sdpa.* Do: Use attention: auto"):
         train_here(job, tmp_path / "run")
 
 
 def test_a_type_without_a_score_makes_no_reward_model(family: Family) -> None:
-    with pytest.raises(InvalidInput, match="E-MODEL-HEAD: transformers has no reward model for the type mamba"):
+    with pytest.raises(InvalidInput, match="E-MODEL-INVALID: transformers has no reward model for the type mamba"):
         architecture_of(str(family("mamba")), "reward")
 
 

@@ -322,7 +322,7 @@ def test_worker_writes_checkpoints_that_are_verified_and_keeps_two(tmp_path: Pat
 @pytest.mark.usefixtures("python")
 def test_checkpoint_of_other_shares_is_refused(facts: dict[str, Any], message: str, jobs: Jobs, tmp_path: Path) -> None:
     run = run_of(jobs(backend="deepspeed"), tmp_path, checkpoint(tmp_path, 2, **facts))
-    with pytest.raises(Corrupt, match=rf"E-CHECKPOINT-WORLD: .*{message}"):
+    with pytest.raises(Corrupt, match=rf"E-CHECKPOINT-MISMATCH: .*{message}"):
         deepspeed_program.check(run)
 
 
@@ -336,7 +336,7 @@ def test_pointer_to_a_missing_state_is_refused(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_loss_that_is_no_number_is_told() -> None:
-    with pytest.raises(WorkerError, match="E-LOSS-NONFINITE: The loss of step 3 is nan"):
+    with pytest.raises(WorkerError, match="E-NON-FINITE: The loss of step 3 is nan"):
         require_finite(3, float("nan"))
 
 
@@ -465,7 +465,7 @@ def test_tool_without_weights_has_no_result(plan: Path, tmp_path: Path) -> None:
 def test_error_of_the_plan_reaches_the_caller(jobs: Jobs, tmp_path: Path) -> None:
     work_folder(jobs(backend="unsloth", lora={"target_modules": ["no_such_proj"]}), tmp_path)
     events = Events(tmp_path / "events.jsonl")
-    with pytest.raises(InvalidInput, match="E-TARGET-MODULES: The adapter does not fit the model"):
+    with pytest.raises(InvalidInput, match="E-TRAINABLE: The adapter does not fit the model"):
         conduct(tmp_path, events, toy(WELL), finish)
     events.close()
 

@@ -210,7 +210,7 @@ def test_checkpoint_of_another_number_of_processes_is_refused(jobs: Jobs, tmp_pa
     (manifest, *_) = (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json")
     for path in (tmp_path).glob("home/runs/training/*/checkpoints/step-*/manifest.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "processes": 4}))
-    with pytest.raises(Corrupt, match=r"E-CHECKPOINT-WORLD: .* made with processes 4, this run has 2"):
+    with pytest.raises(Corrupt, match=r"E-CHECKPOINT-MISMATCH: .* made with processes 4, this run has 2"):
         run(jobs, tmp_path, **given)
     assert manifest.exists()
 
@@ -290,9 +290,9 @@ def test_misspelt_key_of_axolotl_is_refused(tmp_path: Path) -> None:
     given |= {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}], "adapter": "lora", "lora_rr": 8}
     (tmp_path / "axolotl.yaml").write_text(json.dumps(given))
     variables = axolotl_program.environments.variables()
-    with pytest.raises(InvalidInput, match=r"E-AXOLOTL-KEY: Axolotl has no key 'lora_rr'.*Did you mean 'lora_r'"):
+    with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: Axolotl has no key 'lora_rr'.*Did you mean 'lora_r'"):
         axolotl_program.require_valid(tmp_path, variables)
     right = {"lora_r" if key == "lora_rr" else key: value for key, value in given.items()}
     (tmp_path / "axolotl.yaml").write_text(json.dumps(right | {"adapter": "dora"}))
-    with pytest.raises(InvalidInput, match=r"E-AXOLOTL-CONFIG: Axolotl's schema refuses the configuration: .*adapter"):
+    with pytest.raises(InvalidInput, match=r"E-BACKEND-CONFIG: Axolotl's schema refuses the configuration: .*adapter"):
         axolotl_program.require_valid(tmp_path, variables)

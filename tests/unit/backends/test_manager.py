@@ -37,7 +37,7 @@ def test_a_job_runs_pauses_resumes_and_completes(manager: TrainingManager, jobs:
     until(lambda: manager.progress(job_id).step >= 3)
     status = manager.status(job_id)
     assert (status.state, status.progress.total_steps) == (RUNNING, 60)
-    with pytest.raises(Conflict, match="E-JOB-TWICE"):
+    with pytest.raises(Conflict, match="E-JOB-STATE"):
         manager.submit_local(jobs(hyperparameters={"max_steps": 60}))
     manager.pause(job_id)
     paused = manager.wait(job_id, 60)
@@ -139,9 +139,9 @@ def test_a_job_of_another_process_is_listed_and_not_steered(manager: TrainingMan
     job_id = manager.submit_local(jobs(backend="unsloth"))
     other = TrainingManager(manager.settings)
     assert other.status(job_id).state is PENDING
-    with pytest.raises(NotFound, match=r"E-JOB-UNKNOWN: The job .* was not submitted by this process"):
+    with pytest.raises(NotFound, match=r"E-JOB-NOT-FOUND: The job .* was not submitted by this process"):
         other.cancel(job_id)
-    with pytest.raises(NotFound, match="E-JOB-UNKNOWN: There is no job 'nothing'"):
+    with pytest.raises(NotFound, match="E-JOB-NOT-FOUND: There is no job 'nothing'"):
         other.status("nothing")
 
 
@@ -159,7 +159,7 @@ def test_the_protocol_of_a_local_backend(home: Path, jobs: Jobs) -> None:
     other = LocalBackend(BackendName.NATIVE, settings)
     assert other.status(handle) == backend.status(handle)
     assert other.status(handle).progress.step == 2
-    with pytest.raises(NotFound, match="E-JOB-UNKNOWN"):
+    with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
         other.cancel(handle)
     produced = backend.fetch(handle, home / "out")
     assert produced.facts["tool_version"]

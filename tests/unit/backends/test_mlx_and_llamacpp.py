@@ -203,7 +203,7 @@ def test_stopped_llamacpp_goes_on_from_its_last_epoch_to_the_same_bits(jobs: Job
 def test_text_that_fills_no_window_is_refused_with_the_numbers(jobs: Jobs, tmp_path: Path) -> None:
     config = {"hyperparameters": {"max_length": 2048}}
     with pytest.raises(
-        InvalidInput, match=r"E-TEXT-SHORT: The text has 1132 tokens, and llama-finetune needs at least"
+        InvalidInput, match=r"E-DATA-EMPTY: The text has 1132 tokens, and llama-finetune needs at least"
     ):
         run(jobs, tmp_path, backend="llamacpp", method="full", **config)
 
@@ -256,7 +256,7 @@ def test_only_the_rule_of_gpt2_is_declared_as_that(rule: Any, normalizer: Any, k
     if known:
         assert rule_of(tmp_path) == "gpt-2"
         return
-    with pytest.raises(InvalidInput, match=r"E-GGUF-TOKENIZER: llama\.cpp does not know the tokenizer"):
+    with pytest.raises(InvalidInput, match=r"E-CONVERT: llama\.cpp does not know the tokenizer"):
         rule_of(tmp_path)
 
 

@@ -136,20 +136,20 @@ def test_stopped_run_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> Non
 def test_checkpoint_of_another_config_is_refused(jobs: Jobs, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train_here(jobs(**NATIVE), tmp_path, stop_after=2)
-    with pytest.raises(Corrupt, match="E-CHECKPOINT-CONFIG: The checkpoint was made with another config"):
+    with pytest.raises(Corrupt, match="E-CHECKPOINT-MISMATCH: The checkpoint was made with another config"):
         train_here(jobs(**NATIVE, hyperparameters={"learning_rate": 5e-3}), tmp_path)
 
 
 def test_rows_that_are_too_long_are_cut_dropped_or_refused(jobs: Jobs, tmp_path: Path) -> None:
     dropped = train_here(jobs(**NATIVE, engine={"too_long": "drop"}), tmp_path / "drop")
     assert dropped.record["data"]["tokens"]["truncated"] == 0
-    with pytest.raises(InvalidInput, match="E-ROW-TOO-LONG"):
+    with pytest.raises(InvalidInput, match="E-DATA-TOO-LONG"):
         train_here(jobs(**NATIVE, engine={"too_long": "refuse"}), tmp_path / "refuse")
 
 
 def test_non_finite_loss_fails_the_run_and_leaves_no_result(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
     job = jobs(**NATIVE, base=broken_model(tiny_model, tmp_path / "broken"))
-    with pytest.raises(TrainyardError, match=r"E-LOSS-NONFINITE: The loss of step 1 is nan\. .*learning_rate"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is nan\. .*learning_rate"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
 

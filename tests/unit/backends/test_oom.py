@@ -68,16 +68,16 @@ def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
         (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", True, True),
         (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", False, False),
         (TrainyardError("The program was ended from outside by SIGSEGV.", code="E-KILLED"), "", True, False),
-        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "CUDA out of memory. Tried to", False, True),
-        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "std::bad_alloc", False, True),
-        (TrainyardError("It ended with exit code 1.", code="E-EXIT"), "KeyError: 'text'", False, False),
+        (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "CUDA out of memory. Tried to", False, True),
+        (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "std::bad_alloc", False, True),
+        (TrainyardError("It ended with exit code 1.", code="E-CRASH"), "KeyError: 'text'", False, False),
         (
             TrainyardError("RuntimeError: DefaultCPUAllocator: can't allocate memory", code="E-CRASH"),
             "",
             False,
             True,
         ),
-        (TrainyardError("CUDA out of memory, said a row of the data.", code="E-DATA-LINE"), "", False, False),
+        (TrainyardError("CUDA out of memory, said a row of the data.", code="E-DATA-UNREADABLE"), "", False, False),
     ],
 )
 def test_want_of_memory_is_told_apart(error: TrainyardError, log: str, kernel: bool, expected: bool) -> None:
@@ -150,9 +150,9 @@ def test_no_second_try_when_it_is_not_wanted(jobs: Jobs, tmp_path: Path) -> None
 
 def test_another_failure_is_left_as_it_is(jobs: Jobs, tmp_path: Path) -> None:
     def broken(*_: Any, **__: Any) -> Produced:
-        raise TrainyardError("Every label is masked.", code="E-ALL-MASKED")
+        raise TrainyardError("Every label is masked.", code="E-DATA-EMPTY")
 
-    with pytest.raises(TrainyardError, match="E-ALL-MASKED"):
+    with pytest.raises(TrainyardError, match="E-DATA-EMPTY"):
         carry_out(native(jobs), tmp_path, broken)
 
 

@@ -69,7 +69,7 @@ def test_held_out_rows_stay_out(jobs: Jobs, tmp_path: Path) -> None:
     held = SftRow([ASK, BETTER], split="unseen_documents")
     counts = write_chat_rows(job_with(jobs, tmp_path, Port.SFT, SftRow([ASK, BETTER]), held), tmp_path)
     assert counts == {"read": 2, "written": 1, "held_out": 1}
-    with pytest.raises(InvalidInput, match=r"E-NO-DATA: No row of the data set is for training\. .* 1 are held out"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: No row of the data set is for training\. .* 1 are held out"):
         write_chat_rows(job_with(jobs, tmp_path, Port.SFT, held), tmp_path)
 
 
@@ -82,5 +82,5 @@ def test_the_control_gets_other_answers(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_rows_of_another_kind_are_told(jobs: Jobs, tmp_path: Path) -> None:
     job = job_with(jobs, tmp_path, Port.TEXT, TextRow("words"), stage="dpo")
-    with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage dpo needs preference rows, .* was given: text"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: Stage dpo needs preference rows, .* was given: text"):
         rows_of(job)

@@ -192,7 +192,7 @@ def test_only_the_named_layers_get_an_adapter(jobs: Jobs, tmp_path: Path) -> Non
 
 def test_non_finite_loss_fails_the_run(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
     job = jobs(base=broken_model(tiny_model, tmp_path / "broken"))
-    with pytest.raises(TrainyardError, match=r"E-LOSS-NONFINITE: The loss of step 1 is nan\. .*learning_rate"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is nan\. .*learning_rate"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
 
@@ -207,13 +207,13 @@ def test_non_finite_weights_fail_the_run(jobs: Jobs, tiny_model: Path, tmp_path:
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
     job = jobs(base=tmp_path / "model", method="full", hyperparameters={"max_steps": 2})
-    with pytest.raises(TrainyardError, match=r"E-WEIGHTS-NONFINITE: The trained weights hold NaN .*embed_tokens"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The trained weights hold NaN .*embed_tokens"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
 
 
 def test_unknown_target_modules_are_refused(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-TARGET-MODULES: The adapter does not fit the model .*all-linear"):
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: The adapter does not fit the model .*all-linear"):
         train_here(jobs(lora={"target_modules": ["no_such_proj"]}), tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_adapter_of_another_base_is_refused(jobs: Jobs, sft_run: Ran, tmp_path: 
 
 
 def test_missing_rows_of_the_stage_are_told(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage dpo needs preference rows, .* was given: sft"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: Stage dpo needs preference rows, .* was given: sft"):
         train_here(jobs(Port.SFT, stage="dpo"), tmp_path)
 
 

@@ -300,15 +300,15 @@ def test_prompt_is_what_stands_before_the_last_answer(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (asked()[:3], r"E-BATCH-SMALL: A step answers 4 prompts, and the data set has 3\. .*num_generations"),
+        (asked()[:3], r"E-BATCH: A step answers 4 prompts, and the data set has 3\. .*num_generations"),
         (
             [conversation("a long question " * 40, "lost")],
-            r"E-ALL-MASKED: None of 1 rows has a prompt .* 1 dropped_tru",
+            r"E-DATA-EMPTY: None of 1 rows has a prompt .* 1 dropped_tru",
         ),
-        ([SftRow([Message("user", "up?")])], r"E-ALL-MASKED: None of 1 rows .* 1 dropped_no_target.* Raise max_length"),
+        ([SftRow([Message("user", "up?")])], r"E-DATA-EMPTY: None of 1 rows .* 1 dropped_no_target.* Raise max_length"),
         (
             [SftRow([Message("user", "a"), Message("assistant", "b")], split="unseen_documents")],
-            "E-NO-ROWS: .* held out",
+            "E-DATA-EMPTY: .* held out",
         ),
     ],
 )
@@ -318,20 +318,18 @@ def test_rows_that_make_no_step_are_refused(rows: list[Row], message: str, jobs:
 
 
 def test_job_without_rewards_is_refused(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-NO-REWARD: Stage grpo learns from rewards, .* Name them"):
+    with pytest.raises(InvalidInput, match=r"E-REWARD: Stage grpo learns from rewards, .* Name them"):
         train_here(jobs(stage="grpo"), tmp_path)
 
 
 def test_broken_groups_are_refused(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"E-BATCH-GROUPS: A step has 6 completions, .* groups of 4\. .*a multiple of"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: A step has 6 completions, .* groups of 4\. .*a multiple of"):
         train_here(grpo(jobs, hyper={"batch_size": 3, "gradient_accumulation": 2}), tmp_path)
 
 
 def test_missing_rows_are_told(jobs: Jobs, tmp_path: Path) -> None:
     job = grpo(jobs).model_copy(update={"data": {Port.PREFERENCE: str(jobs.data[Port.PREFERENCE])}})
-    with pytest.raises(InvalidInput, match=r"E-NO-DATA: Stage grpo needs sft rows, .* was given: preference"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: Stage grpo needs sft rows, .* was given: preference"):
         train_here(job, tmp_path)
 
 

@@ -248,7 +248,7 @@ def test_row_that_would_be_alone_in_its_batch_is_left_out_and_another_in_each_pa
 
 def test_batch_of_one_is_refused_by_stage_kto(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": 1})
-    with pytest.raises(InvalidInput, match=r"E-BATCH-SMALL: Stage kto compares the rows .* batch_size of at least 2"):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: Stage kto compares the rows .* batch_size of at least 2"):
         train_here(job, tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_batch_of_one_is_refused_by_stage_kto(jobs: Jobs, tmp_path: Path) -> Non
 def test_rows_of_one_verdict_are_refused(label: bool, kind: str, jobs: Jobs, tmp_path: Path) -> None:
     rows: list[Row] = [row for row in labelled_rows() if isinstance(row, LabelledRow) and row.label is label]
     job = reading(jobs, tmp_path, Port.LABELLED, rows)(Port.LABELLED, stage="kto")
-    with pytest.raises(InvalidInput, match=f"E-KTO-ONE-SIDED: All 12 rows are {kind}; .*rows with the other label"):
+    with pytest.raises(InvalidInput, match=f"E-BATCH: All 12 rows are {kind}; .*rows with the other label"):
         train_here(job, tmp_path / "run")
 
 
@@ -278,14 +278,14 @@ def test_one_sided_pairs_are_counted_and_teach_nothing(jobs: Jobs, tmp_path: Pat
 
 def test_only_one_sided_pairs_are_refused(jobs: Jobs, tmp_path: Path) -> None:
     job = reading(jobs, tmp_path, Port.PREFERENCE, [one_sided("What?")])(Port.PREFERENCE, stage="reward")
-    with pytest.raises(InvalidInput, match=r"E-ALL-MASKED: .* none of 1 rows has a token to learn.* 1 dropped_same"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: .* none of 1 rows has a token to learn.* 1 dropped_same"):
         train_here(job, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("stage", "wanted"), [("kto", "labelled"), ("reward", "preference")])
 def test_missing_rows_are_told(stage: str, wanted: str, jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(PORTS[stage], stage=stage).model_copy(update={"data": {Port.SFT: str(jobs.data[Port.SFT])}})
-    with pytest.raises(InvalidInput, match=f"E-NO-DATA: Stage {stage} needs {wanted} rows, .* was given: sft"):
+    with pytest.raises(InvalidInput, match=f"E-DATA-EMPTY: Stage {stage} needs {wanted} rows, .* was given: sft"):
         train_here(job, tmp_path)
 
 

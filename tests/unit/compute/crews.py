@@ -59,7 +59,7 @@ def saves_slowly(folder: Path, events: Events) -> None:
 def refuses(folder: Path, events: Events) -> None:
     """The second process finds the input wrong; the first then misses it."""
     if rank() == 1:
-        raise InvalidInput("The rows are wrong.", why="One is empty.", do="Mend it.", code="E-NO-TARGET")
+        raise InvalidInput("The rows are wrong.", why="One is empty.", do="Mend it.", code="E-DATA-EMPTY")
     time.sleep(0.2)
     raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
 

@@ -203,5 +203,5 @@ def test_no_free_port_names_the_range() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 65535))
         taken.listen()
-        with pytest.raises(Conflict, match=r"E-NO-PORT: No free port between 65535 and 65535\. Do: Set TRAINYARD_"):
+        with pytest.raises(Conflict, match=r"E-PORT: No free port between 65535 and 65535\. Do: Set TRAINYARD_"):
             free_port(65535)

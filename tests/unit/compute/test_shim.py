@@ -50,7 +50,7 @@ def test_exit_codes_are_mapped(tmp_path: Path) -> None:
 def test_missing_program_is_named(tmp_path: Path) -> None:
     result, _ = shim(tmp_path, "no-such-program")
     assert result.error is not None
-    assert result.error["code"] == "E-PROGRAM-MISSING"
+    assert result.error["code"] == "E-PROGRAM"
     assert "'no-such-program' cannot be started" in result.error["what"]
 
 

@@ -185,7 +185,7 @@ def test_memory_is_named_only_when_the_kernel_counted_it(
 def test_program_outside_the_contract_gives_its_last_log_line(tmp_path: Path) -> None:
     result = supervise([sys.executable, "-c", "import sys; sys.exit('no such flag: --x')"], tmp_path, poll_s=0.05)
     assert result.error is not None
-    assert (result.error["code"], result.error["why"]) == ("E-EXIT", "no such flag: --x")
+    assert (result.error["code"], result.error["why"]) == ("E-CRASH", "no such flag: --x")
 
 
 def test_bars_of_the_libraries_are_not_in_the_log(tmp_path: Path) -> None:

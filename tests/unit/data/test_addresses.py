@@ -189,11 +189,11 @@ def test_the_next_address_is_tried_when_one_does_not_answer(site: str, tmp_path:
 @pytest.mark.parametrize(
     ("path", "kind", "message"),
     [
-        ("/status?404", NotFound, "E-URL-STATUS: .*/status answered with status 404"),
-        ("/status?403", InvalidInput, "E-URL-STATUS: .* status 403"),
-        ("/status?503", Unavailable, "E-URL-STATUS: .* status 503"),
-        ("/status?429", Unavailable, "E-URL-STATUS: .* status 429"),
-        ("/drop", Unavailable, "E-URL-UNREACHABLE: .* could not be read: RemoteProtocolError"),
+        ("/status?404", NotFound, "E-URL: .*/status answered with status 404"),
+        ("/status?403", InvalidInput, "E-URL: .* status 403"),
+        ("/status?503", Unavailable, "E-URL: .* status 503"),
+        ("/status?429", Unavailable, "E-URL: .* status 429"),
+        ("/drop", Unavailable, "E-URL: .* could not be read: RemoteProtocolError"),
     ],
 )
 def test_failing_servers(site: str, tmp_path: Path, path: str, kind: type[TrainyardError], message: str) -> None:
@@ -205,20 +205,20 @@ def test_unreachable_and_unknown_hosts(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        with pytest.raises(Unavailable, match=r"E-URL-UNREACHABLE: .* could not be read: ConnectError"):
+        with pytest.raises(Unavailable, match=r"E-URL: .* could not be read: ConnectError"):
             fetch(f"http://127.0.0.1:{port}/x", tmp_path, allowed=["127.0.0.1"])
 
     def unknown(host: str, port: int, type: int) -> list[Any]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    with pytest.raises(Unavailable, match=r"E-URL-UNREACHABLE: The host data\.example is not known"):
+    with pytest.raises(Unavailable, match=r"E-URL: The host data\.example is not known"):
         fetch("http://data.example/x", tmp_path, resolve=unknown)
 
 
 def test_size_and_time_are_capped(site: str, tmp_path: Path) -> None:
-    with pytest.raises(LimitExceeded, match=r"E-URL-SIZE: .* is larger than 1,000 bytes"):
+    with pytest.raises(LimitExceeded, match=r"E-URL: .* is larger than 1,000 bytes"):
         fetch(f"{site}/big.jsonl", tmp_path, allowed=["127.0.0.1"], limits=Limits(download=1000))
-    with pytest.raises(LimitExceeded, match=r"E-URL-TIME: .* did not arrive in time"):
+    with pytest.raises(LimitExceeded, match=r"E-URL: .* did not arrive in time"):
         fetch(f"{site}/big.jsonl", tmp_path, allowed=["127.0.0.1"], deadline_s=-1)
 
 
@@ -242,6 +242,6 @@ def test_a_source_reads_an_address(site: str, tmp_path: Path, path: str, port: P
 
 def test_a_type_that_only_the_server_knows_needs_a_format(site: str, tmp_path: Path) -> None:
     settings = settings_for(allow_private_urls=("127.0.0.1",))
-    with pytest.raises(InvalidInput, match=r"E-DATA-PORT: .* Do: Give format: alpaca"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: .* Do: Give format: alpaca"):
         read_all(tmp_path / "one", settings, url=f"{site}/data")
     assert Port.SFT in read_all(tmp_path / "two", settings, url=f"{site}/data", format="alpaca")

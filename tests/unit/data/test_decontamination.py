@@ -197,7 +197,7 @@ def test_questions_inside_conversations(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"E-EVALUATION-SET-MISSING: The evaluation set .*no.jsonl does not exist"):
+    with pytest.raises(NotFound, match=r"E-EVALUATION-SET: The evaluation set .*no.jsonl does not exist"):
         checked(tmp_path, [qa()], evaluation_sets=(str(tmp_path / "no.jsonl"),))
 
 

@@ -187,7 +187,7 @@ def test_broken_documents_of_a_folder_go_to_quarantine(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
-    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: .*gone cannot be read: No such file or directory"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-NOT-FOUND: .*gone cannot be read: No such file or directory"):
         walk(folder / "gone", SourceSet(path="x"))
 
 
@@ -235,12 +235,12 @@ def test_plain_text_is_one_row_a_line_when_text_is_wanted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.md", b"\x89PNG" + bytes(100), r"E-DATA-BINARY: a.md is a binary file, not text"),
+        ("a.md", b"\x89PNG" + bytes(100), r"E-DATA-UNREADABLE: a.md is a binary file, not text"),
         ("a.md", b"", r"E-DATA-EMPTY: a.md holds nothing to read"),
-        ("a", bytes(100), r"E-DATA-BINARY: a is a binary file"),
+        ("a", bytes(100), r"E-DATA-UNREADABLE: a is a binary file"),
         ("a.pdf", b"%PDF garbage", r"E-DATA-BAD-ROWS: 1 of 1 rows of a.pdf are bad .*unreadable"),
-        ("a", b'{"text": "x"}\n', r"E-DATA-PORT: a holds rows for text; the chain expects documents .* format: text"),
-        ("a", b"PAR1", r"E-DATA-PARQUET"),
+        ("a", b'{"text": "x"}\n', r"E-DATA-FORMAT: a holds rows for text; the chain expects documents .* format: text"),
+        ("a", b"PAR1", r"E-DATA-UNREADABLE"),
     ],
 )
 def test_a_single_file_that_is_no_document(tmp_path: Path, name: str, content: bytes, message: str) -> None:

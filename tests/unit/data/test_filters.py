@@ -107,12 +107,12 @@ def test_without_a_schema_nothing_is_checked(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-ROW-SCHEMA: row_schema is not a JSON Schema: 'wrong' is not valid"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: row_schema is not a JSON Schema: 'wrong' is not valid"):
         row_validator({"type": "wrong"})
 
 
 def test_a_schema_never_fetches_a_reference(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-ROW-SCHEMA: row_schema refers to"):
+    with pytest.raises(InvalidInput, match="E-DATA-FORMAT: row_schema refers to"):
         run([qa()], tmp_path, row_schema={"$ref": "http://127.0.0.1:9/schema.json"})
 
 

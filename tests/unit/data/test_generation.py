@@ -225,20 +225,20 @@ def test_the_other_templates_have_one_row_a_pair(tmp_path: Path, template: str) 
 def test_documents_without_any_pair_are_an_error_with_the_reason(tmp_path: Path) -> None:
     documents = documents_in(tmp_path / "documents", ["", "word"])
     with pytest.raises(
-        TrainyardError, match=r"E-GENERATOR-EMPTY: .*found no pair for template 'qa' in 2 documents\. Why: It re"
+        TrainyardError, match=r"E-DATA-EMPTY: .*found no pair for template 'qa' in 2 documents\. Why: It re"
     ):
         by_rule(tmp_path, documents)
 
 
 def test_no_documents_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match=r"E-GENERATOR-DOCUMENTS: The generator was given no documents\. Do: Point the data"
+        InvalidInput, match=r"E-DATA-NOT-FOUND: The generator was given no documents\. Do: Point the data"
     ):
         by_rule(tmp_path, documents_in(tmp_path / "documents", []))
 
 
 def test_a_prompt_without_a_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-GENERATOR-PROMPT: config\.prompt was given, but no model"):
+    with pytest.raises(InvalidInput, match=r"E-PROMPT: config\.prompt was given, but no model"):
         by_rule(tmp_path, three_pages(tmp_path), prompt="{{ document.text }}")
 
 
@@ -311,7 +311,7 @@ def test_an_own_prompt_is_used(tmp_path: Path) -> None:
 
 
 def test_a_bad_prompt_stops_before_the_server_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-PROMPT-UNKNOWN"):
+    with pytest.raises(InvalidInput, match="E-PROMPT"):
         ask(tmp_path, prompt="{{ document.text }}{{ nothing }}")
 
 
@@ -387,10 +387,10 @@ PASSING = [
     (status(400), "server_refused"),
     (hang(), "server_timeout"),
     (drop(), "server_unreachable"),
-    (half_reply(), "server_reply"),
-    (half_json(), "server_reply"),
-    (garbage(), "server_reply"),
-    (wrong_types(), "server_reply"),
+    (half_reply(), "server_response"),
+    (half_json(), "server_response"),
+    (garbage(), "server_response"),
+    (wrong_types(), "server_response"),
 ]
 
 
@@ -415,8 +415,8 @@ LASTING = [
     ),
     (drop(), r"E-SERVER-UNREACHABLE: .*could not be reached"),
     (die(), r"E-SERVER-UNREACHABLE: The model server failed for 24 of 24 rows"),
-    (half_reply(), r"E-SERVER-REPLY: .*cannot be used \(1 attempt\).*At least half of the rows have to be answered"),
-    (garbage(), r"E-SERVER-REPLY: .*the body is not JSON"),
+    (half_reply(), r"E-SERVER-RESPONSE: .*cannot be used \(1 attempt\).*At least half of the rows have to be answered"),
+    (garbage(), r"E-SERVER-RESPONSE: .*the body is not JSON"),
 ]
 
 
@@ -454,7 +454,7 @@ def test_a_dead_server_is_given_up_after_a_few_failures(tmp_path: Path) -> None:
 
 
 def test_replies_without_one_usable_pair_fail_the_node(tmp_path: Path) -> None:
-    message = r"E-GENERATOR-EMPTY: None of the 24 rows that were asked for could be kept \(invalid_json 24\)\. Why: The"
+    message = r"E-DATA-EMPTY: None of the 24 rows that were asked for could be kept \(invalid_json 24\)\. Why: The"
     with pytest.raises(TrainyardError, match=message):
         ask(tmp_path, then=ok("no JSON today"))
 

@@ -55,7 +55,7 @@ def test_completions_are_compared_too(tmp_path: Path, documents: Path) -> None:
 
 
 def test_grounding_needs_documents(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-GROUNDING-DOCUMENTS: The validator's grounding is set, but no documents"):
+    with pytest.raises(InvalidInput, match="E-DATA-NOT-FOUND: The validator's grounding is set, but no documents"):
         run([qa()], tmp_path, grounding=0.5)
 
 

@@ -168,7 +168,7 @@ def test_the_estimate_is_close_to_the_rendered_template(tiny_model: Path) -> Non
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"E-TOKENIZER-MISSING: There is no tokenizer.json in"):
+    with pytest.raises(NotFound, match=r"E-TOKENIZER: There is no tokenizer.json in"):
         load_token_counter(tmp_path)
 
 

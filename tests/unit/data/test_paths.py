@@ -60,8 +60,8 @@ def test_odd_spellings_are_refused(root: Path, path: str) -> None:
 
 
 def test_a_missing_file_inside_is_not_found(root: Path) -> None:
-    with pytest.raises(NotFound, match=re.escape(f"E-DATA-MISSING: There is no file or folder 'no.jsonl'. Why: It was "
-                                                 f"looked for in {root}.")):  # fmt: skip
+    with pytest.raises(NotFound, match=re.escape(f"E-DATA-NOT-FOUND: There is no file or folder 'no.jsonl'. Why: It "
+                                                 f"was looked for in {root}.")):  # fmt: skip
         resolve_inside("no.jsonl", [root])
 
 
@@ -110,7 +110,7 @@ def test_a_file_swapped_for_a_link_is_not_opened(root: Path, tmp_path: Path) -> 
 
 
 def test_a_file_that_vanished_is_an_error(root: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: gone\.jsonl cannot be opened: No such file or directory"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-NOT-FOUND: gone\.jsonl cannot be opened: No such file"):
         open_inside(root / "gone.jsonl", [root])
 
 
@@ -124,5 +124,5 @@ def test_a_folder_swapped_for_a_link_is_not_followed(root: Path, tmp_path: Path)
 
 def test_pipes_are_not_opened(root: Path) -> None:
     os.mkfifo(root / "pipe")
-    with pytest.raises(InvalidInput, match=r"E-DATA-OPEN: pipe is not a regular file\. Why: Pipes and devices never"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-NOT-FOUND: pipe is not a regular file\. Why: Pipes and devices"):
         open_inside(root / "pipe", [root])

@@ -71,36 +71,36 @@ def test_an_own_prompt_sees_the_document_and_the_request() -> None:
     [
         (
             "{{ document.text",
-            r"E-PROMPT-SYNTAX: The generator's own prompt is not Jinja\. Why: Line 1: .*Do: Correct config\.p",
+            r"E-PROMPT: The generator's own prompt is not Jinja\. Why: Line 1: .*Do: Correct config\.p",
         ),
-        ("{% for %}{{ document }}", "E-PROMPT-SYNTAX"),
-        ("{% include '/etc/passwd' %}{{ document }}", "E-PROMPT-FAILED: The generator's own prompt cannot be rendered"),
-        ("Write questions.", r"E-PROMPT-DOCUMENT: The generator's own prompt never shows the document"),
+        ("{% for %}{{ document }}", "E-PROMPT"),
+        ("{% include '/etc/passwd' %}{{ document }}", "E-PROMPT: The generator's own prompt cannot be rendered"),
+        ("Write questions.", r"E-PROMPT: The generator's own prompt never shows the document"),
         (
             "{{ document.text }} {{ secret }}",
-            r"E-PROMPT-UNKNOWN: .*uses a name that does not exist\. Why: 'secret' is undefined",
+            r"E-PROMPT: .*uses a name that does not exist\. Why: 'secret' is undefined",
         ),
         (
             "{{ document.body }}",
-            r"E-PROMPT-UNKNOWN: .*has no attribute 'body'.* it sees document, pairs, wordings, part, parts",
+            r"E-PROMPT: .*has no attribute 'body'.* it sees document, pairs, wordings, part, parts",
         ),
-        ("{{ document.__class__.__mro__ }}", r"E-PROMPT-UNSAFE: .*tries to leave its sandbox"),
-        ("{{ ''.__class__.__base__.__subclasses__() }}{{ document }}", "E-PROMPT-UNSAFE"),
-        ("{{ document.update({'text': ''}) }}", "E-PROMPT-UNSAFE"),
-        ("{{ document.text.format.__globals__ }}", "E-PROMPT-UNSAFE"),
-        ("{{ '{0.__class__}'.format(document) }}", "E-PROMPT-UNSAFE"),
-        ("{{ lipsum.__globals__['os'].popen('id').read() }}{{ document }}", "E-PROMPT-UNSAFE"),
-        ("{{ document.text + 1 }}", r"E-PROMPT-FAILED: .*cannot be rendered\. Why: can only concatenate str"),
-        ("{{ 1 // 0 }}{{ document }}", "E-PROMPT-FAILED"),
-        ("{% for i in range(99999999) %}{{ document }}{% endfor %}", "E-PROMPT-LIMIT"),
+        ("{{ document.__class__.__mro__ }}", r"E-PROMPT: .*tries to leave its sandbox"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}{{ document }}", "E-PROMPT"),
+        ("{{ document.update({'text': ''}) }}", "E-PROMPT"),
+        ("{{ document.text.format.__globals__ }}", "E-PROMPT"),
+        ("{{ '{0.__class__}'.format(document) }}", "E-PROMPT"),
+        ("{{ lipsum.__globals__['os'].popen('id').read() }}{{ document }}", "E-PROMPT"),
+        ("{{ document.text + 1 }}", r"E-PROMPT: .*cannot be rendered\. Why: can only concatenate str"),
+        ("{{ 1 // 0 }}{{ document }}", "E-PROMPT"),
+        ("{% for i in range(99999999) %}{{ document }}{% endfor %}", "E-PROMPT"),
         (
             "{{ 'x' * 1000000000 }}{{ document }}",
-            r"E-PROMPT-LIMIT: .*was stopped\. Why: While it was rendered, it ran into Memo",
+            r"E-PROMPT: .*was stopped\. Why: While it was rendered, it ran into Memo",
         ),
         ("{% for i in range(9999) %}{{ document.text * 99 }}{% endfor %}", r"it became longer than 100,027 characters"),
-        ("{{ '%999999999d' % 1 }}{{ document }}", "E-PROMPT-LIMIT"),
-        ("{{ document }}{{ " + "(" * 9000, "E-PROMPT-(SYNTAX|LIMIT)"),
-        ("{{ document }}{{ " + "-" * 9000 + "1 }}", "E-PROMPT-(SYNTAX|LIMIT|FAILED)"),
+        ("{{ '%999999999d' % 1 }}{{ document }}", "E-PROMPT"),
+        ("{{ document }}{{ " + "(" * 9000, "E-PROMPT"),
+        ("{{ document }}{{ " + "-" * 9000 + "1 }}", "E-PROMPT"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_refused_with_its_reason(prompt: str, message: str) -> None:
@@ -114,9 +114,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 def test_an_endless_prompt_is_ended_and_leaves_no_process() -> None:
     before = {child.pid for child in psutil.Process().children()}
     started = time.monotonic()
-    with pytest.raises(
-        InvalidInput, match=r"E-PROMPT-LIMIT: .* it did not finish within 2 s; allowed are 2 s, 256 MiB"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-PROMPT: .* it did not finish within 2 s; allowed are 2 s, 256 MiB"):
         check_prompt(ENDLESS)
     assert time.monotonic() - started < 20
     assert {child.pid for child in psutil.Process().children()} <= before
@@ -126,7 +124,7 @@ def test_a_prompt_that_turns_on_a_later_document_is_stopped_too() -> None:
     own = "{% if document.title == 'Trap' %}{{ document.text * 10 ** 9 }}{% endif %}{{ document.text }}"
     with Prompter(GenerationTemplate.QA, wordings=1, prompt=own) as prompter:
         assert prompter.messages(DOCUMENT, pairs=1)[1]["content"] == "A node is a box."
-        with pytest.raises(InvalidInput, match="E-PROMPT-LIMIT"):
+        with pytest.raises(InvalidInput, match="E-PROMPT"):
             prompter.messages(DOCUMENT | {"title": "Trap"}, pairs=1)
         assert prompter.messages(DOCUMENT, pairs=1)[1]["content"] == "A node is a box."
 
@@ -137,7 +135,7 @@ def test_a_child_that_was_killed_is_reported() -> None:
         assert prompter.child.process is not None
         prompter.child.process.kill()
         prompter.child.process.wait()
-        with pytest.raises(InvalidInput, match=r"E-PROMPT-LIMIT: .*its process ended"):
+        with pytest.raises(InvalidInput, match=r"E-PROMPT: .*its process ended"):
             prompter.messages(DOCUMENT, pairs=1)
     assert prompter.child.process is None
 
@@ -145,13 +143,13 @@ def test_a_child_that_was_killed_is_reported() -> None:
 @pytest.mark.parametrize(
     ("prompt", "code"),
     [
-        ("{{ document", "E-PROMPT-SYNTAX"),
-        ("Nothing.", "E-PROMPT-DOCUMENT"),
-        ("{{ document }}{{ nothing }}", "E-PROMPT-UNKNOWN"),
-        ("{{ document.__class__ }}", "E-PROMPT-UNSAFE"),
-        ("{{ document.text * 9999 }}", "E-PROMPT-LIMIT"),
-        ("{{ document }}{% for i in range(9999999) %}{% endfor %}", "E-PROMPT-LIMIT"),
-        ("{{ document + 1 }}", "E-PROMPT-FAILED"),
+        ("{{ document", "E-PROMPT"),
+        ("Nothing.", "E-PROMPT"),
+        ("{{ document }}{{ nothing }}", "E-PROMPT"),
+        ("{{ document.__class__ }}", "E-PROMPT"),
+        ("{{ document.text * 9999 }}", "E-PROMPT"),
+        ("{{ document }}{% for i in range(9999999) %}{% endfor %}", "E-PROMPT"),
+        ("{{ document + 1 }}", "E-PROMPT"),
     ],
 )
 def test_the_child_answers_a_fault_with_its_four_fields(prompt: str, code: str) -> None:

@@ -62,7 +62,7 @@ def test_a_preference_set_under_sft_gives_its_chosen_side(tmp_path: Path) -> Non
 
 def test_a_set_named_by_the_wrong_port_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json_lines(SFT))
-    with pytest.raises(InvalidInput, match=r"E-DATA-PORT: The set 'preference' holds rows for sft .*alpaca"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The set 'preference' holds rows for sft .*alpaca"):
         read_all(tmp_path / "out", settings_for(tmp_path), sets={"preference": {"path": "a.jsonl"}})
 
 
@@ -84,7 +84,7 @@ def test_progress_goes_from_0_to_1(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json_lines(*[{"messages": chat}] * 3000))
     seen: list[tuple[float, str]] = []
     config = DataSourceConfig(sets={"sft": {"path": "a.jsonl"}, "labelled": {"path": "b.jsonl"}})  # type: ignore[dict-item]
-    with pytest.raises(InvalidInput, match="E-DATA-PORT"):
+    with pytest.raises(InvalidInput, match="E-DATA-FORMAT"):
         read_source(config, tmp_path / "out", settings=settings_for(tmp_path), report=lambda *part: seen.append(part))
     fractions = [fraction for fraction, _ in seen]
     assert fractions == sorted(fractions)

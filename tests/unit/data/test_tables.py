@@ -52,13 +52,13 @@ def test_bad_values_of_an_array_cost_only_themselves(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_array_fails_where_it_breaks(tmp_path: Path, text: str, why: str) -> None:
-    with pytest.raises(InvalidInput, match=f"E-DATA-JSON: rows.json is not valid JSON in the value at .*{why}"):
+    with pytest.raises(InvalidInput, match=f"E-DATA-UNREADABLE: rows.json is not valid JSON in the value at .*{why}"):
         read_text(tmp_path, text, "rows.json")
 
 
 def test_one_huge_value_of_an_array_is_refused(tmp_path: Path) -> None:
     text = f'[{GOOD}, {{"instruction": "{"x" * 100_000}", "output": "y"}}]'
-    with pytest.raises(InvalidInput, match=r"E-DATA-JSON: .* one value is longer than 1,000 characters"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-UNREADABLE: .* one value is longer than 1,000 characters"):
         read_text(tmp_path, text, "rows.json", limits=Limits(line=1000))
     assert len(read_text(tmp_path, text, "rows.json").rows) == 2
 
@@ -112,15 +112,15 @@ def test_bad_csv_rows_and_their_places(tmp_path: Path) -> None:
 
 
 def test_csv_header_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-DATA-CSV: rows.csv has two columns of the same name"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-UNREADABLE: rows.csv has two columns of the same name"):
         read_text(tmp_path, "output,output\na,b\n", "rows.csv")
-    with pytest.raises(InvalidInput, match=r"E-DATA-CSV: rows.csv has a header that cannot be read \(new-line char"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-UNREADABLE: rows.csv has a header that cannot be read \(new-line"):
         read_text(tmp_path, "in\rput,output\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: .* keys: one, two"):
         read_text(tmp_path, "one,two\na,b\n", "rows.csv")
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY"):
         read_text(tmp_path, "instruction,output\n", "rows.csv")
-    with pytest.raises(LimitExceeded, match=r"E-DATA-LINE: Line 2 of rows.csv has [\d,]+ bytes"):
+    with pytest.raises(LimitExceeded, match=r"E-DATA-UNREADABLE: Line 2 of rows.csv has [\d,]+ bytes"):
         read_text(tmp_path, "instruction,output\n" + "x" * 90_000 + ",y\n", "rows.csv", limits=Limits(line=1000))
 
 
@@ -156,7 +156,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
 
 def test_a_damaged_or_exploding_parquet_file_is_refused(tmp_path: Path) -> None:
     data = write_parquet(tmp_path / "p", [{"text": "x" * 1000}] * 2000, use_dictionary=False, compression="zstd")
-    with pytest.raises(InvalidInput, match=r"E-DATA-PARQUET: rows.parquet is not a readable Parquet file"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-UNREADABLE: rows.parquet is not a readable Parquet file"):
         read_text(tmp_path, data[:-20], "rows.parquet")
-    with pytest.raises(LimitExceeded, match=r"E-DATA-BOMB: rows.parquet expands to [\d,]+ bytes out of"):
+    with pytest.raises(LimitExceeded, match=r"E-DATA-LIMIT: rows.parquet expands to [\d,]+ bytes out of"):
         read_text(tmp_path, data, "rows.parquet", limits=Limits(expansion_grace=1000))

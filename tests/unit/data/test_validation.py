@@ -315,9 +315,9 @@ def test_nothing_kept_names_reasons_and_counts(tmp_path: Path) -> None:
     rows = [qa("a", "", source="f.jsonl:1"), qa("b", ""), qa("long " * 600)]
     with pytest.raises(InvalidInput) as caught:
         run(rows, tmp_path)
-    assert caught.value.code == "E-DATA-ALL-DROPPED"
+    assert caught.value.code == "E-DATA-EMPTY"
     assert str(caught.value) == (
-        "E-DATA-ALL-DROPPED: The validator kept none of 3 rows. Why: Dropped: empty_content 2 (first: f.jsonl:1 "
+        "E-DATA-EMPTY: The validator kept none of 3 rows. Why: Dropped: empty_content 2 (first: f.jsonl:1 "
         "(line 1): a message is blank); too_long 1 (first: row (line 3): 604 tokens, most 512). Held out: 0. "
         "Do: Loosen the rule that dropped most rows, or correct the data."
     )
@@ -334,7 +334,7 @@ def test_an_empty_set(tmp_path: Path) -> None:
 
 
 def test_documents_cannot_be_validated(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-DATA-PORT: A validator cannot check documents"):
+    with pytest.raises(InvalidInput, match="E-DATA-FORMAT: A validator cannot check documents"):
         run([], tmp_path, port=Port.DOCUMENTS)
 
 
@@ -354,7 +354,7 @@ def test_the_working_file_goes_when_a_step_fails(tmp_path: Path) -> None:
 def test_a_wrong_balance_fails_the_run(tmp_path: Path, change: dict[str, Any]) -> None:
     right = {"read": 11, "kept": 6, "heldout": {"a": 2, "b": 1}, "dropped": Counter({"x": 1, "y": 1})}
     RowLedger(tmp_path / "q", **right).check_balance()
-    with pytest.raises(TrainyardError, match=r"E-BALANCE: The validator's balance is wrong: read \d+, kept \d"):
+    with pytest.raises(TrainyardError, match=r"E-BATCH: The validator's balance is wrong: read \d+, kept \d"):
         RowLedger(tmp_path / "q", **{**right, **change}).check_balance()
 
 
@@ -392,7 +392,7 @@ def test_every_dropped_fate_has_a_reason_and_every_other_a_place() -> None:
 
 def test_nothing_kept_of_nothing(tmp_path: Path) -> None:
     assert nothing_kept(RowLedger(tmp_path / "q")).code == "E-DATA-EMPTY"
-    assert nothing_kept(RowLedger(tmp_path / "q", read=1)).code == "E-DATA-ALL-DROPPED"
+    assert nothing_kept(RowLedger(tmp_path / "q", read=1)).code == "E-DATA-EMPTY"
 
 
 SENTENCE = st.lists(st.sampled_from(WORDS[:8]), max_size=16).map(" ".join)
@@ -439,7 +439,7 @@ def validated(rows: list[Row], folder: Path, config: dict[str, Any]) -> Validate
     try:
         return run(rows, folder, **config)
     except InvalidInput as error:
-        if error.code == "E-DATA-ALL-DROPPED":
+        if error.code == "E-DATA-EMPTY":
             return None
         raise
 

@@ -98,7 +98,7 @@ def test_a_harness_task_without_the_extra_is_refused_with_the_install_line() -> 
 def test_harness_samples_are_paired_by_document_number() -> None:
     samples = [{"doc_id": 1, "acc": 0.0, "acc_norm": 1.0}, {"doc_id": 0, "acc": 1.0, "acc_norm": 0.0}]
     assert sample_values("arc_easy", samples) == [0.0, 1.0]
-    with pytest.raises(InvalidInput, match=r"E-LM-EVAL-METRIC: The task 'wikitext' has no per-sample metric"):
+    with pytest.raises(InvalidInput, match=r"E-BENCHMARK: The task 'wikitext' has no per-sample metric"):
         sample_values("wikitext", [{"doc_id": 0, "word_perplexity": 3.0}])
 
 

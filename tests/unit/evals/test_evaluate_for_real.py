@@ -114,7 +114,7 @@ def test_a_trained_adapter_is_better_than_its_base_and_its_control(
 
 @pytest.mark.slow
 def test_weights_that_are_nan_fail_the_evaluation(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match=r"E-EVAL-NON-FINITE: The candidate gives nan on heldout_loss/unseen_wor"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The candidate gives nan on heldout_loss/unseen_wor"):
         evaluate(job(trained, tiny_model, "broken"), tmp_path)
     assert not (tmp_path / "report").exists()
 
@@ -127,10 +127,10 @@ def test_an_evaluation_that_is_cancelled_says_so(trained: Path, tiny_model: Path
 
 def test_a_wrong_job_is_refused_before_a_child_is_started(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
     config = EvaluatorConfig(primary="f1/unseen_wording")
-    with pytest.raises(InvalidInput, match=r"E-EVAL-PRIMARY: The primary metric 'f1/unseen_wording'"):
+    with pytest.raises(InvalidInput, match=r"E-BENCHMARK: The primary metric 'f1/unseen_wording'"):
         evaluate(job(trained, tiny_model, config=config), tmp_path)
     twice = EvaluatorConfig.model_validate({"benchmarks": [{"name": "f1"}, {"name": "f1", "margin": 1}]})
-    with pytest.raises(InvalidInput, match=r"E-EVAL-TWICE: The benchmark 'f1/unseen_wording' is listed twice"):
+    with pytest.raises(InvalidInput, match=r"E-BENCHMARK: The benchmark 'f1/unseen_wording' is listed twice"):
         evaluate(job(trained, tiny_model, config=twice), tmp_path)
     assert not (tmp_path / "child").exists()
 
@@ -140,7 +140,7 @@ def test_an_adapter_of_another_base_is_refused(trained: Path, tiny_model: Path, 
     other = tmp_path / "other"
     code = "import sys, pathlib, trainyard.testing.tiny as t; t.build_tiny_model(pathlib.Path(sys.argv[1]), hidden=32)"
     subprocess.run([sys.executable, "-c", code, str(other)], check=True, capture_output=True)
-    with pytest.raises(InvalidInput, match=r"E-EVAL-ADAPTER: The candidate's adapter does not fit the base model"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: The candidate's adapter does not fit the base model"):
         evaluate(job(trained, other), tmp_path / "run")
 
 
@@ -151,7 +151,7 @@ def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(
     long = SftRow([Message("user", "word " * 3000), Message("assistant", "yes")], source="f:long")
     write_rows(tmp_path / "one.arrow", Port.SFT, [long])
     held = HeldOutSet(name="unseen_wording", port=Port.SFT, path=str(tmp_path / "one.arrow"))
-    with pytest.raises(TrainyardError, match=r"E-EVAL-NO-ROWS: No row of heldout_loss/unseen_wording could be scored"):
+    with pytest.raises(TrainyardError, match=r"E-DATA-EMPTY: No row of heldout_loss/unseen_wording could be scored"):
         evaluate(job(trained, tiny_model, heldout=(held,)), tmp_path / "none")
 
 
@@ -241,5 +241,5 @@ def test_training_rows_are_never_taken_for_held_out_ones(trained: Path, tmp_path
 
 def test_only_controls_are_no_candidate(trained: Path) -> None:
     inputs = {Port.ADAPTER: [reference(trained / "control", Port.ADAPTER)]}
-    with pytest.raises(InvalidInput, match=r"E-EVAL-CANDIDATE: .*Only controls reached it"):
+    with pytest.raises(InvalidInput, match=r"E-BENCHMARK: .*Only controls reached it"):
         job_from_inputs(EvaluatorConfig(), inputs, threads=1)

@@ -69,7 +69,7 @@ def test_the_primary_metric_is_unseen_wording_then_unseen_documents_then_the_fir
 
 
 def test_a_primary_that_does_not_run_is_refused_with_the_ones_that_do() -> None:
-    with pytest.raises(InvalidInput, match=r"E-EVAL-PRIMARY: The primary metric 'f1/y' .* They are f1/x, f1/z\."):
+    with pytest.raises(InvalidInput, match=r"E-BENCHMARK: The primary metric 'f1/y' .* They are f1/x, f1/z\."):
         choose_primary(["f1/x", "f1/z"], "f1/y")
 
 

@@ -105,7 +105,7 @@ def test_a_listed_benchmark_without_a_set_runs_on_every_set(tmp_path: Path) -> N
 
 
 def test_a_benchmark_without_any_rows_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"E-EVAL-NO-ROWS: The benchmark 'f1' has no rows to run on\..*a validator"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: The benchmark 'f1' has no rows to run on\..*a validator"):
         listed_benchmarks(job(benchmarks=[{"name": "f1"}]))
 
 
@@ -160,10 +160,10 @@ def test_task_lines_of_every_kind(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: object, why: str) -> None:
-    with pytest.raises(InvalidInput, match=f"E-TASK-FILE: .*{why}"):
+    with pytest.raises(InvalidInput, match=f"E-BENCHMARK: .*{why}"):
         list(read_task_file(write(tmp_path / "t.jsonl", line)))
 
 
 def test_a_missing_task_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"E-TASK-FILE-MISSING: The task file .*no\.jsonl does not exist"):
+    with pytest.raises(NotFound, match=r"E-BENCHMARK: The task file .*no\.jsonl does not exist"):
         list(read_task_file(tmp_path / "no.jsonl"))

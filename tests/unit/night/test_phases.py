@@ -196,7 +196,7 @@ def test_a_graph_that_is_away_lets_nothing_be_asked(world: NightDeps) -> None:
 
     @contextmanager
     def away() -> Iterator[MemoryGraph]:
-        raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-SERVER")
+        raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-STORE")
         yield
 
     (world.documents / "copy.md").write_bytes((world.documents / "one.md").read_bytes())
@@ -205,7 +205,7 @@ def test_a_graph_that_is_away_lets_nothing_be_asked(world: NightDeps) -> None:
     report = night(gone, "20270103")
     assert (report.state, report.phase1.left) == ("failed", 1)
     assert report.phase1.failure is not None
-    assert report.phase1.failure.code == "E-GRAPH-SERVER"
+    assert report.phase1.failure.code == "E-GRAPH-STORE"
 
 
 def test_forty_nine_are_not_fifty(world: NightDeps) -> None:
@@ -324,14 +324,14 @@ class Refusing(FolderStore):
         self, name: str, data: bytes | Path, *, if_generation_match: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:  # fmt: skip
-        raise Unavailable("The bucket refuses.", why="403", do="Correct the credentials.", code="E-OBJECT-FORBIDDEN")
+        raise Unavailable("The bucket refuses.", why="403", do="Correct the credentials.", code="E-OBJECT-STORE")
 
 
 def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: NightDeps, tmp_path: Path) -> None:
     refused = replace(world, stores=replace(world.stores, objects=Refusing(tmp_path / "cloud")))
     report = night(refused)
     assert report.state == "failed"
-    assert {failure.code for failure in report.failures} == {"E-OBJECT-FORBIDDEN"}
+    assert {failure.code for failure in report.failures} == {"E-OBJECT-STORE"}
     assert world.stores.markers.states() == {}
     assert night(world).state == "completed"
 
@@ -340,7 +340,7 @@ def test_a_bucket_that_refuses_is_told_and_the_next_attempt_goes_on(world: Night
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        ("403", "E-OBJECT-FORBIDDEN"), slow(("404", "E-OBJECT-FORBIDDEN")), slow(("429", "E-OBJECT-STORE")),
+        ("403", "E-OBJECT-STORE"), slow(("404", "E-OBJECT-STORE")), slow(("429", "E-OBJECT-STORE")),
         slow(("500", "E-OBJECT-STORE")), slow(("503", "E-OBJECT-STORE")), ("stall", "E-OBJECT-STORE"),
     ],
 )  # fmt: skip

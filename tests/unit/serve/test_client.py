@@ -322,7 +322,7 @@ def test_a_base_url_may_name_the_version_or_not(given: str, used: str) -> None:
     ],
 )
 def test_a_base_url_that_cannot_work_is_refused_without_showing_it(given: str, why: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"E-SERVER-URL: .*{re.escape(why)}.* Do: Write it like http") as caught:
+    with pytest.raises(InvalidInput, match=rf"E-ENDPOINT: .*{re.escape(why)}.* Do: Write it like http") as caught:
         api_url(given)
     assert "secret" not in str(caught.value)
 

@@ -152,7 +152,7 @@ def test_a_target_that_fails_at_the_switch_undoes_the_ones_before_it(yard: Yard,
     with vllm_server("org/base", aliases=True, broken={"/v1/aliases": (500, "no room")}) as second:
         with pytest.raises(
             TrainyardError,
-            match=r"E-TARGET-REFUSED: .*/v1/aliases with status 500\..*no room\. Everything was undone; nothing",
+            match=r"E-SERVER-REFUSED: .*/v1/aliases with status 500\..*no room\. Everything was undone; nothing",
         ):
             yard.deploy(at("embedded", embedded), at("embedded", second))
         assert embedded.alias == {}
@@ -250,7 +250,7 @@ def test_all_reasons_of_all_targets_come_at_once_and_nothing_is_touched(yard: Ya
 
 
 def test_a_server_that_is_not_there_leaves_everything_as_it_was(yard: Yard) -> None:
-    with pytest.raises(Unavailable, match=r"E-TARGET-UNREACHABLE: vllm at http://127\.0\.0\.1:9 did not answer /v1/mo"):
+    with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE: vllm at http://127\.0\.0\.1:9 did not answer /v1/mo"):
         yard.deploy({"type": "vllm", "url": "http://127.0.0.1:9"})
     with pytest.raises(Unavailable, match=r"R-TARGET-DOWN: The target `embedded` has no address\. Do: Call `trainyard"):
         yard.deploy({"type": "embedded"})

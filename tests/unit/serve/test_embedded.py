@@ -43,7 +43,7 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
     url = asked.stdout.strip()
     assert running(configured) == url
     assert start(configured, str(model)) == url
-    with pytest.raises(Conflict, match=f"E-EMBEDDED-MODEL: The embedded server at {url} serves .*trainyard down"):
+    with pytest.raises(Conflict, match=f"E-MODEL-NOT-FOUND: The embedded server at {url} serves .*trainyard down"):
         start(configured, str(tiny_model))
     assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["root"] == str(model)
     first = instance(configured)
@@ -75,7 +75,7 @@ def test_a_process_that_does_not_answer_is_not_running(configured: Settings) -> 
 
 
 def test_a_model_that_must_not_be_loaded_starts_nothing(configured: Settings, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-MODEL-CONFIG"):
+    with pytest.raises(InvalidInput, match="E-MODEL-INVALID"):
         start(configured, str(tmp_path))
     assert not configured.services.exists()
 

@@ -71,7 +71,7 @@ def test_a_document_cannot_end_itself() -> None:
 def test_a_document_that_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
         prompt(text, "meetings")
-    assert caught.value.code == "E-DOCUMENT"
+    assert caught.value.code == "E-DATA-UNREADABLE"
 
 
 def test_an_answer_is_read() -> None:

@@ -52,7 +52,7 @@ async def test_the_rules_serve_a_phase_from_start_to_free(tmp_path: Path, settin
             made = await asyncio.gather(*(extract(DOCUMENT, "meetings", complete) for _ in range(8)))
             assert {one.name for one in made[7].entities} == {"Jane Doe", "Acme GmbH", "Blue Harbour"}
             assert server.drain(10).left == 0
-            with pytest.raises(Unavailable, match="E-SERVER-DRAINING"):
+            with pytest.raises(Unavailable, match="E-SERVER-STOP"):
                 await complete([], None, 10)
         url = server.url
         assert server.stop() is Release.STOP
@@ -152,7 +152,7 @@ def test_the_operators_commands_run_without_a_shell(tmp_path: Path, settings: Se
         assert (tmp_path / "booted").read_text() == "$(id); yes"
     assert (tmp_path / "stopped").exists()
     failing = ServerProfile(boot_command=(sys.executable, "-c", "raise SystemExit(3)"))
-    with pytest.raises(Unavailable, match=r"E-SERVER-BOOT.*status 3"):
+    with pytest.raises(Unavailable, match=r"E-SERVER-START.*status 3"):
         InferenceServer(failing, tmp_path / "other", settings).start()
 
 
@@ -186,7 +186,7 @@ def test_what_is_not_here_is_told(tmp_path: Path, settings: Settings) -> None:
     with pytest.raises(Unavailable, match="R-LLAMA-MISSING"):
         command(llama, 1, settings)
     there = ServerProfile(engine=LlamaServerEngine(type="llama_server", model=str(tmp_path / "m.gguf"), program="sh"))
-    with pytest.raises(NotFound, match="E-MODEL-MISSING"):
+    with pytest.raises(NotFound, match="E-MODEL-NOT-FOUND"):
         command(there, 1, settings)
     (tmp_path / "m.gguf").touch()
     assert "-c 32768 -np 4" in " ".join(command(there, 1, settings))
@@ -208,7 +208,7 @@ def test_profiles_are_files(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("engine: {type: vllm}\n")
     with pytest.raises(InvalidInput, match="E-PROFILE"):
         read_profile(tmp_path / "bad.yaml")
-    with pytest.raises(NotFound, match=r"E-PROFILE-MISSING.*bad, good"):
+    with pytest.raises(NotFound, match=r"E-PROFILE.*bad, good"):
         read_profile(tmp_path / "none.yaml")
     with pytest.raises(ValidationError, match="can only be stopped"):
         ServerProfile(engine=EmbeddedEngine(), release=Release.AUTO)

@@ -100,7 +100,7 @@ def test_a_failure_after_the_switch_gives_the_name_back(yard: Yard, ollama: Olla
     yard.adapter = trained(yard.folder / "next", yard.folder / "base", seed=3)
     with ollama_server() as other:
         other.broken["/api/copy"] = (500, {"error": "no space left on device"})
-        with pytest.raises(TrainyardError, match=r"E-TARGET-REFUSED: .* no space left on device.*v1 stays live"):
+        with pytest.raises(TrainyardError, match=r"E-SERVER-REFUSED: .* no space left on device.*v1 stays live"):
             yard.deploy(at(ollama), at(other), unevaluated=True)
     assert names(ollama) == ["acme/bot:latest", "acme/bot:v1"]
     assert ollama.models["acme/bot:latest"] == first
@@ -109,7 +109,7 @@ def test_a_failure_after_the_switch_gives_the_name_back(yard: Yard, ollama: Olla
 def test_a_first_deployment_that_fails_leaves_no_name(yard: Yard, ollama: OllamaDouble) -> None:
     with ollama_server() as other:
         other.broken["/api/copy"] = (500, {"error": "no"})
-        with pytest.raises(TrainyardError, match="E-TARGET-REFUSED"):
+        with pytest.raises(TrainyardError, match="E-SERVER-REFUSED"):
             yard.deploy(at(ollama), at(other), unevaluated=True)
     assert names(ollama) == []
     assert yard.live() is None
@@ -117,7 +117,7 @@ def test_a_first_deployment_that_fails_leaves_no_name(yard: Yard, ollama: Ollama
 
 def test_what_ollama_refuses_is_told_in_its_words(yard: Yard, ollama: OllamaDouble) -> None:
     ollama.broken["/api/create"] = (400, {"error": "invalid file magic"})
-    with pytest.raises(TrainyardError, match=r"E-TARGET-REFUSED: .*invalid file magic"):
+    with pytest.raises(TrainyardError, match=r"E-SERVER-REFUSED: .*invalid file magic"):
         yard.deploy(at(ollama), unevaluated=True)
 
 
@@ -141,11 +141,11 @@ def test_without_the_converter_or_the_base_it_is_refused(yard: Yard, ollama: Oll
 
 
 def test_a_server_that_is_not_there_or_another_is_told(yard: Yard) -> None:
-    with pytest.raises(Unavailable, match=r"E-TARGET-UNREACHABLE: ollama at http://127\.0\.0\.1:9 did not answer"):
+    with pytest.raises(Unavailable, match=r"E-SERVER-UNREACHABLE: ollama at http://127\.0\.0\.1:9 did not answer"):
         yard.deploy({"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
     with ollama_server() as other:
         other.broken["/api/version"] = (200, "<html>")
-        with pytest.raises(Unavailable, match=r"E-TARGET-GARBAGE: .* is no ollama server"):
+        with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is no ollama server"):
             yard.deploy(at(other), unevaluated=True)
 
 

@@ -263,15 +263,15 @@ def test_an_adapter_of_another_base_or_template_is_refused(server: Server, tiny_
     origin = {"base_sha256": model_sha256(tiny_model), "chat_template_sha256": chat_template_sha256(tiny_model)}
     load = {"lora_name": "dated", "lora_path": str(folder)}
     for change, code in (
-        ({"base_sha256": "0" * 64}, "E-ADAPTER-BASE: The adapter was trained on another base than 'tiny'."),
-        ({"chat_template_sha256": "0" * 64}, "E-ADAPTER-TEMPLATE: The adapter was trained with another chat template"),
+        ({"base_sha256": "0" * 64}, "E-ADAPTER-MISMATCH: The adapter was trained on another base than 'tiny'."),
+        ({"chat_template_sha256": "0" * 64}, "E-ADAPTER-MISMATCH: The adapter was trained with another chat template"),
     ):
         (folder / "training.json").write_text(json.dumps({**origin, **change}))
         status, _, message = server.refusal("/v1/load_lora_adapter", **load)
         assert status == 400
         assert message.startswith(code)
     (folder / "training.json").write_text("[")
-    assert "E-ADAPTER-ORIGIN" in server.refusal("/v1/load_lora_adapter", **load)[2]
+    assert "E-ADAPTER-MISMATCH" in server.refusal("/v1/load_lora_adapter", **load)[2]
     (folder / "training.json").write_text(json.dumps(origin))
     assert server.post("/v1/load_lora_adapter", **load).status_code == 200
     assert server.post("/v1/unload_lora_adapter", lora_name="dated").status_code == 200
@@ -281,7 +281,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_base_as_it_was(server: Server) 
     base = server.text()
     narrow = server.refusal("/v1/load_lora_adapter", lora_name="n", lora_path=str(server.adapters / "narrow"))
     assert narrow[0] == 400
-    assert "E-ADAPTER-SHAPE: The adapter in narrow does not fit this base model." in narrow[2]
+    assert "E-ADAPTER-MISMATCH: The adapter in narrow does not fit this base model." in narrow[2]
     assert server.text() == base
     assert server.refusal("/v1/chat/completions", model="n", **ASK)[0] == 404
 
@@ -294,7 +294,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_base_as_it_was(server: Server) 
         ("{root}/../tiny", 400, "outside the server's adapter roots"),
         ("{root}/link", 400, "outside the server's adapter roots"),
         ("{root}/nope", 404, "No adapter found for"),
-        ("{root}/pickled", 400, "E-MODEL-PICKLE"),
+        ("{root}/pickled", 400, "E-MODEL-UNSAFE"),
         ("x\0y", 400, "outside the server's adapter roots"),
         ("{root}/round", 400, "outside the server's adapter roots"),
         ("{root}/" + "a" * 5000, 400, "outside the server's adapter roots"),
@@ -403,7 +403,7 @@ def test_metrics_count_what_was_done(server: Server) -> None:
 
 def test_off_loopback_it_starts_only_with_a_token(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", str(tiny_model), "--host", "0.0.0.0"]) == 5
-    assert "E-SERVER-TOKEN: The server does not listen on 0.0.0.0 without a token." in capsys.readouterr().err
+    assert "E-AUTH: The server does not listen on 0.0.0.0 without a token." in capsys.readouterr().err
 
 
 def test_the_generator_keeps_or_rejects_every_row_with_a_reason(server: Server, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tm
     assert first is not None
     assert second is not None
     assert (second.model, alive(first.url), alive(second.url)) == ("acme/bot/v2", False, True)
-    with pytest.raises(TrainyardError, match="E-TARGET-UNREACHABLE"):
+    with pytest.raises(TrainyardError, match="E-SERVER-UNREACHABLE"):
         yard.deploy({"type": "llama_server"}, {"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
     assert find_service(place) == second
     below = psutil.Process(os.getpid()).children(recursive=True)

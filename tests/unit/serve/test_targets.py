@@ -99,7 +99,7 @@ def test_the_path_is_mapped_to_what_the_server_sees(tmp_path: Path) -> None:
 def test_a_prefix_that_does_not_hold_the_registry_is_refused(tmp_path: Path) -> None:
     with vllm_server("org/base") as double, site(tmp_path, double, path_prefix=("/elsewhere", "/x")) as one:
         (reason,) = TARGETS[TargetType.VLLM].check(one)
-        assert reason.code == "E-PATH-PREFIX"
+        assert reason.code == "E-ENDPOINT"
 
 
 def test_a_base_that_the_server_names_by_its_own_path_is_recognised(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_version_that_is_loaded_already_is_left_and_a_stranger_of_its_name_ref
         targets.load_adapter(one)
         assert one.loaded is False  # nothing was done, so nothing has to be undone
         double.adapters["acme/bot/v1"] = "/elsewhere"
-        with pytest.raises(TrainyardError, match=r"E-TARGET-TAKEN: .* already serves acme/bot/v1, from '/elsewhere'"):
+        with pytest.raises(TrainyardError, match=r"E-CONFLICT: .* already serves acme/bot/v1, from '/elsewhere'"):
             targets.load_adapter(one)
 
 
@@ -153,7 +153,7 @@ def test_a_key_is_sent_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: p
         with site(tmp_path, double, url=None) as one:
             with (
                 http_client(Target(type=TargetType.VLLM), double.url) as one.http,
-                pytest.raises(Unavailable, match=r"E-TARGET-AUTH: .* refused the API key.*is asked without a key"),
+                pytest.raises(Unavailable, match=r"E-AUTH: .* refused the API key.*is asked without a key"),
             ):
                 TARGETS[TargetType.VLLM].check(one)
             with http_client(target, "", house) as one.http:
@@ -175,7 +175,7 @@ def test_garbage_is_no_server(tmp_path: Path, path: str, answer: str) -> None:
     with (
         vllm_server("org/base", broken={path: (200, answer)}) as double,
         site(tmp_path, double) as one,
-        pytest.raises(Unavailable, match=r"E-TARGET-GARBAGE: .* is no OpenAI-compatible server"),
+        pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is no OpenAI-compatible server"),
     ):
         step(one)
 

@@ -198,4 +198,4 @@ def test_the_deficit_is_told_when_nothing_fits() -> None:
 def test_a_choice_needs_a_device_and_a_method(device: Device, rungs: list[Method] | None) -> None:
     with pytest.raises(InvalidInput, match="certain device") as caught:
         choose(TINY, wanted(), GB, device, rungs=rungs)
-    assert caught.value.code == "E-AUTOTUNE-DEVICE"
+    assert caught.value.code == "E-DEVICE"

@@ -101,7 +101,7 @@ CALL = "template: qa-pipeline\n"
 WRONG_CALLS = [
     ("template: qa_pipelines", "template: There is no template 'qa_pipelines'. Instead: Did you mean 'qa-pipeline'?"),
     ("template: zzz", "Instead: Use qa-pipeline, alignment-pipeline, rag-tuning, code-tuning."),
-    ("template: [1]", "E-SPEC-TEMPLATE template: There is no template '[1]'."),
+    ("template: [1]", "E-SPEC-FILE template: There is no template '[1]'."),
     (CALL + "parameter: {}", "E-SPEC-KEY parameter: There is no field 'parameter' here. Instead: Did you mean 'para"),
     (CALL + "documents: x", "Instead: Put it under `parameters:`."),
     (CALL + "parameters: {document: x}", "E-SPEC-KEY parameters.document: There is no field 'document' here. Instead"),
@@ -137,7 +137,7 @@ def test_a_wrong_call_of_a_template_says_what_is_right(text: str, expected: str)
 def test_check_takes_templates_and_jobs_too() -> None:
     assert check({"template": "code-tuning"}) == []
     assert check({"dataset": {"path": "rows.jsonl"}}) == []
-    assert [reason.code for reason in check({"template": "rag"})] == ["E-SPEC-TEMPLATE"]
+    assert [reason.code for reason in check({"template": "rag"})] == ["E-SPEC-FILE"]
     assert [reason.field for reason in check({"dataset": {"pth": "x"}})] == ["dataset.path", "dataset.pth"]
 
 
@@ -194,7 +194,7 @@ def test_a_node_that_is_no_mapping(nodes: list[Any]) -> None:
 @pytest.mark.parametrize("value", [None, [], "text", 3, True])
 def test_a_chain_is_a_mapping(value: object) -> None:
     reason = only(check(value))
-    assert reason.code == "E-SPEC-SHAPE"
+    assert reason.code == "E-SPEC-TYPE"
     assert reason.because == f"A chain is a mapping with `nodes`, not {described(value)}."
 
 
@@ -270,7 +270,7 @@ def test_rules_of_our_own_are_told_in_their_words() -> None:
 
 def test_more_nodes_than_the_cap_are_a_limit() -> None:
     many = [{"type": "validator", "needs": []}] * 10_001
-    assert only([reason for reason in check({"nodes": many}) if reason.code == "E-SPEC-LIMIT"]).instead == (
+    assert only([reason for reason in check({"nodes": many}) if reason.code == "E-SPEC-SYNTAX"]).instead == (
         "Give at most 10,000."
     )
 
@@ -289,7 +289,7 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
         node("evaluator"),
         node("deployer", None, ["nowhere"]),
     )
-    assert found == ["E-SPEC-VALUE", "E-SPEC-NEEDS", "R-BACKEND-SETTING", "R-QUANT-METHOD", "R-NO-HELDOUT"]
+    assert found == ["E-SPEC-VALUE", "E-SPEC-GRAPH", "R-BACKEND-SETTING", "R-QUANT-METHOD", "R-NO-HELDOUT"]
 
 
 def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:

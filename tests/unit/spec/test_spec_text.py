@@ -82,23 +82,23 @@ def test_windows_line_ends_change_nothing() -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_other_encodings_are_refused(encoding: str) -> None:
     line = refusal("\ufeffname: x".encode(encoding) if encoding.endswith("e") else "name: x".encode(encoding))
-    assert line == "E-SPEC-ENCODING chain: The file is UTF-16 or UTF-32. Instead: Save it as UTF-8."
+    assert line == "E-SPEC-SYNTAX chain: The file is UTF-16 or UTF-32. Instead: Save it as UTF-8."
 
 
 def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:
     assert refusal(b"name: \xff\n") == (
-        "E-SPEC-ENCODING byte 6: The file is not UTF-8: invalid start byte. Instead: Save it as UTF-8."
+        "E-SPEC-SYNTAX byte 6: The file is not UTF-8: invalid start byte. Instead: Save it as UTF-8."
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\nb: x\0y\n", "E-SPEC-CHARACTER line 2: The text holds a NUL character."),
-        ("a: 1\nb: \ud800\n", "E-SPEC-CHARACTER line 2: The text holds a lone surrogate (U+D800)."),
-        ('{"a": "\\ud83d"}', "E-SPEC-CHARACTER chain: The text holds a lone surrogate (U+D83D)."),
-        ('{"a\\u0000": [1]}', "E-SPEC-CHARACTER chain: The text holds a NUL character."),
-        ('a: "x\\0y"\n', "E-SPEC-CHARACTER line 1: The text holds a NUL character."),
+        ("a: 1\nb: x\0y\n", "E-SPEC-SYNTAX line 2: The text holds a NUL character."),
+        ("a: 1\nb: \ud800\n", "E-SPEC-SYNTAX line 2: The text holds a lone surrogate (U+D800)."),
+        ('{"a": "\\ud83d"}', "E-SPEC-SYNTAX chain: The text holds a lone surrogate (U+D83D)."),
+        ('{"a\\u0000": [1]}', "E-SPEC-SYNTAX chain: The text holds a NUL character."),
+        ('a: "x\\0y"\n', "E-SPEC-SYNTAX line 1: The text holds a NUL character."),
     ],
 )
 def test_characters_that_no_store_takes_are_refused(text: str, expected: str) -> None:
@@ -121,24 +121,24 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     started = time.perf_counter()
-    assert refusal("\n".join(lines)).startswith("E-SPEC-ALIAS line 1:")
+    assert refusal("\n".join(lines)).startswith("E-SPEC-SYNTAX line 1:")
     assert time.perf_counter() - started < 20, "expanded, it has a hundred thousand million values"
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system x\n", "a: !!python/tuple [1]\n", "a: !mine {b: 1}\n"])
 def test_tags_are_refused(text: str) -> None:
-    assert refusal(text).startswith("E-SPEC-TAG line 1: The file uses the YAML tag '")
+    assert refusal(text).startswith("E-SPEC-SYNTAX line 1: The file uses the YAML tag '")
     assert refusal(text).endswith("Remove the tag; specs are data only.")
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", '{"b": {"a": 1, "a": 2}}'])
 def test_a_key_that_is_written_twice_is_refused(text: str) -> None:
     assert "The key 'a' is written twice. Instead: Keep one of the two." in refusal(text)
-    assert "E-SPEC-DUPLICATE" in refusal(text)
+    assert "E-SPEC-SYNTAX" in refusal(text)
 
 
 def test_the_line_of_a_repeated_key_is_told() -> None:
-    assert refusal("a: 1\nb: 2\na: 3\n").startswith("E-SPEC-DUPLICATE line 3:")
+    assert refusal("a: 1\nb: 2\na: 3\n").startswith("E-SPEC-SYNTAX line 3:")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_line_of_a_repeated_key_is_told() -> None:
 )
 def test_numbers_that_are_not_finite_are_refused(text: str) -> None:
     assert "is not a finite number. Instead: Write a finite number." in refusal(text)
-    assert refusal(text).startswith("E-SPEC-NUMBER")
+    assert refusal(text).startswith("E-SPEC-SYNTAX")
 
 
 def test_a_quoted_infinity_is_a_text() -> None:
@@ -168,27 +168,27 @@ def test_nesting_has_a_deepest_level(opened: str, closed: str) -> None:
     fits = opened * (MAX_DEPTH - 1) + "[1]" + closed * (MAX_DEPTH - 1)
     assert parse_text(fits) is not None
     deep = opened * MAX_DEPTH + "[1]" + closed * MAX_DEPTH
-    assert "E-SPEC-DEPTH line 1: The file is nested deeper than 64 levels. Instead: A chain needs" in refusal(deep)
+    assert "E-SPEC-SYNTAX line 1: The file is nested deeper than 64 levels. Instead: A chain needs" in refusal(deep)
 
 
 def test_yaml_nesting_has_the_same_deepest_level() -> None:
     assert parse_text("x: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))
-    assert refusal("x: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH).startswith("E-SPEC-DEPTH line 1")
+    assert refusal("x: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH).startswith("E-SPEC-SYNTAX line 1")
     indented = "\n".join(f"{'  ' * level}a:" for level in range(MAX_DEPTH + 2))
-    assert refusal(indented).startswith("E-SPEC-DEPTH line ")
+    assert refusal(indented).startswith("E-SPEC-SYNTAX line ")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "- " * 100_000, "a: " + "[" * 100_000])
 def test_a_hundred_thousand_levels_are_refused_without_a_crash(text: str) -> None:
-    assert refusal(text).split()[0] in ("E-SPEC-DEPTH", "E-SPEC-SYNTAX")
+    assert refusal(text).split()[0] in ("E-SPEC-SYNTAX", "E-SPEC-SYNTAX")
 
 
 def test_a_file_has_a_largest_size() -> None:
     assert parse_text("a: '" + "x" * (MAX_SPEC_BYTES - 5) + "'")["a"].startswith("x")
     line = refusal(b"a: '" + b"x" * MAX_SPEC_BYTES + b"'")
-    assert "E-SPEC-SIZE chain: The file has 2,097,157 bytes; at most 2,097,152 are read." in line
+    assert "E-SPEC-SYNTAX chain: The file has 2,097,157 bytes; at most 2,097,152 are read." in line
     assert line.endswith("Put data into a data set and name its path.")
-    assert "E-SPEC-SIZE" in refusal("é" * (MAX_SPEC_BYTES // 2 + 1))
+    assert "E-SPEC-SYNTAX" in refusal("é" * (MAX_SPEC_BYTES // 2 + 1))
 
 
 def test_a_file_has_a_largest_number_of_values() -> None:
@@ -200,7 +200,7 @@ def test_a_file_has_a_largest_number_of_values() -> None:
 @pytest.mark.parametrize("text", ["", "  \n\t\n", b"\xef\xbb\xbf\n"])
 def test_an_empty_file_says_what_to_write(text: str | bytes) -> None:
     assert refusal(text) == (
-        "E-SPEC-EMPTY chain: The file is empty. Instead: Write a chain: `nodes:` with a list of nodes."
+        "E-SPEC-SYNTAX chain: The file is empty. Instead: Write a chain: `nodes:` with a list of nodes."
     )
 
 
@@ -225,10 +225,6 @@ def test_broken_syntax_names_the_line(text: str, expected: str) -> None:
     assert refusal(text).startswith(expected)
 
 
-CODES = {
-    f"E-SPEC-{kind}"
-    for kind in ("SYNTAX", "ALIAS", "TAG", "DUPLICATE", "NUMBER", "CHARACTER", "ENCODING", "EMPTY", "DEPTH")
-}
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=20),
@@ -279,9 +275,9 @@ def refused_codes(text: str | bytes) -> set[str]:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_value_or_a_refusal(data: bytes) -> None:
-    assert refused_codes(data) <= CODES
+    assert refused_codes(data) <= {"E-SPEC-SYNTAX"}
 
 
 @given(st.text(alphabet="{}[]:,-&*!|>'\"#%@ \nab01.\\\u2028\0\ud800", max_size=60))
 def test_any_text_gives_a_value_or_a_refusal(text: str) -> None:
-    assert refused_codes(text) <= CODES
+    assert refused_codes(text) <= {"E-SPEC-SYNTAX"}

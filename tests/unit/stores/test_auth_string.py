@@ -35,7 +35,7 @@ def test_an_operator_s_string_replaces_the_random_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "short", "with space:x", "tab\t:12345678", "ümlaut:12345678", "a" * 513])
 def test_a_string_that_a_header_cannot_carry_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"E-AUTH-STRING: The auth string of PREFECT_SERVER_API") as refused:
+    with pytest.raises(InvalidInput, match=r"E-AUTH: The auth string of PREFECT_SERVER_API") as refused:
         keep_auth(settings(), text)
     assert not text or text not in str(refused.value)
     assert read_auth(settings()) is None
@@ -44,10 +44,10 @@ def test_a_string_that_a_header_cannot_carry_is_refused_and_not_repeated(text: s
 def test_a_file_that_cannot_be_used_is_named(home: Path) -> None:
     keep_auth(settings())
     auth_file(settings()).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidInput, match=r"E-AUTH-STRING: .*prefect-auth-string cannot be read: it is no text"):
+    with pytest.raises(InvalidInput, match=r"E-AUTH: .*prefect-auth-string cannot be read: it is no text"):
         read_auth(settings())
     auth_file(settings()).write_text("")
-    with pytest.raises(InvalidInput, match=r"E-AUTH-STRING: The auth string of .*prefect-auth-string has 0 characters"):
+    with pytest.raises(InvalidInput, match=r"E-AUTH: The auth string of .*prefect-auth-string has 0 characters"):
         read_auth(settings())
 
 

@@ -97,7 +97,7 @@ def test_a_torn_tail_is_cut_and_the_next_entry_stands(tmp_path: Path) -> None:
 def test_damage_amid_valid_lines_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(to_line(entry(1)).replace(b"1.md", b"7.md") + to_line(entry(2)))
-    with pytest.raises(Corrupt, match=r"E-LEDGER-CORRUPT.*number 1"):
+    with pytest.raises(Corrupt, match=r"E-CORRUPT.*number 1"):
         DocumentLedger(path)
 
 
@@ -105,7 +105,7 @@ def test_names_that_are_no_text_and_entries_that_are_not_whole(tmp_path: Path) -
     ledger = DocumentLedger(tmp_path / "ledger.jsonl")
     assert ledger.record(entry(1, "a\udc80\n\u2028.md"))
     assert DocumentLedger(tmp_path / "ledger.jsonl").entries()[0].name == "a?\n\u2028.md"
-    with pytest.raises(InvalidInput, match="E-LEDGER-ENTRY"):
+    with pytest.raises(InvalidInput, match="E-CORRUPT"):
         ledger.record(Entry(DocumentKey("not a hash", "meetings", "v1"), "x"))
     assert from_line(to_line(entry(4))[:-1]) == entry(4)
 

@@ -40,7 +40,7 @@ def test_records_are_kept_listed_and_removed(tmp_path: Path) -> None:
     assert first.updated >= first.created
     store.delete("one")
     store.delete("one")
-    with pytest.raises(NotFound, match="E-JOB-UNKNOWN"):
+    with pytest.raises(NotFound, match="E-JOB-NOT-FOUND"):
         store.get("one")
 
 
@@ -53,7 +53,7 @@ def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job_id", ["../one", "", "a/b", ".hidden", "x" * 200])
 def test_an_id_is_no_path(job_id: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-JOB-ID"):
+    with pytest.raises(InvalidInput, match="E-NAME"):
         JobStore(tmp_path).get(job_id)
 
 

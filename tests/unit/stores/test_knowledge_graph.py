@@ -105,7 +105,7 @@ def test_a_bad_mutation_says_what_is_wrong(field: dict[str, Any], message: str) 
     good = {"tenant": "t", "stream": "s", "name": "a.md", "content_sha256": "0" * 64, "version": "v"}
     with pytest.raises(InvalidInput, match=f"(?i){message}") as caught:
         mutation({**good, **field})
-    assert caught.value.code == "E-GRAPH-MUTATION"
+    assert caught.value.code == "E-GRAPH-QUERY"
 
 
 # what a mutation does
@@ -234,7 +234,7 @@ def test_a_killed_writer_is_an_error_and_the_next_call_works(tmp_path: Path) -> 
         assert graph.stats().entities == 2  # a writer that died while idle is started again, unnoticed
         graph.writer.send_signal(signal.SIGSTOP)
         graph.answer_s = 0.5
-        with pytest.raises(Unavailable, match=r"E-GRAPH-WRITER.*signal 9"):
+        with pytest.raises(Unavailable, match=r"E-GRAPH-STORE.*signal 9"):
             graph.mutate([said("b.md", "two", (Entity("person", "Ann Poe"),))])
         graph.answer_s = 60
         assert names(graph, "person") == ["Jane Doe"]
@@ -249,7 +249,7 @@ def test_two_processes_do_not_share_a_database(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "graph.lbug").write_bytes(b"not a database" * 1000)
-    with LadybugGraph(tmp_path / "graph.lbug") as graph, pytest.raises(Unavailable, match="E-GRAPH-OPEN"):
+    with LadybugGraph(tmp_path / "graph.lbug") as graph, pytest.raises(Unavailable, match="E-GRAPH-STORE"):
         graph.stats()
 
 
@@ -306,5 +306,5 @@ def test_addresses(tmp_path: Path) -> None:
     with open_graph("http://127.0.0.1:9081", settings()) as remote:
         assert isinstance(remote, HttpGraph)
     for bad in ("ftp://host", "file://host/path", "http://me:secret@host", "graph"):
-        with pytest.raises(InvalidInput, match="E-GRAPH-ADDRESS"):
+        with pytest.raises(InvalidInput, match="E-GRAPH-QUERY"):
             open_graph(bad, settings())

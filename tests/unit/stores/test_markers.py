@@ -178,7 +178,7 @@ def test_two_markers_that_would_share_a_file_are_told_apart(markers: MarkerStore
 
 def test_an_unknown_marker(markers: MarkerStore) -> None:
     assert markers.claim(marker(), owner(1)) is None
-    with pytest.raises(NotFound, match="E-MARKER-MISSING"):
+    with pytest.raises(NotFound, match="E-NOT-FOUND"):
         markers.show("nothing")
 
 
@@ -191,7 +191,7 @@ def test_files_by_state(tmp_path: Path) -> None:
     markers.complete(claim, {})
     assert visible(tmp_path) == ["run0000-acme-coder-engineering.json.completed"]
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(Corrupt, match="E-MARKER-CORRUPT"):
+    with pytest.raises(Corrupt, match="E-CORRUPT"):
         markers.pending()
 
 

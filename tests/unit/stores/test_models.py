@@ -95,7 +95,7 @@ def test_a_hub_name_in_the_cache_is_a_folder_and_is_checked(folder: Path, config
     refused = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    assert "E-MODEL-REMOTE-CODE" in refused.stderr
+    assert "E-MODEL-UNSAFE" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_unknown_name_says_what_is_allowed(name: str, configured: Settings) -
 def test_pickled_weights_are_refused(folder: Path, pickle: str) -> None:
     (folder / "model.safetensors").unlink()
     (folder / pickle).write_bytes(b"\x80\x04.")
-    with pytest.raises(InvalidInput, match=rf"E-MODEL-PICKLE: model has pickled weights \({pickle}\) and no safete"):
+    with pytest.raises(InvalidInput, match=rf"E-MODEL-UNSAFE: model has pickled weights \({pickle}\) and no safete"):
         check_model_folder(folder)
 
 
@@ -122,27 +122,27 @@ def test_a_pickle_beside_safetensors_is_never_read(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
 def test_remote_code_is_refused(folder: Path, name: str) -> None:
     (folder / name).write_text('{"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}')
-    with pytest.raises(InvalidInput, match=f"E-MODEL-REMOTE-CODE: .*{name} has `auto_map`.*no setting allows it"):
+    with pytest.raises(InvalidInput, match=f"E-MODEL-UNSAFE: .*{name} has `auto_map`.*no setting allows it"):
         check_model_folder(folder)
 
 
 def test_custom_generation_code_is_refused(folder: Path) -> None:
     (folder / "custom_generate").mkdir()
-    with pytest.raises(InvalidInput, match=r"E-MODEL-REMOTE-CODE: .*custom_generate"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-UNSAFE: .*custom_generate"):
         check_model_folder(folder)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("config.json", None, "E-MODEL-CONFIG: model has no config.json"),
-        ("config.json", "[]", "E-MODEL-CONFIG: model/config.json is not a JSON object"),
-        ("config.json", "{", "E-MODEL-CONFIG: model/config.json is not a JSON object"),
-        ("config.json", "[" * 100_000, "E-MODEL-CONFIG: model/config.json is not a JSON object"),
-        ("config.json", "{}", "E-MODEL-CONFIG: model/config.json names no model_type"),
-        ("tokenizer.json", None, "E-MODEL-TOKENIZER: model has no tokenizer"),
-        ("model.safetensors", None, "E-MODEL-WEIGHTS: model has no model.safetensors"),
-        ("model.safetensors", "", "E-MODEL-SAFETENSORS: .*claims -1 bytes of a file of 0"),
+        ("config.json", None, "E-MODEL-INVALID: model has no config.json"),
+        ("config.json", "[]", "E-MODEL-INVALID: model/config.json is not a JSON object"),
+        ("config.json", "{", "E-MODEL-INVALID: model/config.json is not a JSON object"),
+        ("config.json", "[" * 100_000, "E-MODEL-INVALID: model/config.json is not a JSON object"),
+        ("config.json", "{}", "E-MODEL-INVALID: model/config.json names no model_type"),
+        ("tokenizer.json", None, "E-MODEL-INVALID: model has no tokenizer"),
+        ("model.safetensors", None, "E-MODEL-INVALID: model has no model.safetensors"),
+        ("model.safetensors", "", "E-MODEL-INVALID: .*claims -1 bytes of a file of 0"),
     ],
 )
 def test_an_incomplete_folder_says_what_is_missing(folder: Path, name: str, content: str | None, expected: str) -> None:
@@ -175,7 +175,7 @@ def test_an_incomplete_folder_says_what_is_missing(folder: Path, name: str, cont
 def test_a_broken_safetensors_header_is_refused(tmp_path: Path, header: Any, data_bytes: int, why: str) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, header, data_bytes)
-    with pytest.raises(Corrupt, match=f"E-MODEL-SAFETENSORS: .*not a sound safetensors file: .*{why}"):
+    with pytest.raises(Corrupt, match=f"E-MODEL-INVALID: .*not a sound safetensors file: .*{why}"):
         read_safetensors_header(path)
 
 
@@ -193,7 +193,7 @@ def test_any_bytes_are_read_or_refused_by_name(tmp_path_factory: pytest.TempPath
     try:
         assert isinstance(read_safetensors_header(path), dict)
     except Corrupt as error:
-        assert error.code == "E-MODEL-SAFETENSORS"  # noqa: PT017  (either outcome is right)
+        assert error.code == "E-MODEL-INVALID"  # noqa: PT017  (either outcome is right)
 
 
 def test_metadata_and_scalars_are_no_obstacle(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_shards_are_found_by_the_index(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"w": "model-1.safetensors", "v": "model-2.safetensors"}}))
     assert check_model_folder(folder) == 3
     (folder / "model-2.safetensors").unlink()
-    with pytest.raises(InvalidInput, match=r"E-MODEL-WEIGHTS: model has no model-2\.safetensors"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: model has no model-2\.safetensors"):
         check_model_folder(folder)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "model.bin", 7])
 def test_an_index_cannot_point_outside(folder: Path, name: Any) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(InvalidInput, match=r"E-MODEL-WEIGHTS: .*no file name of this folder"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: .*no file name of this folder"):
         check_model_folder(folder)
 
 
@@ -263,17 +263,17 @@ def test_the_chat_template_is_found_where_a_loader_finds_it(folder: Path) -> Non
 
 
 def test_adapters_are_held_to_the_same_rules(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="E-ADAPTER-CONFIG"):
+    with pytest.raises(InvalidInput, match="E-ADAPTER-INVALID"):
         check_adapter_folder(tmp_path)
     config = tmp_path / "adapter_config.json"
     config.write_text('{"peft_type": "LORA"}')
-    with pytest.raises(InvalidInput, match=r"E-MODEL-WEIGHTS: .*has no adapter_model\.safetensors"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: .*has no adapter_model\.safetensors"):
         check_adapter_folder(tmp_path)
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(InvalidInput, match=r"E-MODEL-PICKLE: .*adapter_model\.bin"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-UNSAFE: .*adapter_model\.bin"):
         check_adapter_folder(tmp_path)
     write_safetensors(tmp_path / "adapter_model.safetensors", {"a": tensor(0, 8)}, 8)
     assert check_adapter_folder(tmp_path)["peft_type"] == "LORA"
     config.write_text('{"peft_type": "LORA", "auto_mapping": {"parent_library": "evil.module"}}')
-    with pytest.raises(InvalidInput, match=r"E-MODEL-REMOTE-CODE: .*names the library 'evil\.module'"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-UNSAFE: .*names the library 'evil\.module'"):
         check_adapter_folder(tmp_path)

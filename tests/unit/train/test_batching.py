@@ -150,12 +150,12 @@ def test_what_is_asked_for_is_taken() -> None:
 
 @pytest.mark.parametrize("stage", [Stage.DPO, Stage.KTO, Stage.REWARD])
 def test_rows_that_are_scored_as_wholes_are_not_packed(stage: Stage) -> None:
-    with pytest.raises(InvalidInput, match=f"E-BATCHING: Rows of stage {stage} cannot be packed.*auto or buckets"):
+    with pytest.raises(InvalidInput, match=f"E-BATCH: Rows of stage {stage} cannot be packed.*auto or buckets"):
         choose_cut(config_of(stage, engine={"batching": "packed"}), STAGES[stage], "cpu")
 
 
 def test_kto_with_one_row_a_batch_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"E-BATCH-SMALL: .*batch_size is 1.*at least 2"):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: .*batch_size is 1.*at least 2"):
         choose_cut(config_of(Stage.KTO, batch_size=1), KTO, "cpu")
 
 
@@ -253,9 +253,7 @@ def test_a_model_that_mixes_packed_rows_gets_buckets_and_the_reason() -> None:
 
 def test_packing_by_name_is_refused_for_a_model_that_mixes_rows() -> None:
     config = config_of(engine={"batching": "packed"})
-    with pytest.raises(
-        InvalidInput, match=r"E-PACKING: OPTForCausalLM does not keep packed rows apart.*auto or buckets"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: OPTForCausalLM does not keep packed rows apart.*auto or buckets"):
         sound_cut(choose_cut(config, SFT, "cpu"), mixing_model(), config)
 
 

@@ -24,7 +24,7 @@ def test_no_position_receives_an_equal_answer(answers: list[int], seed: int) -> 
 
 @pytest.mark.parametrize("answers", [[], [1], [1, 1, 2]])
 def test_too_uniform_answers_are_refused(answers: list[int]) -> None:
-    with pytest.raises(InvalidInput, match=r"E-CONTROL-ROWS: The answers of \d rows cannot be shuffled"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: The answers of \d rows cannot be shuffled"):
         derangement(answers, 0)
 
 

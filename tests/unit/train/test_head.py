@@ -102,7 +102,7 @@ def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
     assert plain.training
     doubling = Doubling(plain.config)
     with pytest.raises(
-        Unavailable, match="E-LOGITS: Doubling changes its logits in a way that the native engine"
+        Unavailable, match="E-STEP: Doubling changes its logits in a way that the native engine"
     ) as error:
         require_known_logits(doubling)
     assert "backend: trl" in error.value.do
@@ -186,5 +186,5 @@ def test_an_adapter_is_part_of_it_wherever_it_sits(extra: dict[str, Any], head: 
 def test_liger_is_refused_where_it_cannot_run() -> None:
     for head in HERE:
         require_head(head, "cpu")
-    with pytest.raises(Unavailable, match=r"E-HEAD-LIGER: .*They need a CUDA device, not a cpu.*auto or chunked"):
+    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: .*They need a CUDA device, not a cpu.*auto or chunked"):
         require_head(Head.LIGER, "cpu")

@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_move(tmp_path
     with torch.no_grad():
         session.engine.model.lm_head.weight[7] = torch.inf
     before = weights_of(session)
-    with pytest.raises(TrainyardError, match=r"E-LOSS-NONFINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The loss of step 1 is (nan|inf)\. .*learning_rate"):
         run(session, feed_of(config, 10), kept, SavedProgress(), save_steps=1)
     assert same(before, weights_of(session))
     assert not kept.saved

@@ -399,7 +399,7 @@ def test_a_missing_package_is_refused_with_its_install_line() -> None:
     assert availability(row, "cpu").fix == "pip install 'pytorch_optimizer==4.1.0'"
     with pytest.raises(Unavailable, match="The package no_such_module is not installed") as caught:
         build(Optimizer.GALORE, row, OPTIMIZERS[Optimizer.GALORE], groups_of(quadratic(), 0.1))
-    assert caught.value.code == "E-OPTIMIZER-MISSING"
+    assert caught.value.code == "E-PACKAGE-MISSING"
     assert caught.value.do == "pip install 'pytorch_optimizer==4.1.0'"
 
 
@@ -414,7 +414,7 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path, monkeypatch: py
     row = replace(facts, package=Package(("broken_optimizer",), facts.package.install))
     with pytest.raises(Unavailable, match=r"does not load: libfoo.so.1 is not there") as caught:
         build(Optimizer.LION, row, make, groups_of(quadratic(), 0.1))
-    assert caught.value.code == "E-OPTIMIZER-MISSING"
+    assert caught.value.code == "E-PACKAGE-MISSING"
     assert caught.value.do == "pip install --force-reinstall 'bitsandbytes>=0.50'"
 
 
@@ -424,14 +424,14 @@ def test_a_device_without_the_optimizer_is_refused() -> None:
     row = replace(Optimizer.LION.facts, devices=(Device.CUDA,))
     with pytest.raises(Unavailable, match="bitsandbytes does not run on cpu") as caught:
         build(Optimizer.LION, row, OPTIMIZERS[Optimizer.LION], groups_of(quadratic(), 0.1))
-    assert caught.value.code == "E-OPTIMIZER-DEVICE"
+    assert caught.value.code == "E-DEVICE"
     assert caught.value.do == "Train on cuda, or use optimizer adamw."
 
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(InvalidInput, match="No weight would move") as caught:
         make_optimizer([{"params": [], "names": [], "lr": 0.1, "weight_decay": 0.0}], config(Optimizer.ADAMW))
-    assert caught.value.code == "E-NOTHING-TRAINED"
+    assert caught.value.code == "E-TRAINABLE"
 
 
 def test_the_state_of_another_assembly_is_refused() -> None:

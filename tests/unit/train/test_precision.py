@@ -51,7 +51,7 @@ def test_what_was_asked_for_is_taken() -> None:
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="E-PRECISION: precision fp16 was asked for on a CPU"):
+    with pytest.raises(InvalidInput, match="E-DEVICE: precision fp16 was asked for on a CPU"):
         choose_precision(Precision.FP16, "cpu", native=None, seconds_per_step=unmeasured)
 
 
@@ -67,7 +67,7 @@ def test_attention_kernel_is_chosen_with_its_reason(asked: str, device: str, nam
 
 @pytest.mark.parametrize("asked", ["fa2", "fa3"])
 def test_a_kernel_asked_for_by_name_is_never_replaced(asked: str) -> None:
-    with pytest.raises(Unavailable, match=rf"E-ATTENTION-MISSING: The attention kernel {asked}.*needs a CUDA device"):
+    with pytest.raises(Unavailable, match=rf"E-PACKAGE-MISSING: The attention kernel {asked}.*needs a CUDA device"):
         choose_attention(asked, "cpu")
 
 
@@ -88,7 +88,7 @@ MAMBA = AttentionSupport("MambaForCausalLM", frozenset({"eager"}), attends=False
 def test_a_family_without_sdpa_is_computed_eagerly(device: str, architecture: AttentionSupport, why: str) -> None:
     choice = choose_attention("auto", device, capability=(8, 0), architecture=architecture)
     assert (choice.name, choice.why) == ("eager", why)
-    with pytest.raises(Unavailable, match=f"E-ATTENTION-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):
+    with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: .* sdpa was asked for, .*{why}.*attention: auto"):
         choose_attention("sdpa", device, architecture=architecture)
 
 
@@ -100,9 +100,9 @@ def test_fp8_falls_back_only_under_auto_and_says_why() -> None:
     old = choose_fp8("auto", "cuda", capability=(8, 0))
     assert old is not None
     assert "capability (8, 0) is below (8, 9)" in old.why
-    with pytest.raises(Unavailable, match="E-FP8-MISSING: fp8 training was asked for"):
+    with pytest.raises(Unavailable, match="E-PACKAGE-MISSING: fp8 training was asked for"):
         choose_fp8("torchao", "cpu")
-    with pytest.raises(InvalidInput, match=r"E-FP8-MSAMP: MS-AMP is no longer maintained\."):
+    with pytest.raises(InvalidInput, match=r"E-PACKAGE-MISSING: MS-AMP is no longer maintained\."):
         choose_fp8("ms-amp", "cuda", capability=(9, 0))
 
 
@@ -114,7 +114,7 @@ def test_only_layers_of_fitting_sizes_become_fp8() -> None:
 
 def test_ligers_head_is_refused_where_it_cannot_run() -> None:
     require_head(Head.CHUNKED, "cpu")
-    with pytest.raises(Unavailable, match=r"E-HEAD-LIGER: Liger's kernels were .* need a CUDA device"):
+    with pytest.raises(Unavailable, match=r"E-PACKAGE-MISSING: Liger's kernels were .* need a CUDA device"):
         require_head(Head.LIGER, "cpu")
 
 

@@ -72,7 +72,7 @@ def test_a_missing_package_is_refused_with_its_install_line(format: Quantization
     assert standing.why.startswith(f"{format.value} needs {format.facts.package.name}")
     with pytest.raises(Unavailable, match=f"The format {format.value} cannot be used on cpu here") as caught:
         require(format, CPU)
-    assert caught.value.code == "E-QUANT-UNAVAILABLE"
+    assert caught.value.code == "E-PACKAGE-MISSING"
     assert caught.value.do == f"pip install '{format.facts.package.install}'"
 
 
@@ -87,7 +87,7 @@ def test_a_device_without_the_format_is_refused(format: Quantization) -> None:
 def test_no_base_is_loaded_in_a_format_for_something_else(format: Quantization) -> None:
     with pytest.raises(InvalidInput, match=f"never held in {format.value}") as caught:
         load_config(format, CPU)
-    assert caught.value.code == "E-QUANT-USE"
+    assert caught.value.code == "E-QUANTIZATION"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_base_that_does_not_fit_the_format_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         require_fitting_base(format, stored)
-    assert caught.value.code == "E-QUANT-BASE"
+    assert caught.value.code == "E-QUANTIZATION"
 
 
 def test_a_base_that_somebody_quantised_goes_with_its_own_format_only() -> None:

@@ -107,7 +107,7 @@ def test_another_curve_is_refused(other: TrainerConfig, total: int, peak: float,
     before = changed.last
     with pytest.raises(Corrupt, match=named) as caught:
         changed.load_state_dict(saved)
-    assert caught.value.code == "E-SCHEDULE-CHANGED"
+    assert caught.value.code == "E-CHECKPOINT-MISMATCH"
     assert changed.last == before
 
 

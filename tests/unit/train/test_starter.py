@@ -161,7 +161,7 @@ def test_key_follows_recipe_and_packages() -> None:
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"E-STARTER-CORPUS: The package no_such_package"):
+    with pytest.raises(NotFound, match=r"E-STARTER: The package no_such_package"):
         build(tmp_path, packages=("no_such_package",))
 
 
@@ -183,7 +183,7 @@ def test_a_killed_build_leaves_nothing_and_says_so(tmp_path: Path) -> None:
                 process.kill()
         time.sleep(0.1)
     builder.join(timeout=10)
-    assert [error.code for error in failed] == ["E-STARTER-BUILD"]
+    assert [error.code for error in failed] == ["E-STARTER"]
     assert "ended with status -9" in str(failed[0])
     left = sorted(path.name for path in (tmp_path / "models" / "starter").iterdir())
     assert left == [".lock"]

@@ -177,12 +177,12 @@ def test_pair_keeps_prompt_and_both_ends() -> None:
 
 def test_data_set_without_any_target_is_refused_with_its_reasons() -> None:
     _, ledger = encode_sft([SftRow([user("only a question")])], TOKENIZER, 64)
-    with pytest.raises(InvalidInput, match=r"E-ALL-MASKED: All labels .* none of 1 rows .* 1 dropped_no_target"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: All labels .* none of 1 rows .* 1 dropped_no_target"):
         require_targets(ledger)
 
 
 def test_empty_data_set_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"E-NO-ROWS: The training data set has no rows\. Why: It is empty"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: The training data set has no rows\. Why: It is empty"):
         require_targets(TokenLedger())
     _, ledger = encode_sft([SftRow([user("a"), assistant("b")], split="unseen_wording")], TOKENIZER, 64)
     with pytest.raises(InvalidInput, match="All 1 rows are held out"):

@@ -9,3 +9,7 @@ from trainyard.api.requests.base import Request
 
 class UpInput(Request):
     no_auth: bool = Field(False, description="Start the Prefect server without its login: for a machine of one user.")
+
+
+class MigrateInput(Request):
+    dry_run: bool = Field(False, description="Show what would change, and change nothing.")

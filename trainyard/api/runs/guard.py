@@ -77,17 +77,17 @@ class Guard:
         headers = Headers(scope)
         host = headers.only("host")
         if host is None or name_of(host) not in self.names:
-            return Refusal(400, "E-HOST", "This server is not called so. Open it as 127.0.0.1 or localhost.")
+            return Refusal(400, "E-REQUEST-REFUSED", "This server is not called so. Open it as 127.0.0.1 or localhost.")
         if headers.has("origin"):
             origin = headers.only("origin")
             if origin not in self.origins and origin != f"http://{host.lower()}":
-                return Refusal(403, "E-ORIGIN", "A page of another origin may not speak with this server.")
+                return Refusal(403, "E-REQUEST-REFUSED", "A page of another origin may not speak with this server.")
         elif headers.only("sec-fetch-site") in ("cross-site", "same-site") and not follows_link(scope, headers):
-            return Refusal(403, "E-ORIGIN", "A page of another site may not load this.")
+            return Refusal(403, "E-REQUEST-REFUSED", "A page of another site may not load this.")
         if scope["type"] == "http" and scope["method"] not in READING and has_body(headers):
             given = (headers.only("content-type") or "").partition(";")[0].strip().lower()
             if given != JSON_TYPE:
-                return Refusal(415, "E-CONTENT-TYPE", f"Send JSON with the header Content-Type: {JSON_TYPE}.")
+                return Refusal(415, "E-REQUEST-REFUSED", f"Send JSON with the header Content-Type: {JSON_TYPE}.")
         return None
 
 

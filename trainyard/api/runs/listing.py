@@ -56,7 +56,7 @@ def list_jobs(state: JobState | None = None, limit: int = 50) -> list[dict[str, 
 def find_job(name: str) -> dict[str, Any]:
     """The one job of that id, beginning of an id, or name.
 
-    Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-JOB-AMBIGUOUS`) naming the candidates.
+    Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-NOT-FOUND`) naming the candidates.
     """
     with client() as prefect:
         if is_id(name):
@@ -65,13 +65,13 @@ def find_job(name: str) -> dict[str, Any]:
         if len(found) == 1:
             return row_of(prefect, found[0])
     if not found:
-        raise NotFound(f"There is no job {name!r}.", do="List them by `trainyard jobs list`.", code="E-NO-RUN")
+        raise NotFound(f"There is no job {name!r}.", do="List them by `trainyard jobs list`.", code="E-JOB-NOT-FOUND")
     ids = ", ".join(str(run.id) for run in found[:SHOWN_AMBIGUOUS]) + (" …" if len(found) > SHOWN_AMBIGUOUS else "")
     raise Conflict(
         f"{name!r} means {len(found)} jobs: {ids}.",
         why="It is the beginning of several ids, or a name that several runs were given.",
         do="Give the id, or enough of its beginning.",
-        code="E-JOB-AMBIGUOUS",
+        code="E-JOB-NOT-FOUND",
     )
 
 

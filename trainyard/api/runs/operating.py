@@ -36,12 +36,14 @@ ENDED = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
 
 def read_run(prefect: SyncPrefectClient, run_id: str) -> FlowRun:
-    """Raises `NotFound` (`E-NO-RUN`)."""
+    """Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
     try:
         return prefect.read_flow_run(UUID(run_id))
     except ObjectNotFound as error:
         raise NotFound(
-            f"There is no run {run_id} on this server.", do="List the runs by `trainyard jobs list`.", code="E-NO-RUN"
+            f"There is no run {run_id} on this server.",
+            do="List the runs by `trainyard jobs list`.",
+            code="E-JOB-NOT-FOUND",
         ) from error
 
 
@@ -52,7 +54,7 @@ def refused(run: FlowRun, verb: str, do: str) -> Conflict:
 def pause_run(run_id: str) -> FlowRun:
     """Suspend a running run: its training saves at the next step and its process ends; nothing times out.
 
-    Raises `Conflict` (`E-JOB-STATE`) unless it runs, `NotFound` (`E-NO-RUN`).
+    Raises `Conflict` (`E-JOB-STATE`) unless it runs, `NotFound` (`E-JOB-NOT-FOUND`).
     """
     with client() as prefect:
         run = read_run(prefect, run_id)
@@ -80,7 +82,7 @@ def resume_run(run_id: str) -> FlowRun:
 
     One that waits for its trainer is started. A run that is still saving is waited for.
 
-    Raises `Conflict` (`E-JOB-STATE`), `NotFound` (`E-NO-RUN`).
+    Raises `Conflict` (`E-JOB-STATE`), `NotFound` (`E-JOB-NOT-FOUND`).
     """
     with client() as prefect:
         run = read_run(prefect, run_id)
@@ -102,7 +104,7 @@ def resume_run(run_id: str) -> FlowRun:
 
 
 def require_gone(run: FlowRun) -> None:
-    """Wait for the process of a paused run to end. Raises `Conflict` (`E-JOB-PAUSING`) if it takes too long."""
+    """Wait for the process of a paused run to end. Raises `Conflict` (`E-JOB-STATE`) if it takes too long."""
     deadline = time.monotonic() + LEAVING_S
     while (process := process_of(run)) is not None:
         if time.monotonic() > deadline:
@@ -110,7 +112,7 @@ def require_gone(run: FlowRun) -> None:
                 f"The run {run.name} is still pausing: its process {process.pid} has not ended.",
                 why="It finishes its step and saves, or the node that it is in is no training and runs to its end.",
                 do="Resume it in a moment, or cancel it.",
-                code="E-JOB-PAUSING",
+                code="E-JOB-STATE",
             )
         time.sleep(0.2)
 
@@ -136,7 +138,7 @@ def wait_for_worker(prefect: SyncPrefectClient, run: FlowRun) -> None:
 def cancel_run(run_id: str) -> FlowRun:
     """End a run: a worker signals its process, its training saves within 30 s. One without a process ends at once.
 
-    Raises `Conflict` (`E-JOB-STATE`) when it has ended or is being cancelled, `NotFound` (`E-NO-RUN`).
+    Raises `Conflict` (`E-JOB-STATE`) when it has ended or is being cancelled, `NotFound` (`E-JOB-NOT-FOUND`).
     """
     with client() as prefect:
         run = read_run(prefect, run_id)

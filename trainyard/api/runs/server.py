@@ -55,7 +55,7 @@ def client() -> Iterator[SyncPrefectClient]:
             raise Unavailable(
                 f"The Prefect server at {error.request.url.host} does not accept the credentials.",
                 do="Set PREFECT_API_AUTH_STRING to those of that server.",
-                code="E-SERVER-AUTH",
+                code="E-AUTH",
             ) from error
         own = load_settings()
         if error.response.is_server_error and lacking_space(own.prefect_home, LEAST_DATABASE_BYTES):

@@ -46,7 +46,7 @@ def run_deployment(
     """Start a deployment (`qa-pipeline/local`), follow it to its end and return what every node left.
 
     `on_progress` receives {"node", "event", …} as the run writes them; events of the run itself have an empty node.
-    Raises `NotFound` for the deployment and `InvalidInput` (`E-PARAMETERS`) for parameters that its form refuses.
+    Raises `NotFound` for the deployment and `InvalidInput` (`E-PARAMETER`) for parameters that its form refuses.
     """
     started = start_run(name, parameters, settings=settings, tags=tags)
     return watch(started.run_id, settings=settings, on_progress=on_progress)
@@ -110,7 +110,7 @@ def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> Ru
 def continue_run(run_id: str) -> RunResult:
     """Start an ended run again: finished nodes are reused, a training goes on from its last checkpoint.
 
-    Raises `NotFound` (`E-NO-RUN`) and `Conflict` (`E-RUN-ACTIVE`) for a run that has not ended.
+    Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-STATE`) for a run that has not ended.
     """
     with client() as prefect:
         run = read_run(prefect, run_id)
@@ -118,7 +118,7 @@ def continue_run(run_id: str) -> RunResult:
             raise Conflict(
                 f"The run {run.name} has not ended: it is {run.state.name}.",
                 do=f"Continue a paused run by `trainyard jobs resume {run_id}`; watch or cancel any other.",
-                code="E-RUN-ACTIVE",
+                code="E-JOB-STATE",
             )
         prefect.set_flow_run_state(run.id, Scheduled(name="Resuming", message="continued"), force=True)
         return started_result(prefect, run, "continued")
@@ -133,7 +133,7 @@ def find_deployment(prefect: SyncPrefectClient, name: str) -> DeploymentResponse
             f"There is no deployment {name!r} on this server.",
             why=f"It has: {', '.join(known) or 'none'}.",
             do="Correct the name, or run `trainyard up`, which writes the deployments of prefect.yaml.",
-            code="E-NO-DEPLOYMENT",
+            code="E-NOT-FOUND",
         ) from error
 
 
@@ -152,7 +152,7 @@ def refused_parameters(name: str, error: PrefectHTTPStatusError) -> TrainyardErr
         f"The parameters for {name} are not valid.",
         why=detail,
         do=f"See the parameters by `prefect deployment inspect {name}` or in the form of the Prefect UI.",
-        code="E-PARAMETERS",
+        code="E-PARAMETER",
     )
 
 

@@ -24,10 +24,10 @@ def shell_here() -> str:
 
 
 def install(program: str, shell: str, script: str) -> Path:
-    """Write the script where the shell finds it. Raises `InvalidInput` (`E-SHELL`) for a shell without such a place."""
+    """Write the script where the shell finds it. Raises `InvalidInput` (`E-PARAMETER`) if there is none."""
     if shell not in PLACES:
         do = f"Put the text of `{program} --show-completion` where {shell} finds it."
-        raise InvalidInput(f"Completion cannot be installed for {shell}.", do=do, code="E-SHELL")
+        raise InvalidInput(f"Completion cannot be installed for {shell}.", do=do, code="E-PARAMETER")
     place, start, line = (part.format(program=program, path="{path}") for part in PLACES[shell])
     path = Path.home() / place
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,3 +34,10 @@ def doctor_text(result: Any) -> str:
     ]
     remedies = [f"{one.name}: {one.do}" for one in result.checks if not (one.ok or one.note)]
     return "\n".join([table(rows, ("", "what", "found")), *remedies])
+
+
+def migration_text(result: Any) -> str:
+    if not result.folders:
+        return "nothing was written by an earlier version in another form"
+    verb = "would be renamed" if result.dry_run else "renamed"
+    return "\n".join(f"{verb}: {one.before} -> {one.now}" for one in result.folders)

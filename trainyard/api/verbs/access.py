@@ -31,7 +31,7 @@ def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict
     """The `PREFECT_SERVER_…` variables of the server at `url` (…/api): the operator's over ours, and the home's string.
 
     Raises `InvalidInput` (`E-PREFECT-VARIABLE`) for a variable that contradicts how `up` starts the server, and
-    `E-AUTH-STRING` for a string that cannot be used.
+    `E-AUTH` for a string that cannot be used.
     """
     given = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     place = urlsplit(url)

@@ -31,8 +31,8 @@ from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings
-from trainyard.spec.changes import flatten_settings, list_changes
 from trainyard.spec.job import JobSpec
+from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
@@ -147,7 +147,7 @@ def show_logs(given: LogsInput, context: Context) -> JobLog:
 
 
 def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
-    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NO-METRICS`) before the first."""
+    """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row = import_prefect_client(context.settings, "listing").find_job(given.job)
     works = [work for work in works_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
@@ -156,7 +156,7 @@ def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
             f"The job {row['name']} has no figures yet.",
             why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
             do="Look again when its trainer works.",
-            code="E-NO-METRICS",
+            code="E-NOT-FOUND",
         )
     return JobMetrics(id=row["id"], trainings=tuple(curves))
 
@@ -189,19 +189,19 @@ def resume_job(given: ResumeInput, context: Context) -> Resumed:
 def body(given: CreateInput) -> dict[str, Any]:
     """The body of a job: a file's, with the parameters laid over it.
 
-    Raises `InvalidInput` (`E-JOB-FILE`) for a file that holds no job.
+    Raises `InvalidInput` (`E-SPEC-FILE`) for a file that holds no job.
     """
     if given.file is None:
         return given.parameters
     if not given.file.is_file():
-        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-TARGET")
+        raise NotFound(f"There is no file {str(given.file)!r}.", do="Correct the path.", code="E-PARAMETER")
     value = load_value(given.file)
     if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
         raise InvalidInput(
             f"{given.file} does not hold a job.",
             why="A job is one data set and one training: `dataset` and the settings of a trainer.",
             do=f"Run a chain or a template by `trainyard run {given.file}`.",
-            code="E-JOB-FILE",
+            code="E-SPEC-FILE",
         )
     return merged(value.get("parameters", {}) if "template" in value else value, given.parameters)
 
@@ -241,7 +241,7 @@ def training_of(work: Work) -> Training:
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
-    """A job goes on with what it was started with. Raises `InvalidInput` (`E-RESUME-CHANGED`) saying what differs."""
+    """A job goes on with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
     started_with = row["parameters"].get("job", row["parameters"])
     changes = [
         f"{name}: {old} before, {new} now"
@@ -253,7 +253,7 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
             f"The job {row['name']} cannot go on with something else: {'; '.join(changes)}.",
             why="Its checkpoints belong to what it was started with.",
             do="Resume it without parameters, or start a new job.",
-            code="E-RESUME-CHANGED",
+            code="E-CHECKPOINT-MISMATCH",
         )
 
 

@@ -103,7 +103,7 @@ class CorpusStatus(Response):
 def config_of(config: Path | None, preset: str | None, settings: Settings) -> NightConfig:
     """The night's config of a file or preset; a relative preset name is one of deployments/presets.
 
-    Raises `Refused` with all reasons, `NotFound` (`E-NIGHT-CONFIG`).
+    Raises `Refused` with all reasons, `NotFound` (`E-SPEC`).
     """
     path = config
     if preset is not None:
@@ -113,10 +113,10 @@ def config_of(config: Path | None, preset: str | None, settings: Settings) -> Ni
         if not path.is_file():
             return read_night({"tenant": settings.tenant})
     if not path.is_file():
-        raise NotFound(f"There is no config {path}.", do="Give a YAML file, or leave it out.", code="E-NIGHT-CONFIG")
+        raise NotFound(f"There is no config {path}.", do="Give a YAML file, or leave it out.", code="E-SPEC")
     value = parse_text(path.read_bytes())
     if not isinstance(value, dict):
-        raise InvalidInput(f"{path.name} is no mapping.", do="Write keys like `tenant:`.", code="E-NIGHT-CONFIG")
+        raise InvalidInput(f"{path.name} is no mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 
@@ -203,13 +203,13 @@ def corpora_of(config: NightConfig, settings: Settings) -> Corpora:
 
 
 def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
-    """The bucket of that name, or the first one of the method. Raises `NotFound` (`E-BUCKET`)."""
+    """The bucket of that name, or the first one of the method. Raises `NotFound` (`E-CORPUS`)."""
     fitting = [one for one in config.buckets if one.method == method and name in (None, one.name)]
     if not fitting:
         known = ", ".join(f"{one.name} ({one.method})" for one in config.buckets)
         raise NotFound(
             f"There is no {method} bucket {name or ''}.".replace(" .", "."), why=f"There are {known}.",
-            do="Name one of them, or add it to the night's config.", code="E-BUCKET",
+            do="Name one of them, or add it to the night's config.", code="E-CORPUS",
         )  # fmt: skip
     return fitting[0]
 

@@ -59,10 +59,10 @@ def prove_resume(given: ProveInput, context: Context) -> Proof:
 def chosen(
     stages: tuple[Stage, ...], methods: tuple[Method, ...], everything: bool
 ) -> tuple[tuple[Stage, ...], tuple[Method, ...]]:
-    """Which stages and methods are proved. Raises `InvalidInput` (`E-PROVE-STAGE`) for a stage that is not native."""
+    """Which stages and methods are proved. Raises `InvalidInput` (`E-PROVE`) for a stage that is not native."""
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise InvalidInput(
-            f"The native engine has no stage {unknown[0]}.", do=f"Use {', '.join(STAGES)}.", code="E-PROVE-STAGE"
+            f"The native engine has no stage {unknown[0]}.", do=f"Use {', '.join(STAGES)}.", code="E-PROVE"
         )
     if everything:
         return STAGES, tuple(Method)

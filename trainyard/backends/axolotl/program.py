@@ -90,7 +90,7 @@ def facts_of(run: ExternalRun) -> Facts:
 
 
 def write_rows(run: ExternalRun) -> None:
-    """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-AXOLOTL-ROWS`) for what it has no form for."""
+    """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-BACKEND-CONFIG`) for any other."""
     stage = run.job.config.stage
     source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.place / names.TEXTS_FILE
     with source.open("rb") as lines, (run.folder / ROWS_FILE).open("wb") as stream:
@@ -100,13 +100,13 @@ def write_rows(run: ExternalRun) -> None:
                 raise InvalidInput(
                     f"Row {number} has an earlier exchange, and axolotl's reward format is one question.",
                     do="Use backend native or trl for rows of several turns, or leave such rows out.",
-                    code="E-AXOLOTL-ROWS",
+                    code="E-BACKEND-CONFIG",
                 )
             stream.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def require_valid(folder: Path, given: Mapping[str, str]) -> None:
-    """Raise `InvalidInput`: `E-AXOLOTL-KEY` for a key that axolotl would pass over, `E-AXOLOTL-CONFIG` for a value."""
+    """Raise `InvalidInput` (`E-BACKEND-CONFIG`) for a key that axolotl would pass over, or a value."""
     result = folder / VALIDATION_FILE
     result.unlink(missing_ok=True)
     python = str(environments.python_of(BackendName.AXOLOTL))
@@ -121,7 +121,7 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
             "Axolotl's schema could not be asked.",
             why=last_log_line(folder),
             do="Run `trainyard backends install axolotl` again.",
-            code="E-AXOLOTL-CONFIG",
+            code="E-BACKEND-CONFIG",
         )
     found = orjson.loads(result.read_bytes())
     if found["unknown"]:
@@ -130,14 +130,14 @@ def require_valid(folder: Path, given: Mapping[str, str]) -> None:
             f"Axolotl has no key {key!r}.",
             why="It would be passed over without a word, and the run would be another one.",
             do=f"Did you mean {nearest!r}?" if nearest else "Remove it.",
-            code="E-AXOLOTL-KEY",
+            code="E-BACKEND-CONFIG",
         )
     if found["errors"]:
         raise InvalidInput(
             f"Axolotl's schema refuses the configuration: {found['errors'][0]}",
             why=f"{len(found['errors'])} in all; the configuration is {CONFIG_FILE} in {folder}.",
             do="Change that setting, or use another backend.",
-            code="E-AXOLOTL-CONFIG",
+            code="E-BACKEND-CONFIG",
         )
 
 

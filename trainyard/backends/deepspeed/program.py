@@ -50,7 +50,7 @@ def check(run: ExternalRun) -> None:
                 f"The checkpoint of step {run.found.step} was made with {name} {before}, this run has {value}.",
                 why="Each process holds its own share of the optimizer's state, and shares cannot be dealt anew.",
                 do=f"Resume with {name} {before}, or start the training anew.",
-                code="E-CHECKPOINT-WORLD",
+                code="E-CHECKPOINT-MISMATCH",
             )
 
 

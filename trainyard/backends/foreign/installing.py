@@ -133,7 +133,7 @@ ENDING = Ending()
 def install(name: BackendName, settings: Settings, say: Say) -> Health:
     """Make the environment of a backend, or find it made. Returns the result of the import test.
 
-    Raises `InvalidInput` (`E-BACKEND-OURS`: it has no environment of its own), `Conflict` (`E-BACKEND-NAMED`: the
+    Raises `InvalidInput` (`E-BACKEND-CONFIG`: it has no environment of its own), `Conflict` (`E-BACKEND-CONFIG`: the
     operator named one, which we leave alone), `Unavailable` (`E-INSTALL`: pip or the build failed; nothing is left).
     """
     require_ours(name, settings)
@@ -165,13 +165,13 @@ def require_ours(name: BackendName, settings: Settings) -> None:
             f"The setting backend_envs names an environment for {name.value}: {folder(name, settings)}.",
             why="Nothing is installed into an environment that somebody else made.",
             do=f"Install there by hand, or remove backend_envs.{name.value} from trainyard.toml.",
-            code="E-BACKEND-NAMED",
+            code="E-BACKEND-CONFIG",
         )
     if name not in ENVIRONMENTS:
         raise InvalidInput(
             f"The backend {name.value} has no environment of its own: it runs in Trainyard's.",
             do=f"Install one of: {', '.join(one.value for one in ENVIRONMENTS)}.",
-            code="E-BACKEND-OURS",
+            code="E-BACKEND-CONFIG",
         )
 
 

@@ -81,7 +81,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     """The rows of sft or cpt as token ids, the very ones that our own engine would train on, with their account.
 
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
-    Raises what the data and the template raise (`E-ALL-MASKED`, `E-NO-DATA` …).
+    Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
     examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
     require_targets(account)

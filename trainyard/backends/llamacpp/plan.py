@@ -78,7 +78,7 @@ def write_plan(tools: Path, folder: Path) -> None:
             f"The base {job.base!r} is not a folder on this machine.",
             why="llama.cpp converts files; it downloads nothing here.",
             do="Download the model and name its folder as base_model.",
-            code="E-GGUF-MODEL",
+            code="E-CONVERT",
         )
     tokenizer = load_tokenizer(job)
     if job.config.stage is Stage.SFT:
@@ -111,7 +111,7 @@ def write_plan(tools: Path, folder: Path) -> None:
 def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
     """The rows as one text, and how many were read, written and held out.
 
-    Raises `InvalidInput` (`E-GGUF-WEIGHT`) for a turn without loss: llama-finetune learns every token.
+    Raises `InvalidInput` (`E-CONVERT`) for a turn without loss: llama-finetune learns every token.
     """
     counts = {"read": 0, "written": 0, "held_out": 0}
     rows = list(rows_of(job))
@@ -119,7 +119,7 @@ def text_of(job: TrainingJob) -> tuple[str, dict[str, int]]:
         raise InvalidInput(
             "The rows have turns with weight 0, and llama.cpp's trainer gives every token a loss.",
             do="Train with backend native or trl, or take those turns or their weights out of the data.",
-            code="E-GGUF-WEIGHT",
+            code="E-CONVERT",
         )
     template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(PLAIN_TEMPLATE)
     pieces = [
@@ -150,7 +150,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Sequence[int]:
 
 
 def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    """Both tokenizers have to agree on the text itself. Raises `InvalidInput` (`E-GGUF-TOKENIZER`)."""
+    """Both tokenizers have to agree on the text itself. Raises `InvalidInput` (`E-CONVERT`)."""
     sample = place / "sample.txt"
     sample.write_text(text, encoding="utf-8")
     options = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
@@ -168,7 +168,7 @@ def require_same_ids(tools: Path, place: Path, tokenizer: PreTrainedTokenizerBas
         "llama.cpp cuts the text into other tokens than the base's own tokenizer.",
         why=f"They differ from token {first} on, of {len(ours):,}.",
         do="Use a base of a family that llama.cpp knows, or another backend.",
-        code="E-GGUF-TOKENIZER",
+        code="E-CONVERT",
     )
 
 
@@ -180,7 +180,7 @@ def require_windows(account: ContextWindows) -> None:
         f"The text has {account.tokens} tokens, and llama-finetune needs at least {least} for one step.",
         why=f"It trains on windows of {account.context} tokens, of which one begins every half window.",
         do="Give it more rows, or lower max_length (to no less than 256), or use another backend.",
-        code="E-TEXT-SHORT",
+        code="E-DATA-EMPTY",
     )
 
 

@@ -33,7 +33,7 @@ def train(folder: Path, events: Events) -> None:
 
 
 def prepare(run: ExternalRun) -> None:
-    """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-CONVERT`)."""
+    """Bring an earlier adapter into mlx-lm's layout. Raises `InvalidInput` (`E-ADAPTER-INVALID`)."""
     if run.job.adapter is not None:
         peft_to_mlx(Path(run.job.adapter), run.place / START_FOLDER)
 

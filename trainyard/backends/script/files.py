@@ -67,7 +67,7 @@ def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
     """Fill a folder; returns the counts of its rows. Without `keep_work` an existing folder is refused.
 
     Checkpoints and output that an earlier text of the script left are removed: they may mean something else now.
-    Raises `InvalidInput` (`E-EJECT-EXISTS`).
+    Raises `InvalidInput` (`E-FILE-EXISTS`).
     """
     source = template_path(job.config.launch.script)
     script = place / SCRIPT_FILE
@@ -76,7 +76,7 @@ def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
             f"{place} exists already.",
             why="A script that you edited is not overwritten.",
             do="Name another folder, or remove this one.",
-            code="E-EJECT-EXISTS",
+            code="E-FILE-EXISTS",
         )
     if script.is_file() and script.read_bytes() != source.read_bytes():
         shutil.rmtree(place)
@@ -94,7 +94,7 @@ def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
 def try_template(job: TrainingJob, rows: Path) -> None:
     """Render every conversation that the script will render, under limits, unless the template is known.
 
-    The script runs without this package, so it renders without limits. Raises `TemplateLimit` (`E-TEMPLATE-LIMIT`).
+    The script runs without this package, so it renders without limits. Raises `TemplateLimit` (`E-CHAT-TEMPLATE`).
     """
     base = Path(job.base)
     text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)

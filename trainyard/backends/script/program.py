@@ -116,7 +116,7 @@ def shorten(path: Path) -> None:
 
 
 def finish(job: TrainingJob, folder: Path, events: Events, facts: dict[str, Any]) -> None:
-    """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT-RESULT`)."""
+    """Check what the script made, complete its record and hand it over. Raises `TrainyardError` (`E-SCRIPT`)."""
     made = folder / FOLDER / files.OUTPUT
     missing = frame.missing_weights(job, made)
     if missing or not list(made.glob("*.safetensors")):
@@ -174,5 +174,5 @@ def unusable(why: str) -> TrainyardError:
         "The training script ended well, and what it left is no result.",
         why=f"After exit code 0, {why}.",
         do="Let it write what docs/backends.md asks of a script; `trainyard eject` writes one that does.",
-        code="E-SCRIPT-RESULT",
+        code="E-SCRIPT",
     )

@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 def template_path(name: str | None, settings: Settings | None = None) -> Path:
     """The script of a name, or the built-in one for None.
 
-    Raises `InvalidInput` (`E-SCRIPT-NAME`) for a name that is none, `NotFound` (`E-SCRIPT-MISSING`).
+    Raises `InvalidInput` (`E-SCRIPT`) for a name that is none, `NotFound` (`E-SCRIPT`).
     """
     if name is None:
         return BUILT_IN
@@ -31,7 +31,7 @@ def template_path(name: str | None, settings: Settings | None = None) -> Path:
             f"{name!r} is not the name of a script template.",
             why="A name has letters, digits, `-` and `_`; it is no path.",
             do="Put the script into TRAINYARD_HOME/script_templates and name it without `.py`.",
-            code="E-SCRIPT-NAME",
+            code="E-SCRIPT",
         )
     folder = (settings or current_settings()).home / TEMPLATES_FOLDER
     path = folder / f"{name}.py"
@@ -41,7 +41,7 @@ def template_path(name: str | None, settings: Settings | None = None) -> Path:
             f"There is no script template {name!r}.",
             why=f"In {folder} there are: {here}.",
             do=f"Write {path}, or start from the one of `trainyard eject`.",
-            code="E-SCRIPT-MISSING",
+            code="E-SCRIPT",
         )
     return path
 

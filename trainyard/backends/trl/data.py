@@ -39,7 +39,7 @@ class PreparedRun:
 
 
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
-    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH-SMALL`, `E-NO-DATA`, …)."""
+    """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH`, `E-DATA-EMPTY`, …)."""
     require_rows(job.config)
     if job.config.stage is Stage.GRPO:
         rollouts_of(job)
@@ -69,7 +69,7 @@ def told_of(job: TrainingJob, rows: int, alone: int) -> str:
 def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
     """Every row of the job as token ids, with their account.
 
-    Raises `InvalidInput` (`E-NO-DATA`; `E-KTO-ONE-SIDED` when all answers of stage kto have the same verdict).
+    Raises `InvalidInput` (`E-DATA-EMPTY`; `E-BATCH` when all answers of stage kto have the same verdict).
     """
     return ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
 

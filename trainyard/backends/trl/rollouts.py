@@ -70,14 +70,14 @@ def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
             f"None of {ledger.rows['read']} rows has a prompt to answer.",
             why=f"Rows by reason: {reasons}.",
             do="Raise max_length, or check that the rows have a turn of the user before one of the assistant.",
-            code="E-ALL-MASKED",
+            code="E-DATA-EMPTY",
         )
     if found < wanted:
         raise InvalidInput(
             f"A step answers {wanted} prompts, and the data set has {found}.",
             why="batch_size × gradient_accumulation × processes completions are drawn, num_generations to a prompt.",
             do="Give the trainer more rows, lower batch_size, or raise rollouts.num_generations.",
-            code="E-BATCH-SMALL",
+            code="E-BATCH",
         )
 
 
@@ -88,14 +88,14 @@ def rollouts_of(job: TrainingJob) -> RolloutSettings:
         raise InvalidInput(
             "Stage grpo learns from rewards, and none is named.",
             do="Name them in rollouts.rewards, such as {type: exact_match}.",
-            code="E-NO-REWARD",
+            code="E-REWARD",
         )
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
             f"A step has {drawn} completions, which are no whole groups of {settings.num_generations}.",
             do="Make batch_size × gradient_accumulation × processes a multiple of rollouts.num_generations.",
-            code="E-BATCH-GROUPS",
+            code="E-BATCH",
         )
     return settings
 

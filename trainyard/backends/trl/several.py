@@ -85,7 +85,7 @@ def shared_model(job: TrainingJob, checkpoint: Path | None) -> Any:
 
 
 def require_family(config: Any) -> None:
-    """Refuse what transformers does not cut, or cuts wrongly. Raises `InvalidInput` (`E-FSDP-FAMILY`).
+    """Refuse what transformers does not cut, or cuts wrongly. Raises `InvalidInput` (`E-LAUNCH`).
 
     In transformers 5.23 weights that two modules share are gathered once: after the first optimizer step one of the two
     shows the old ones, and the training learns something else without a word.
@@ -100,7 +100,7 @@ def require_family(config: Any) -> None:
         f"This model of type {config.model_type} cannot be held in parts by the trl backend.",
         why=why,
         do="Use strategy ddp, or backend native with strategy fsdp_hybrid.",
-        code="E-FSDP-FAMILY",
+        code="E-LAUNCH",
     )
 
 

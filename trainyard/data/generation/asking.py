@@ -311,5 +311,5 @@ def check_answered(line: Line, books: Books) -> None:
             f"None of the {books.asked:,} rows that were asked for could be kept ({counts}).",
             why="The model's replies do not meet the schema, or repeat themselves.",
             do="Use a model or a server that follows response_format json_schema, or raise config.max_tokens.",
-            code="E-GENERATOR-EMPTY",
+            code="E-DATA-EMPTY",
         )

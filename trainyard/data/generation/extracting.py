@@ -27,7 +27,7 @@ from trainyard.spec.nodes import AiGeneratorConfig
 def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Callable[[float, str], None]) -> None:
     """Write the pairs of all documents, evenly spread, to the books.
 
-    Raises `TrainyardError` (`E-GENERATOR-EMPTY`) when the rules find nothing in any document.
+    Raises `TrainyardError` (`E-DATA-EMPTY`) when the rules find nothing in any document.
     """
     wordings = wordings_of(config)
     found: list[tuple[DocumentRow, list[Pair]]] = []
@@ -42,7 +42,7 @@ def take(config: AiGeneratorConfig, documents: Path, books: Books, report: Calla
             f"The extractive engine found no pair for template {config.template.value!r} in {len(found):,} documents.",
             why="It reads headings, definitions, tables, docstrings and commit messages; these documents have none.",
             do="Give documents with headings, or name a model that writes the pairs.",
-            code="E-GENERATOR-EMPTY",
+            code="E-DATA-EMPTY",
         )
     config = with_heldout(config, sum(bool(own) for _, own in found))
     shares = spread_evenly(-(-config.count // wordings), [len(own) for _, own in found])

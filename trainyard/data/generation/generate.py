@@ -37,8 +37,8 @@ def generate(
     """Write the rows that `config` asks for into `folder/<port>`; without `complete` they are extracted by rule.
 
     `documents` is the folder of a documents port. Blocks; must not be called on a running event loop. Raises
-    `InvalidInput` (`E-GENERATOR-DOCUMENTS`, `E-GENERATOR-PROMPT`, `E-PROMPT-…`), `TrainyardError`
-    (`E-GENERATOR-EMPTY`) and `Unavailable` with the server's code when less than half of the rows were answered.
+    `InvalidInput` (`E-DATA-NOT-FOUND`, `E-PROMPT`, `E-PROMPT-…`), `TrainyardError`
+    (`E-DATA-EMPTY`) and `Unavailable` with the server's code when less than half of the rows were answered.
     """
     check_inputs(config, documents, by_rule=complete is None)
     port = port_of(config.template)
@@ -72,13 +72,13 @@ def check_inputs(config: AiGeneratorConfig, documents: Path, *, by_rule: bool) -
             "config.prompt was given, but no model that could read it.",
             why="The extractive engine takes pairs from the text by rule and has no prompt.",
             do="Name a model (and its endpoint), or leave config.prompt out.",
-            code="E-GENERATOR-PROMPT",
+            code="E-PROMPT",
         )
     if next(read_documents(documents), None) is None:
         raise InvalidInput(
             "The generator was given no documents.",
             do="Point the data source at a folder that holds documents (.md .txt .rst .html .pdf .docx or code).",
-            code="E-GENERATOR-DOCUMENTS",
+            code="E-DATA-NOT-FOUND",
         )
 
 

@@ -73,7 +73,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
             f"The set {named.value!r} holds rows for {opened.port.value} ({opened.name}).",
             why=f"Its first rows are in the format {opened.format.value}.",
             do=f"Name the set {opened.port.value}, or give another file.",
-            code="E-DATA-PORT",
+            code="E-DATA-FORMAT",
         )
     expected = request.expected
     if opened.port in expected:
@@ -82,7 +82,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
         f"{opened.name} holds rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
         why=f"Its first rows are in the format {opened.format.value}, which the name does not say.",
         do=f"Give format: {opened.format.value}.",
-        code="E-DATA-PORT",
+        code="E-DATA-FORMAT",
     )
 
 
@@ -110,14 +110,14 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
 
 
 def refuse_many_breaches(name: str, balance: Balance, limits: Limits) -> None:
-    """Raises `LimitExceeded` (`E-DATA-READER`): a folder of such documents would keep a machine busy for days."""
+    """Raises `LimitExceeded` (`E-DATA-UNREADABLE`): a folder of such documents would keep a machine busy for days."""
     breaches = sum(balance.dropped.get(reason, 0) for reason in BREACHES)
     if breaches > limits.breaches:
         raise LimitExceeded(
             f"{name} was not read to its end: {breaches} of its documents went over the limits of reading.",
             why=f"At most {limits.breaches} may; each takes up to {limits.document_cpu_s:g} s and more.",
             do="Look at the documents in quarantine, and leave them out with `exclude`.",
-            code="E-DATA-READER",
+            code="E-DATA-UNREADABLE",
         )
 
 

@@ -75,7 +75,7 @@ def answer_to(request: Request, out: int) -> Answer:
         return Answer(
             error=SentError(
                 "TrainyardError", f"{request.place.name} was not read: {line}", do="Report it with the file.",
-                code="E-DATA-READER", trace=traceback.format_exc(),
+                code="E-DATA-UNREADABLE", trace=traceback.format_exc(),
             )
         )  # fmt: skip
     return Answer(set=result) if isinstance(result, SetReadResult) else Answer(commits=result)
@@ -87,7 +87,7 @@ def memory_error(request: Request) -> LimitExceeded:
         f"{name} needs more memory to read than the {request.limits.rows_memory >> 20} MiB that a set may take.",
         why="A small file can describe a very large one; it looks like a decompression bomb.",
         do="Give smaller files, or rows without values of many megabytes.",
-        code="E-DATA-MEMORY",
+        code="E-DATA-LIMIT",
     )
 
 

@@ -131,7 +131,7 @@ class ReadingService:
         raise Unavailable(
             "The reading service ended while it read.",
             why="Its process was ended from outside, perhaps for the machine's memory.",
-            do="Start the run again.", code="E-DATA-READER",
+            do="Start the run again.", code="E-DATA-UNREADABLE",
         )  # fmt: skip
 
     def answers(self) -> Iterator[Answer]:
@@ -160,11 +160,12 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
         raise LimitExceeded(
             f"{name} took too long to read.",
             why=f"A piece of it took more than {request.limits.chunk_cpu_s:g} s of CPU time.",
-            do="Look at the file; nothing of an honest one takes so long.", code="E-DATA-TIME",
+            do="Look at the file; nothing of an honest one takes so long.", code="E-DATA-LIMIT",
         )  # fmt: skip
     raise LimitExceeded(
         f"{name} was not read to its end.", why=f"While it was read, {detail}.",
-        do="Look at the file: it may be damaged or made to do harm. If it is right, report it.", code="E-DATA-READER",
+        do="Look at the file: it may be damaged or made to do harm. If it is right, report it.",
+        code="E-DATA-UNREADABLE",
     )  # fmt: skip
 
 

@@ -215,7 +215,7 @@ class RowLedger:
                 self.first.setdefault(reason, f"{entry['source'] or 'row'} (line {entry['line']}): {text}")
 
     def check_balance(self) -> None:
-        """Raise `TrainyardError` (`E-BALANCE`) if a row is unaccounted for or counted twice."""
+        """Raise `TrainyardError` (`E-BATCH`) if a row is unaccounted for or counted twice."""
         out = self.kept + sum(self.heldout.values()) + self.dropped.total()
         if self.read != out:
             raise TrainyardError(
@@ -223,7 +223,7 @@ class RowLedger:
                 f"{sum(self.heldout.values())}, dropped {self.dropped.total()}.",
                 why="A row was lost or counted twice; this is a defect of the validator, not of the data.",
                 do="Report it with the config of the validator; the set was not handed on.",
-                code="E-BALANCE",
+                code="E-BATCH",
             )
 
 

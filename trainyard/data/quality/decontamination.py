@@ -168,7 +168,7 @@ def concatenated(parts: list[np.ndarray]) -> np.ndarray:
 def load_evaluation_sets(paths: tuple[str, ...], length: int) -> Apart | None:
     """Questions and texts of task files: JSON Lines, or one JSON list. None without files.
 
-    Raises `NotFound` (`E-EVALUATION-SET-MISSING`) or `InvalidInput` (`E-EVALUATION-SET`) naming file and line.
+    Raises `NotFound` (`E-EVALUATION-SET`) or `InvalidInput` (`E-EVALUATION-SET`) naming file and line.
     """
     if not paths:
         return None
@@ -187,7 +187,7 @@ def tasks(path: Path) -> Iterator[tuple[list[str], list[str]]]:
         raise NotFound(
             f"The evaluation set {path} does not exist.",
             do="Correct evaluation_sets of the validator.",
-            code="E-EVALUATION-SET-MISSING",
+            code="E-EVALUATION-SET",
         )
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):

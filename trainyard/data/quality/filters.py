@@ -136,7 +136,7 @@ FORMAT_CHECKS: dict[Port, tuple[Callable[[Block], Check], ...]] = {
 def row_validator(schema: dict[str, Any] | None) -> Validator | None:
     """A validator for the config's `row_schema`; remote references are not fetched.
 
-    Raises `InvalidInput` (`E-ROW-SCHEMA`) if it is not a JSON Schema.
+    Raises `InvalidInput` (`E-DATA-FORMAT`) if it is not a JSON Schema.
     """
     if schema is None:
         return None
@@ -146,7 +146,7 @@ def row_validator(schema: dict[str, Any] | None) -> Validator | None:
         raise InvalidInput(
             f"row_schema is not a JSON Schema: {error.message}.",
             do="Write a schema of draft 2020-12 for a row as docs/validation.md shows it.",
-            code="E-ROW-SCHEMA",
+            code="E-DATA-FORMAT",
         ) from error
     return Draft202012Validator(schema, registry=Registry())
 
@@ -162,7 +162,7 @@ def check_schema(block: Block, sieve: FilterSieve) -> Block:
             f"row_schema refers to {error.ref!r}, which is not in it.",
             why="References are looked up inside the schema; nothing is fetched.",
             do="Put the schema that is meant under $defs.",
-            code="E-ROW-SCHEMA",
+            code="E-DATA-FORMAT",
         ) from error
     texts = [f"{error.json_path}: {error.message}"[:300] if error else "" for error in errors]
     return sieve.ledger.drop(block, np.array([bool(text) for text in texts]), "row_schema", lambda row: texts[row])

@@ -36,14 +36,14 @@ def load_vocabulary(documents: Path | None, masks: SensitiveRules) -> Vocabulary
 
     Documents are masked as their rows are: an answer that names `[EMAIL]` is then grounded.
 
-    Raises `InvalidInput` (`E-GROUNDING-DOCUMENTS`) without a folder.
+    Raises `InvalidInput` (`E-DATA-NOT-FOUND`) without a folder.
     """
     if documents is None:
         raise InvalidInput(
             "The validator's grounding is set, but no documents reach it.",
             why="An answer is compared with the document that it was written from.",
             do="Put the validator behind a data_source of documents, or remove grounding.",
-            code="E-GROUNDING-DOCUMENTS",
+            code="E-DATA-NOT-FOUND",
         )
     found: Vocabulary = {}
     for block in read_blocks(documents / ROWS_FILE, Port.DOCUMENTS):

@@ -86,7 +86,7 @@ def text_of(message: Message) -> str:
 def load_token_counter(model_folder: Path) -> TokenCounter:
     """A counter for the model in a folder, from its `tokenizer.json`.
 
-    Raises `NotFound` (`E-TOKENIZER-MISSING`) or `InvalidInput` (`E-TOKENIZER`).
+    Raises `NotFound` (`E-TOKENIZER`) or `InvalidInput` (`E-TOKENIZER`).
     """
     path = model_folder / "tokenizer.json"
     if not path.is_file():
@@ -94,7 +94,7 @@ def load_token_counter(model_folder: Path) -> TokenCounter:
             f"There is no tokenizer.json in {model_folder}.",
             why="The length policy is in tokens of the model, so its fast tokenizer is needed.",
             do="Name a folder with tokenizer.json as the validator's `tokenizer`.",
-            code="E-TOKENIZER-MISSING",
+            code="E-TOKENIZER",
         )
     try:
         return TokenizerCounter(Tokenizer.from_file(str(path)))

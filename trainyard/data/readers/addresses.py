@@ -154,7 +154,7 @@ class CheckedNetwork(httpcore.NetworkBackend):
         except (OSError, UnicodeError) as error:
             raise Unavailable(
                 f"The host {host} is not known.", why=str(error), do="Correct the address or the network.",
-                code="E-URL-UNREACHABLE",
+                code="E-URL",
             ) from error  # fmt: skip
         private = [address for address in found if not is_public(address)]
         if private and host.lower() not in self._allowed:
@@ -190,8 +190,8 @@ def fetch(
 ) -> Fetched:
     """Fetch a file into `folder`. `progress` gets bytes so far and in all (0 if the server does not say).
 
-    Raises `Refused` (`R-URL…`), `NotFound` (`E-URL-STATUS`), `Unavailable` (`E-URL-UNREACHABLE`) and
-    `LimitExceeded` (`E-URL-SIZE`, `E-URL-TIME`).
+    Raises `Refused` (`R-URL…`), `NotFound` (`E-URL`), `Unavailable` (`E-URL`) and
+    `LimitExceeded` (`E-URL`).
     """
     limits = limits or Limits()
     network = CheckedNetwork(allowed, resolve)
@@ -208,7 +208,7 @@ def fetch(
                 raise Unavailable(
                     f"{shown(url)} could not be read: {type(error).__name__} {error}".rstrip() + ".",
                     do="Try again later, or give a file.",
-                    code="E-URL-UNREACHABLE",
+                    code="E-URL",
                 ) from error
             if isinstance(target, Fetched):
                 return target
@@ -226,10 +226,10 @@ class Budget:
 
     def spend(self, url: str, done: int, size: int) -> None:
         if max(done, size) > self.max_bytes:
-            what, code = f"{shown(url)} is larger than {self.max_bytes:,} bytes.", "E-URL-SIZE"
+            what, code = f"{shown(url)} is larger than {self.max_bytes:,} bytes.", "E-URL"
             raise LimitExceeded(what, do="Give a smaller file, or a path.", code=code)
         if time.monotonic() > self.deadline:
-            what, code = f"{shown(url)} did not arrive in time; {done:,} bytes did.", "E-URL-TIME"
+            what, code = f"{shown(url)} did not arrive in time; {done:,} bytes did.", "E-URL"
             raise LimitExceeded(what, do="Try again, or give a file.", code=code)
         self.progress(done, size)
 
@@ -262,9 +262,9 @@ def follow(pool: httpcore.ConnectionPool, url: str, folder: Path, budget: Budget
 def bad_status(url: str, status: int) -> NotFound | Unavailable | InvalidInput:
     what, do = f"{shown(url)} answered with status {status}.", "Correct the address; a login is not supported."
     if status in (404, 410):
-        return NotFound(what, do=do, code="E-URL-STATUS")
+        return NotFound(what, do=do, code="E-URL")
     kind = Unavailable if status >= 500 or status == 429 else InvalidInput
-    return kind(what, do=do, code="E-URL-STATUS")
+    return kind(what, do=do, code="E-URL")
 
 
 def name_of(url: str, content_type: str) -> str:

@@ -42,7 +42,7 @@ def unreadable(error: OSError) -> NoReturn:
     """A folder that cannot be listed is an error: its files would be missing without a word."""
     raise InvalidInput(
         f"{error.filename} cannot be read: {error.strerror}.", do="Correct its permissions, or exclude it.",
-        code="E-DATA-OPEN",
+        code="E-DATA-NOT-FOUND",
     ) from error  # fmt: skip
 
 
@@ -179,7 +179,8 @@ def document_bytes(stream: BinaryIO, name: str, limits: Limits) -> bytes:
 def only_document(name: str, reason: BadRow) -> InvalidInput:
     if reason.reason == "empty":
         return nothing_to_read(name, "It is empty.")
-    return InvalidInput(reason.detail, do="Give a text file, PDF or DOCX under its usual name.", code="E-DATA-BINARY")
+    do = "Give a text file, PDF or DOCX under its usual name."
+    return InvalidInput(reason.detail, do=do, code="E-DATA-UNREADABLE")
 
 
 def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path], limits: Limits) -> OpenedSet:

@@ -113,7 +113,7 @@ def raw_blocks(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[byt
 
 
 def open_text(stream: BinaryIO, name: str, limits: Limits) -> TextStream:
-    """The text of a file. Raises `InvalidInput` (`E-DATA-BINARY`); reading `blocks` may raise what `gunzip` does."""
+    """The text of a file. Raises `InvalidInput` (`E-DATA-UNREADABLE`); reading `blocks` may raise as `gunzip`."""
     blocks = raw_blocks(stream, min(BLOCK_BYTES, limits.line))
     first = next(blocks, b"")
     compressed = first.startswith(GZIP_MAGIC)
@@ -129,8 +129,8 @@ def open_text(stream: BinaryIO, name: str, limits: Limits) -> TextStream:
 def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes]:
     """Expand gzip members block by block.
 
-    Raises `LimitExceeded` (`E-DATA-BOMB`) beyond the caps and `InvalidInput` (`E-DATA-GZIP`) for a file that is cut
-    off or damaged: rows behind the damage are lost, so the run must not go on as if it had read them all.
+    Raises `LimitExceeded` (`E-DATA-LIMIT`) beyond the caps and `InvalidInput` (`E-DATA-UNREADABLE`) for a file that is
+    cut off or damaged: rows behind the damage are lost, so the run must not go on as if it had read them all.
     """
     member = zlib.decompressobj(zlib.MAX_WBITS | 16)
     taken = given = 0
@@ -161,7 +161,7 @@ def bomb(name: str, given: int, taken: int, limits: Limits) -> LimitExceeded:
         f"{name} expands to more than is read: {given:,} bytes out of {taken:,}.",
         why=f"The caps are {limits.expansion} to 1 and {limits.expanded:,} bytes; it looks like a decompression bomb.",
         do="Give the file uncompressed if it is meant.",
-        code="E-DATA-BOMB",
+        code="E-DATA-LIMIT",
     )
 
 
@@ -170,12 +170,12 @@ def broken_gzip(name: str, why: str) -> InvalidInput:
         f"{name} is not a whole gzip file: {why}.",
         why="The rows behind that place cannot be read, and a part must not pass for the whole.",
         do="Fetch or write the file again.",
-        code="E-DATA-GZIP",
+        code="E-DATA-UNREADABLE",
     )
 
 
 def encoding_of(head: bytes, name: str) -> str:
-    """`utf-8`, `utf-8-sig`, `utf-16-le` or `utf-16-be`. Raises `InvalidInput` (`E-DATA-BINARY`)."""
+    """`utf-8`, `utf-8-sig`, `utf-16-le` or `utf-16-be`. Raises `InvalidInput` (`E-DATA-UNREADABLE`)."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
@@ -200,7 +200,7 @@ def binary(name: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"{name} is a binary file, not text: {why}.",
         do="Give UTF-8 text (JSON Lines, JSON, CSV, Markdown, …), gzipped or not, or Parquet, PDF, DOCX by name.",
-        code="E-DATA-BINARY",
+        code="E-DATA-UNREADABLE",
     )
 
 

@@ -126,12 +126,12 @@ class ValueStream:
             f"{self._name} is not valid JSON in the value at line {self.line}, byte {self.offset}: {why}.",
             why="The values behind it cannot be found, and a part must not pass for the whole.",
             do="Correct the file, or write it as JSON Lines, where one bad row costs only itself.",
-            code="E-DATA-JSON",
+            code="E-DATA-UNREADABLE",
         )
 
 
 def read_json_values(blocks: Iterator[bytes], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
-    """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-JSON`) where the array itself is broken."""
+    """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-UNREADABLE`) where the array itself is broken."""
     chunk, begin = Chunk(name), 0
     for line, offset, value in ValueStream(blocks, name, limits):
         chunk.add(normalise, value, line, offset, value)
@@ -154,7 +154,8 @@ class CsvLines:
             if block.too_long:
                 raise LimitExceeded(
                     f"Line {block.first_line} of {self._name} has {block.too_long:,} bytes.",
-                    why=f"A line of CSV may have {self._limits.line:,}.", do="Correct the file.", code="E-DATA-LINE",
+                    why=f"A line of CSV may have {self._limits.line:,}.", do="Correct the file.",
+                    code="E-DATA-UNREADABLE",
                 )  # fmt: skip
             self._next = block.offset
             for number, line in enumerate(block.lines, block.first_line):
@@ -196,7 +197,7 @@ def csv_header(line: str, delimiter: str, name: str) -> list[str]:
     if problem:
         raise InvalidInput(
             f"{name} {problem}.", why=f"Its header is {line.strip()[:200]!r}.", do="Name each column once.",
-            code="E-DATA-CSV",
+            code="E-DATA-UNREADABLE",
         )  # fmt: skip
     return header
 
@@ -229,7 +230,7 @@ def read_csv(blocks: Iterator[LineBlock], name: str, normalise: Normaliser, limi
 def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
     """Rows of a Parquet file, 1,000 at a time; null columns are left out.
 
-    Raises `InvalidInput` (`E-DATA-PARQUET`), `LimitExceeded` (`E-DATA-BOMB`).
+    Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`).
     """
     try:
         # A value that stands in a dictionary once and in every row counts as often as it is repeated, and is decoded
@@ -258,7 +259,7 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
         raise InvalidInput(
             f"{name} is not a readable Parquet file: {str(error).splitlines()[0][:200]}.",
             do="Write the file again.",
-            code="E-DATA-PARQUET",
+            code="E-DATA-UNREADABLE",
         ) from error
 
 
@@ -292,7 +293,7 @@ def parquet_bomb(name: str, given: int, taken: int) -> LimitExceeded:
     return LimitExceeded(
         f"{name} expands to {given:,} bytes out of {taken:,}.",
         why="It repeats large values; it looks like a decompression bomb.",
-        do="Give the rows as JSON Lines if they are meant.", code="E-DATA-BOMB",
+        do="Give the rows as JSON Lines if they are meant.", code="E-DATA-LIMIT",
     )  # fmt: skip
 
 

@@ -57,8 +57,8 @@ class ChosenTemplate:
 def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
     """The template for `wanted`: `auto` (the tokenizer's `own`), a renderer's name, or a `.jinja` file in `roots`.
 
-    Raises `NotFound` (`E-RENDERER-NAME`, `E-DATA-MISSING`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
-    (`E-RENDERER-TEMPLATE`). A file's text is only read here; `serve.chat_templates.check_chat_template` tries it.
+    Raises `NotFound` (`E-CHAT-TEMPLATE`, `E-DATA-NOT-FOUND`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
+    (`E-CHAT-TEMPLATE`). A file's text is only read here; `serve.chat_templates.check_chat_template` tries it.
     """
     if wanted == AUTO:
         if own:
@@ -73,7 +73,7 @@ def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -
 
 
 def named(name: str) -> RendererSpec:
-    """A row of the table. Raises `NotFound` (`E-RENDERER-NAME`)."""
+    """A row of the table. Raises `NotFound` (`E-CHAT-TEMPLATE`)."""
     if name in RENDERERS:
         return RENDERERS[name]
     near = difflib.get_close_matches(name, RENDERERS, n=1)
@@ -81,12 +81,12 @@ def named(name: str) -> RendererSpec:
         f"There is no renderer {name!r}.",
         why=f"Renderers are {', '.join(RENDERERS)}.",
         do=f"Did you mean {near[0]!r}?" if near else "Write auto, one of these names, or a path that ends in .jinja.",
-        code="E-RENDERER-NAME",
+        code="E-CHAT-TEMPLATE",
     )
 
 
 def read(path: Path) -> str:
-    """The text of a template file. Raises `InvalidInput` (`E-RENDERER-TEMPLATE`)."""
+    """The text of a template file. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     if not path.is_file() or path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
         raise unreadable(path, "It is no file, or far too long.")
     try:
@@ -101,7 +101,7 @@ def read(path: Path) -> str:
 def unreadable(path: Path, why: str) -> InvalidInput:
     return InvalidInput(
         f"{path.name} cannot be used as a chat template.", why=why, do="Give a Jinja text file.",
-        code="E-RENDERER-TEMPLATE",
+        code="E-CHAT-TEMPLATE",
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def by_digest() -> dict[str, KnownTemplate]:
 
 
 def template_text(spec: RendererSpec, name: str) -> str:
-    """The text of one of a row's templates. Raises `NotFound` (`E-RENDERER-TEMPLATE`) if TRL does not ship it."""
+    """The text of one of a row's templates. Raises `NotFound` (`E-CHAT-TEMPLATE`) if TRL does not ship it."""
     if name in spec.own:
         return spec.own[name]
     path = shipped().get(name)
@@ -131,7 +131,7 @@ def template_text(spec: RendererSpec, name: str) -> str:
         raise NotFound(
             f"The renderer {spec.name} needs the chat template {name}, which the installed TRL does not have.",
             do="Install the TRL release that constraints.txt names.",
-            code="E-RENDERER-TEMPLATE",
+            code="E-CHAT-TEMPLATE",
         )
     return path.read_text(encoding="utf-8")
 

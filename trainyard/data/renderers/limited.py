@@ -45,7 +45,7 @@ RUNNING: weakref.WeakValueDictionary[str, LimitedTemplate] = weakref.WeakValueDi
 class TemplateLimit(TrainyardError):
     """A chat template that used up what one rendering may cost."""
 
-    default_code = "E-TEMPLATE-LIMIT"
+    default_code = "E-CHAT-TEMPLATE"
 
 
 def is_known(template: str) -> bool:
@@ -81,7 +81,7 @@ class LimitedTemplate:
     def render(self, variables: str) -> str:
         """The text for the variables of a template (messages, tools, …), which are one line of JSON.
 
-        Raises `TemplateLimit` (`E-TEMPLATE-LIMIT`), and `jinja2.TemplateError` with what the template raised.
+        Raises `TemplateLimit` (`E-CHAT-TEMPLATE`), and `jinja2.TemplateError` with what the template raised.
         """
         with self.lock:
             alive = self.process is not None and self.owner == os.getpid() and self.process.poll() is None

@@ -159,7 +159,7 @@ def thought(number: int) -> dict[str, str]:
 
 
 def probe(renderer: TemplateText) -> TemplateProbe:
-    """Measure, and hold what was found against the table. Raises `InvalidInput` (`E-RENDERER-FLAG`)."""
+    """Measure, and hold what was found against the table. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     found, known = measure(renderer), renderer.known
     if known is not None and known.claim != found.extends_in:
         raise wrong_flag(known.name, known.claim, found.extends_in)
@@ -180,7 +180,7 @@ def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]
         f"The template {name} is listed as extending its turns in: {words(claimed)}. Probed: {words(found)}.",
         why="A wrong flag would train on, or cache, token sequences that the model never sees.",
         do="Correct the row in trainyard/data/renderers to what was probed.",
-        code="E-RENDERER-FLAG",
+        code="E-CHAT-TEMPLATE",
     )
 
 

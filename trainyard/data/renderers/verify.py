@@ -73,7 +73,7 @@ def toy_tokenizer(template: str, spec: RendererSpec = DEFAULT) -> PreTrainedToke
 def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
     """Every template that the table knows and those that TRL ships beside them, or those of the given names.
 
-    Raises `NotFound` (`E-RENDERER-NAME`) for a name that is neither a renderer nor a template.
+    Raises `NotFound` (`E-CHAT-TEMPLATE`) for a name that is neither a renderer nor a template.
     """
     rows = [(spec, name, template_text(spec, name)) for spec in RENDERERS.values() for name in spec.templates]
     known = {name for _, name, _ in rows}

@@ -57,6 +57,6 @@ def sample_values(name: str, samples: Sequence[Mapping[str, Any]]) -> list[Value
             f"The task {name!r} has no per-sample metric that can be paired.",
             why=f"Known ones are {', '.join(METRICS)}.",
             do="Choose another task.",
-            code="E-LM-EVAL-METRIC",
+            code="E-BENCHMARK",
         )
     return [float(sample[metric]) for sample in sorted(samples, key=lambda sample: int(sample["doc_id"]))]

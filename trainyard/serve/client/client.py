@@ -63,7 +63,7 @@ class ServerTimeout(ServerError):
 class ServerGaveGarbage(ServerError):
     """An answer that is cut off, is not JSON, or is not what the API promises."""
 
-    default_code = "E-SERVER-REPLY"
+    default_code = "E-SERVER-RESPONSE"
 
 
 class ServerRefused(ServerError):
@@ -180,7 +180,7 @@ def api_key_from(variable: str | None) -> str | None:
 
 
 def api_url(base_url: str) -> httpx.URL:
-    """The address up to its version (`/v1` is added where none is). Raises `InvalidInput` (`E-SERVER-URL`)."""
+    """The address up to its version (`/v1` is added where none is). Raises `InvalidInput` (`E-ENDPOINT`)."""
     try:
         url = httpx.URL(base_url.rstrip("/"))
     except (httpx.InvalidURL, TypeError) as error:
@@ -198,7 +198,7 @@ def _bad_url(why: str) -> InvalidInput:
         "The address of the model server is not usable.",
         why=f"An OpenAI-compatible base URL is needed, and {why}.",
         do="Write it like http://127.0.0.1:8000/v1; a key belongs to an endpoint in trainyard.toml.",
-        code="E-SERVER-URL",
+        code="E-ENDPOINT",
     )
 
 

@@ -6,5 +6,5 @@
 
 No number is changed: matrices are transposed or their rows reordered, in the number format in which they came, so
 `there(back(x)) == x` holds for every byte of every weight. What a layout has no words for is refused with
-`E-ADAPTER-CONVERT`, never dropped.
+`E-ADAPTER-INVALID`, never dropped.
 """

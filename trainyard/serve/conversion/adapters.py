@@ -45,14 +45,14 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """A PEFT adapter that the other layouts have words for.
 
-    Raises `NotFound` (`E-ADAPTER-MISSING`), `Corrupt` (`E-ADAPTER-CORRUPT`), `InvalidInput` (`E-ADAPTER-CONVERT`).
+    Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), `Corrupt` (`E-CORRUPT`), `InvalidInput` (`E-ADAPTER-INVALID`).
     """
     if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
         raise NotFound(
             f"There is no adapter in {folder}.",
             why=f"An adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}.",
             do="Name the folder of a trained adapter.",
-            code="E-ADAPTER-MISSING",
+            code="E-ADAPTER-NOT-FOUND",
         )
     config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     require_plain(config)
@@ -76,7 +76,7 @@ def require_whole(adapter: Adapter, folder: Path) -> None:
             f"The matrices of the adapter in {folder} do not fit its config.",
             why=f"{len(adapter.a)} A, {len(adapter.b)} B, rank {adapter.rank}.",
             do="Train it again.",
-            code="E-ADAPTER-CORRUPT",
+            code="E-CORRUPT",
         )
 
 

@@ -68,7 +68,7 @@ def base_config(base: Path) -> dict[str, Any]:
 def refused(
     why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
 ) -> InvalidInput:
-    return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-CONVERT")
+    return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-INVALID")
 
 
 def require_plain(config: Mapping[str, Any]) -> None:

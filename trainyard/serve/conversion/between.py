@@ -35,7 +35,7 @@ def needed(base: Path | None) -> Path:
             "The base of the adapter is not known.",
             why="The names and the order of rows in a GGUF adapter depend on the architecture of its base.",
             do="Name the base with --base: a folder, `starter`, or a Hub name that is on this machine.",
-            code="E-CONVERT-BASE",
+            code="E-CONVERT",
         )
     return base
 
@@ -54,7 +54,7 @@ LAYOUTS: dict[Layout, Ways] = {
 
 
 def layout_of(source: Path) -> Layout:
-    """The layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-MISSING`)."""
+    """The layout of an adapter, seen from its files. Raises `NotFound` (`E-ADAPTER-NOT-FOUND`)."""
     if source.is_file() and source.suffix == GGUF_ENDING:
         return Layout.GGUF
     for layout, weights in ((Layout.PEFT, WEIGHTS_FILE), (Layout.MLX, MLX_FILE)):
@@ -64,22 +64,22 @@ def layout_of(source: Path) -> Layout:
         f"There is no adapter in {source}.",
         why=f"An adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE} or {MLX_FILE}, or a {GGUF_ENDING} file.",
         do="Name the folder of a trained adapter, or the file.",
-        code="E-ADAPTER-MISSING",
+        code="E-ADAPTER-NOT-FOUND",
     )
 
 
 def convert(source: Path, target: Path, to: Layout, base: Path | None = None) -> Layout:
     """Write the adapter `source` in another layout as `target`, whole or not at all; returns the layout it was in.
 
-    `base` is the folder of its base model, which only GGUF needs. Raises `Conflict` (`E-CONVERT-EXISTS`),
-    `NotFound` (`E-ADAPTER-MISSING`), `InvalidInput` (`E-CONVERT-BASE`, `E-ADAPTER-CONVERT`) and `Corrupt`.
+    `base` is the folder of its base model, which only GGUF needs. Raises `Conflict` (`E-FILE-EXISTS`),
+    `NotFound` (`E-ADAPTER-NOT-FOUND`), `InvalidInput` (`E-CONVERT`, `E-ADAPTER-INVALID`) and `Corrupt`.
     """
     found = layout_of(source)
     if target.exists():
         raise Conflict(
             f"{target} exists already.",
             do="Name a folder or file that is not there; nothing is overwritten.",
-            code="E-CONVERT-EXISTS",
+            code="E-FILE-EXISTS",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:

@@ -25,7 +25,7 @@ def tools_of(environment: Path) -> Path:
 def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
     """The GGUF file of a model folder, made if it is not there yet.
 
-    Raises `Unavailable` (`E-GGUF-CONVERT`) with the converter's last words.
+    Raises `Unavailable` (`E-CONVERT`) with the converter's last words.
     """
     target = kept(folder, settings, environment)
     if not target.is_file():
@@ -56,5 +56,5 @@ def convert(folder: Path, target: Path, environment: Path) -> None:
             f"The model in {folder} could not be converted to GGUF.",
             why=said[-1][:500] if said else f"The converter ended with exit code {ran.returncode}.",
             do="Use a base of a family that llama.cpp knows, or another target.",
-            code="E-GGUF-CONVERT",
+            code="E-CONVERT",
         )

@@ -32,7 +32,7 @@ FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down
 
 
 def load() -> Any:
-    """The `gguf` package of llama.cpp. Raises `Unavailable` (`E-GGUF-MISSING`)."""
+    """The `gguf` package of llama.cpp. Raises `Unavailable` (`E-PACKAGE-MISSING`)."""
     try:
         return importlib.import_module("gguf")
     except ModuleNotFoundError as error:
@@ -40,7 +40,7 @@ def load() -> Any:
             "The package gguf is not installed.",
             why="It writes and reads llama.cpp's files.",
             do="Install trainyard again, or `pip install gguf`.",
-            code="E-GGUF-MISSING",
+            code="E-PACKAGE-MISSING",
         ) from error
 
 
@@ -61,7 +61,7 @@ def restore(bits: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
     """Write the PEFT adapter in the folder `source` as the file `target`, for a base whose folder is given.
 
-    Raises as `read_adapter`, and `InvalidInput` (`E-ADAPTER-CONVERT`) for DoRA, an unknown architecture or module.
+    Raises as `read_adapter`, and `InvalidInput` (`E-ADAPTER-INVALID`) for DoRA, an unknown architecture or module.
     """
     adapter, shape, gguf = read_adapter(source), Base.of(base_config(base)), load()
     if adapter.m:
@@ -101,7 +101,7 @@ def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
 def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     """Write the GGUF adapter `source` as a PEFT adapter in the folder `target`.
 
-    Raises `InvalidInput` (`E-ADAPTER-CONVERT`) for what is no low-rank adapter of this base.
+    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for what is no low-rank adapter of this base.
     """
     gguf, shape = load(), Base.of(base_config(base))
     reader = gguf.GGUFReader(str(source))
@@ -119,7 +119,7 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
         heads = shape.heads_of(module) if part == "b" else 0
         parts[part][module] = Tensor(taken.dtype, restore(taken.bits, heads)) if heads else taken
     if not parts["a"] or parts["a"].keys() != parts["b"].keys():
-        raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+        raise Corrupt(f"The adapter {source} is half of one.", do="Train it again.", code="E-CORRUPT")
     known = value(reader, CONFIG_KEY)
     config = json.loads(known) if known else config_of(parts, float(alpha.contents()), str(base))
     write_adapter(Adapter(config, parts["a"], parts["b"]), target)

@@ -51,7 +51,7 @@ def peft_to_mlx(source: Path, target: Path) -> None:
 def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
     """Write the mlx-lm adapter in `source` as PEFT reads it.
 
-    Raises `InvalidInput` (`E-ADAPTER-CONVERT`) for whole models and layers of experts, `Corrupt` for a half of a pair.
+    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for whole models and layers of experts, `Corrupt` for a half of a pair.
     """
     told = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
     if told.get("fine_tune_type", "lora") not in ("lora", "dora"):
@@ -65,7 +65,7 @@ def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
             raise refused(f"{module} is a layer of experts, for which PEFT has no such matrices.")
         parts[part][module] = tensor if part == "m" else tensor.transposed()
     if not parts["lora_a"] or parts["lora_a"].keys() != parts["lora_b"].keys():
-        raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-ADAPTER-CORRUPT")
+        raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-CORRUPT")
     config = told.get("peft") or config_of(told, parts, base)
     if base:
         config = {**config, "base_model_name_or_path": base}

@@ -3,7 +3,7 @@
 Uses llama.cpp's own converter classes, in a process of its own. They know a tokenizer by the digest of what it makes of
 a test sentence, and refuse every other. Where the digest is unknown this asks the tokenizer itself: if the rule that
 cuts a text into words is GPT-2's, spelled out in `tokenizer.json`, the file says so; anything else stays refused
-(`E-GGUF-TOKENIZER`). The caller compares the ids of both sides afterwards, so a wrong answer would not pass.
+(`E-CONVERT`). The caller compares the ids of both sides afterwards, so a wrong answer would not pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load(name: str) -> Any:
 def rule_of(base: Path) -> str:
     """llama.cpp's name of a tokenizer's rule, for one that its table of digests does not know.
 
-    Raises `InvalidInput` (`E-GGUF-TOKENIZER`).
+    Raises `InvalidInput` (`E-CONVERT`).
     """
     given = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
     rule = given.get("pre_tokenizer") or {}
@@ -41,14 +41,14 @@ def rule_of(base: Path) -> str:
         "llama.cpp does not know the tokenizer of this base model.",
         why=f"Its rule for cutting text into words is {json.dumps(rule)[:200]}, and no file can say that.",
         do="Use a base of a family that llama.cpp knows, or another backend.",
-        code="E-GGUF-TOKENIZER",
+        code="E-CONVERT",
     )
 
 
 def converter_of(base: Path) -> Any:
     """The converter class of the base's architecture, which asks the tokenizer where its own table has no answer.
 
-    Raises `InvalidInput` (`E-GGUF-MODEL`) for an architecture that llama.cpp does not have.
+    Raises `InvalidInput` (`E-CONVERT`) for an architecture that llama.cpp does not have.
     """
     conversion = load("conversion")
     hyper = conversion.ModelBase.load_hparams(base, False)
@@ -59,7 +59,7 @@ def converter_of(base: Path) -> Any:
         raise InvalidInput(
             f"llama.cpp has no models of architecture {architecture}.",
             do="Use another base model, or another backend.",
-            code="E-GGUF-MODEL",
+            code="E-CONVERT",
         ) from error
 
     class Converter(known):  # type: ignore[misc, valid-type]

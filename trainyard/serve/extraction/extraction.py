@@ -138,7 +138,7 @@ def version(model: str, thinking: Thinking | None = None) -> str:
 def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Messages:
     """The messages for one document: what is the same for all of them first, the document last.
 
-    Raises `InvalidInput` (`E-DOCUMENT`) for a document that is empty, too long or holds NUL.
+    Raises `InvalidInput` (`E-DATA-UNREADABLE`) for a document that is empty, too long or holds NUL.
     """
     if not document.strip():
         raise unreadable("it has no text", "Leave empty documents out of the stream.")
@@ -224,7 +224,10 @@ async def extract(document: str, stream: str, complete: Complete, thinking: Thin
 
 def unreadable(why: str, do: str) -> InvalidInput:
     return InvalidInput(
-        "The document cannot be read for extraction.", why=f"{why[0].upper()}{why[1:]}.", do=do, code="E-DOCUMENT"
+        "The document cannot be read for extraction.",
+        why=f"{why[0].upper()}{why[1:]}.",
+        do=do,
+        code="E-DATA-UNREADABLE",
     )
 
 

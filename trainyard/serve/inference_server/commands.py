@@ -30,12 +30,12 @@ WEIGHTS_ROOM = 1.5
 
 
 def read_profile(path: Path) -> ServerProfile:
-    """A profile file. Raises `NotFound` (`E-PROFILE-MISSING`) or `InvalidInput` (`E-PROFILE`)."""
+    """A profile file. Raises `NotFound` (`E-PROFILE`) or `InvalidInput` (`E-PROFILE`)."""
     if not path.is_file():
         others = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
         raise NotFound(
             f"There is no model profile {path.stem!r}.", why=f"Known here: {others}.",
-            do="Name one of them, or write the file.", code="E-PROFILE-MISSING",
+            do="Name one of them, or write the file.", code="E-PROFILE",
         )  # fmt: skip
     try:
         return ServerProfile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -74,7 +74,7 @@ def llama_command(engine: LlamaServerEngine, port: int, _profile: ServerProfile,
         )  # fmt: skip
     if not Path(engine.model).is_file():
         raise NotFound(
-            f"There is no GGUF file {engine.model!r}.", do="Give the path of the file.", code="E-MODEL-MISSING"
+            f"There is no GGUF file {engine.model!r}.", do="Give the path of the file.", code="E-MODEL-NOT-FOUND"
         )
     argv = [program, "-m", engine.model, "--host", HOST, "--port", str(port), "--alias", engine.model, "--metrics"]
     argv += ["-c", str(engine.context * engine.slots), "-np", str(engine.slots), "-ngl", str(engine.gpu_layers)]

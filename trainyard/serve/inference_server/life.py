@@ -95,7 +95,7 @@ class InferenceServer:
         """Run the boot command, then start the server (not where the profile names a `url`). Returns before it answers.
 
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
-        if somebody else computes on the device, `Unavailable` (`E-SERVER-BOOT`, `R-VLLM-MISSING`, `R-LLAMA-MISSING`).
+        if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-VLLM-MISSING`, `R-LLAMA-MISSING`).
         """
         self.begun = time.monotonic()
         self.service.end_leftover()
@@ -142,7 +142,7 @@ class InferenceServer:
     def warm(self, schema: dict[str, Any] | None = None) -> float:
         """One short answer bound by the schema, so that its grammar is compiled; returns the seconds it took.
 
-        Raises `Unavailable` (`E-INFERENCE-WARM`) with the server's words.
+        Raises `Unavailable` (`E-SERVER-START`) with the server's words.
         """
         started = time.monotonic()
         body: dict[str, Any] = {
@@ -166,7 +166,7 @@ class InferenceServer:
             raise Unavailable(
                 "The model server does not answer a first request.", why=problem,
                 do="Look at its log; the extraction schema needs a server that enforces JSON Schema.",
-                code="E-INFERENCE-WARM",
+                code="E-SERVER-START",
             )  # fmt: skip
         return time.monotonic() - started
 
@@ -184,7 +184,7 @@ class InferenceServer:
                 if self.draining:
                     raise Unavailable(
                         "The model server takes no more requests.", why="Its phase is ending.",
-                        do="Leave the document for the next night.", code="E-SERVER-DRAINING",
+                        do="Leave the document for the next night.", code="E-SERVER-STOP",
                     )  # fmt: skip
                 self.in_flight += 1
                 try:
@@ -245,7 +245,7 @@ class InferenceServer:
     def end(self) -> None:
         """End our process tree and run the stop command; what was not started is left alone. May be called twice.
 
-        Raises `TrainyardError` (`E-SERVER-STOP`) if its port still answers, `Unavailable` (`E-SERVER-BOOT`).
+        Raises `TrainyardError` (`E-SERVER-STOP`) if its port still answers, `Unavailable` (`E-SERVER-START`).
         """
         self.draining = True
         self.service.end()
@@ -293,7 +293,7 @@ def occupied(by: str) -> Conflict:
 
 
 def run_command(argv: tuple[str, ...], timeout_s: float, what: str, folder: Path) -> None:
-    """Run an operator's command without a shell, output in `<what>.log`. Raises `Unavailable` (`E-SERVER-BOOT`)."""
+    """Run an operator's command without a shell, output in `<what>.log`. Raises `Unavailable` (`E-SERVER-START`)."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{what}.log"
     try:
@@ -312,5 +312,5 @@ def run_command(argv: tuple[str, ...], timeout_s: float, what: str, folder: Path
             f"The {what} command of the model server failed: {problem}.",
             why=f"It was: {' '.join(argv)[:200]}.",
             do=f"Read {log.name} in {folder}, or correct the profile.",
-            code="E-SERVER-BOOT",
+            code="E-SERVER-START",
         )

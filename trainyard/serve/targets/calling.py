@@ -35,8 +35,8 @@ def http_client(target: Target, url: str, settings: Settings | None = None) -> h
 def call(site: Site, method: str, path: str, body: Any = None) -> Any:
     """One request; returns the JSON answer, or the text of an answer that is no JSON.
 
-    Raises `Unavailable` (`E-TARGET-UNREACHABLE`, `E-TARGET-AUTH`, `R-TARGET-LORA-OFF`) or `TrainyardError`
-    (`E-TARGET-REFUSED`) with the server's own words.
+    Raises `Unavailable` (`E-SERVER-UNREACHABLE`, `E-AUTH`, `R-TARGET-LORA-OFF`) or `TrainyardError`
+    (`E-SERVER-REFUSED`) with the server's own words.
     """
     assert site.http is not None, "only servers are called"
     try:
@@ -46,7 +46,7 @@ def call(site: Site, method: str, path: str, body: Any = None) -> Any:
             f"{site.where} did not answer {path}.",
             why=f"{type(error).__name__}: {error}",
             do="Start the server (`trainyard up` starts the embedded one), or correct the target's url.",
-            code="E-TARGET-UNREACHABLE",
+            code="E-SERVER-UNREACHABLE",
         ) from error
     if not response.is_success:
         raise refused(site, path, response)
@@ -66,7 +66,7 @@ def refused(site: Site, path: str, response: httpx.Response) -> TrainyardError:
             f"{site.where} refused the API key.",
             why=said if site.target.endpoint else f"{said.rstrip('.')}. The target's url is asked without a key.",
             do="Let the target name an endpoint of trainyard.toml that has api_key_env, and set that variable.",
-            code="E-TARGET-AUTH",
+            code="E-AUTH",
         )
     if response.status_code == 404 and said == "Not Found" and "lora" in path:
         return Unavailable(
@@ -79,7 +79,7 @@ def refused(site: Site, path: str, response: httpx.Response) -> TrainyardError:
         f"{site.where} answered {path} with status {response.status_code}.",
         why=said,
         do="Correct what the server names, and run the deployment again.",
-        code="E-TARGET-REFUSED",
+        code="E-SERVER-REFUSED",
     )
 
 
@@ -97,5 +97,7 @@ def server_message(response: httpx.Response) -> str:
 
 def garbage(site: Site, what: str) -> TrainyardError:
     return Unavailable(
-        f"{site.where} is no OpenAI-compatible server: {what}.", do="Correct the target's url.", code="E-TARGET-GARBAGE"
+        f"{site.where} is no OpenAI-compatible server: {what}.",
+        do="Correct the target's url.",
+        code="E-SERVER-RESPONSE",
     )

@@ -78,7 +78,7 @@ def template(version: Path) -> list[str]:
 
 
 def require_applied(site: Site) -> None:
-    """Raises `TrainyardError` (`E-TARGET-REFUSED`) unless the server says that the adapter has its full weight."""
+    """Raises `TrainyardError` (`E-SERVER-REFUSED`) unless the server says that the adapter has its full weight."""
     held: Any = call(site, "GET", "/lora-adapters")
     if isinstance(held, list) and [entry.get("scale") for entry in held] == [1.0]:
         return
@@ -86,7 +86,7 @@ def require_applied(site: Site) -> None:
         f"{site.where} does not apply the adapter.",
         why=f"It lists {held!r}.",
         do="Read its log in the services folder of TRAINYARD_HOME.",
-        code="E-TARGET-REFUSED",
+        code="E-SERVER-REFUSED",
     )
 
 

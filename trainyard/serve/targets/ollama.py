@@ -81,7 +81,8 @@ def check(site: Site) -> list[Reason]:
         because = f"ollama runs no Jinja, and of its templates ({', '.join(TEMPLATES)}) none writes this one's text."
         reasons.append(site.reason("R-OLLAMA-TEMPLATE", "type", because, "use target llama_server, which runs Jinja."))
     if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
-        raise Unavailable(f"{site.where} is no ollama server.", do="Correct the target's url.", code="E-TARGET-GARBAGE")
+        what = f"{site.where} is no ollama server."
+        raise Unavailable(what, do="Correct the target's url.", code="E-SERVER-RESPONSE")
     return reasons
 
 
@@ -143,7 +144,7 @@ def upload(site: Site, path: Path) -> str:
             f"{site.where} did not take {path.name}.",
             why=f"{type(error).__name__}: {error}",
             do="Start ollama, or correct the target's url.",
-            code="E-TARGET-UNREACHABLE",
+            code="E-SERVER-UNREACHABLE",
         ) from error
     if not response.is_success:
         raise refused(site, "/api/blobs", response)

@@ -25,7 +25,7 @@ def check_vllm(site: Site) -> list[Reason]:
     if site.target.path_prefix and not is_below(site.registry.root, site.target.path_prefix[0]):
         because = f"the registry {site.registry.root} is not below {site.target.path_prefix[0]!r}."
         reasons.append(
-            site.reason("E-PATH-PREFIX", "path_prefix", because, "give the folder that both sides see, ours first.")
+            site.reason("E-ENDPOINT", "path_prefix", because, "give the folder that both sides see, ours first.")
         )
     return reasons
 
@@ -124,7 +124,7 @@ def load_adapter(site: Site) -> None:
             f"{site.where} already serves {site.new.name}, from {held.get('root')!r}.",
             why="A version's name is never used for other files.",
             do="Unload it there, or point the target at a server of this registry.",
-            code="E-TARGET-TAKEN",
+            code="E-CONFLICT",
         )
 
 

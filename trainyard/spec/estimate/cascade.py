@@ -18,9 +18,9 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.changes import list_changes
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
+from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
 
 SAFETY = 1.1
@@ -84,7 +84,7 @@ def choose(
     """The first rung and knobs whose estimate, with a reserve of a tenth, fits in `free_bytes`.
 
     `rungs` replaces the usual ones, in the order given. Raises `LimitExceeded` (`E-MEMORY-FIT`) with the deficit when
-    nothing fits, `InvalidInput` (`E-AUTOTUNE-DEVICE`) when the device is left open or there is no rung.
+    nothing fits, `InvalidInput` (`E-DEVICE`) when the device is left open or there is no rung.
     """
     tried = tuple(rungs) if rungs is not None else usual_rungs(config, device)
     if device is Device.AUTO or not tried:
@@ -92,7 +92,7 @@ def choose(
             "A way of training can be chosen for a certain device and at least one method.",
             why=f"Device {device}, methods {', '.join(tried) or 'none'}.",
             do="Name the device (cpu, cuda or mps), and methods to choose from.",
-            code="E-AUTOTUNE-DEVICE",
+            code="E-DEVICE",
         )
     rejected: list[Rejected] = []
     for rung in tried:

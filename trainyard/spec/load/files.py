@@ -94,7 +94,7 @@ def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reas
     if name not in TEMPLATES:
         near = closest(name, TEMPLATES)
         instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(TEMPLATES)}."
-        return None, [Reason("E-SPEC-TEMPLATE", None, "template", f"There is no template {name!r}.", instead)]
+        return None, [Reason("E-SPEC-FILE", None, "template", f"There is no template {name!r}.", instead)]
     try:
         return build_template(name, parameters), []
     except ValidationError as error:

@@ -72,7 +72,7 @@ def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes, or the reasons why it describes none."""
     if not isinstance(value, Mapping):
         because = f"A chain is a mapping with `nodes`, not {described(value)}."
-        return None, [Reason("E-SPEC-SHAPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
+        return None, [Reason("E-SPEC-TYPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
     try:
         return ChainSpec.model_validate(value), []
     except ValidationError as error:
@@ -157,7 +157,7 @@ def crowded(value: Any) -> list[Reason]:
             if len(one) > MAX_KEYS:
                 because = f"There are {len(one):,} keys here, and a mapping has at most {MAX_KEYS:,}."
                 field = ".".join(map(str, where))
-                return [Reason("E-SPEC-LIMIT", None, field, because, "Write the settings that you mean.")]
+                return [Reason("E-SPEC-SYNTAX", None, field, because, "Write the settings that you mean.")]
             waiting += [((*where, key), below) for key, below in one.items() if isinstance(below, Mapping | list)]
         elif isinstance(one, list):
             waiting += [((*where, at), below) for at, below in enumerate(one) if isinstance(below, Mapping | list)]
@@ -183,7 +183,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
     because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
-    code = detail.get("ctx", {}).get("code") or ("E-SPEC-LIMIT" if kind == "too_long" else "E-SPEC-VALUE")
+    code = detail.get("ctx", {}).get("code") or ("E-SPEC-SYNTAX" if kind == "too_long" else "E-SPEC-VALUE")
     return Reason(code, node, field, because, instead_of(detail))
 
 

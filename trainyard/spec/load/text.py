@@ -39,31 +39,31 @@ def refuse(code: str, where: str, because: str, instead: str) -> Refused:
 def parse_text(data: bytes | str, *, max_bytes: int = MAX_SPEC_BYTES) -> Any:
     """The plain value (mappings, lists, texts, finite numbers, booleans, null) of a YAML or JSON text.
 
-    Raises `Refused` with one of `E-SPEC-SIZE`, `-ENCODING`, `-CHARACTER`, `-SYNTAX`, `-ALIAS`, `-TAG`, `-DUPLICATE`,
+    Raises `Refused` with one of `E-SPEC-SYNTAX`, `-ENCODING`, `-CHARACTER`, `-SYNTAX`, `-ALIAS`, `-TAG`, `-DUPLICATE`,
     `-NUMBER`, `-DEPTH`, `-EMPTY`.
     """
     size = len(data) if isinstance(data, bytes) else len(data.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
         raise refuse(
-            "E-SPEC-SIZE", "", f"The file has {size:,} bytes; at most {max_bytes:,} are read.",
+            "E-SPEC-SYNTAX", "", f"The file has {size:,} bytes; at most {max_bytes:,} are read.",
             "Put data into a data set and name its path.",
         )  # fmt: skip
     text = checked_characters(decoded(data) if isinstance(data, bytes) else data)
     stripped = text.lstrip()
     if not stripped:
-        raise refuse("E-SPEC-EMPTY", "", "The file is empty.", "Write a chain: `nodes:` with a list of nodes.")
+        raise refuse("E-SPEC-SYNTAX", "", "The file is empty.", "Write a chain: `nodes:` with a list of nodes.")
     return from_json(text) if JSON_START.match(stripped) else from_yaml(text)
 
 
 def decoded(data: bytes) -> str:
     """UTF-8, with or without a byte order mark. Anything else is refused rather than guessed."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise refuse("E-SPEC-ENCODING", "", "The file is UTF-16 or UTF-32.", "Save it as UTF-8.")
+        raise refuse("E-SPEC-SYNTAX", "", "The file is UTF-16 or UTF-32.", "Save it as UTF-8.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise refuse(
-            "E-SPEC-ENCODING", f"byte {error.start}", f"The file is not UTF-8: {error.reason}.", "Save it as UTF-8."
+            "E-SPEC-SYNTAX", f"byte {error.start}", f"The file is not UTF-8: {error.reason}.", "Save it as UTF-8."
         ) from error
 
 
@@ -78,7 +78,7 @@ def checked_characters(text: str) -> str:
 
 def wrong_character(character: str, where: str) -> Refused:
     name = "a NUL character" if character == "\0" else f"a lone surrogate (U+{ord(character):04X})"
-    return refuse("E-SPEC-CHARACTER", where, f"The text holds {name}.", "Remove it; texts are Unicode without NUL.")
+    return refuse("E-SPEC-SYNTAX", where, f"The text holds {name}.", "Remove it; texts are Unicode without NUL.")
 
 
 # JSON
@@ -136,7 +136,7 @@ def finite(text: str) -> float:
 def integer(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
         raise refuse(
-            "E-SPEC-NUMBER", "", f"A number has {len(text):,} digits.", f"Write at most {MAX_INTEGER_DIGITS} digits."
+            "E-SPEC-SYNTAX", "", f"A number has {len(text):,} digits.", f"Write at most {MAX_INTEGER_DIGITS} digits."
         )
     return int(text)
 
@@ -190,7 +190,7 @@ class Building:
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.AliasEvent) or event.anchor:
                 because = "The file uses an anchor or an alias of YAML."
-                raise refuse("E-SPEC-ALIAS", "", because, "Write the value out in full.")
+                raise refuse("E-SPEC-SYNTAX", "", because, "Write the value out in full.")
             self.values += 1
             if self.values > MAX_VALUES:
                 raise too_many()
@@ -275,7 +275,7 @@ def check_text(text: str) -> None:
 
 def too_deep(where: str) -> Refused:
     return refuse(
-        "E-SPEC-DEPTH",
+        "E-SPEC-SYNTAX",
         where,
         f"The file is nested deeper than {MAX_DEPTH} levels.",
         "A chain needs about eight levels.",
@@ -284,7 +284,7 @@ def too_deep(where: str) -> Refused:
 
 def too_many() -> Refused:
     return refuse(
-        "E-SPEC-SIZE",
+        "E-SPEC-SYNTAX",
         "",
         f"The file holds more than {MAX_VALUES:,} values.",
         "Put data into a data set and name its path.",
@@ -292,12 +292,12 @@ def too_many() -> Refused:
 
 
 def duplicate_key(key: str) -> Refused:
-    return refuse("E-SPEC-DUPLICATE", "", f"The key {key!r} is written twice.", "Keep one of the two.")
+    return refuse("E-SPEC-SYNTAX", "", f"The key {key!r} is written twice.", "Keep one of the two.")
 
 
 def not_finite(text: str) -> Refused:
-    return refuse("E-SPEC-NUMBER", "", f"{text} is not a finite number.", "Write a finite number.")
+    return refuse("E-SPEC-SYNTAX", "", f"{text} is not a finite number.", "Write a finite number.")
 
 
 def tagged(tag: str) -> Refused:
-    return refuse("E-SPEC-TAG", "", f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")
+    return refuse("E-SPEC-SYNTAX", "", f"The file uses the YAML tag {tag!r}.", "Remove the tag; specs are data only.")

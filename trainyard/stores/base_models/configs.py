@@ -45,10 +45,12 @@ PATTERN_WALL_S = 60.0
 
 
 def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-CONFIG`)."""
+    """Every key of an object with its value, at any depth. Raises `InvalidInput` (`E-MODEL-INVALID`)."""
     if depth > MAX_NESTING:
         raise InvalidInput(
-            f"A config is nested deeper than {MAX_NESTING} levels.", do="Take it from its maker.", code="E-MODEL-CONFIG"
+            f"A config is nested deeper than {MAX_NESTING} levels.",
+            do="Take it from its maker.",
+            code="E-MODEL-INVALID",
         )
     if isinstance(value, dict):
         yield from value.items()
@@ -63,7 +65,7 @@ def asks_for_code(config: Mapping[str, Any]) -> bool:
 
 
 def check_kernels(where: str, config: Mapping[str, Any]) -> None:
-    """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-ATTENTION`)."""
+    """Refuse a config that names an attention kernel or an experts kernel of its own (`E-MODEL-INVALID`)."""
     for key, value in nested(config):
         known = ATTENTIONS if key in ATTENTION_KEYS else EXPERTS if key in EXPERT_KEYS else None
         wanted = list(value.values()) if isinstance(value, dict) else [value]
@@ -73,14 +75,14 @@ def check_kernels(where: str, config: Mapping[str, Any]) -> None:
                 f"{where} asks for {key} {str(odd[0])[:100]!r}.",
                 why=f"Another kernel is code that would be downloaded; allowed are {', '.join(sorted(known))}.",
                 do=f"Remove {key} from the file, and choose the kernel with engine.attention.",
-                code="E-MODEL-ATTENTION",
+                code="E-MODEL-INVALID",
             )
 
 
 def check_sizes(where: str, config: Mapping[str, Any], parameters: int) -> None:
     """Refuse sizes that the weight files cannot have: a library takes memory for the config's sizes first.
 
-    `parameters` is the count in the files. Raises `InvalidInput` (`E-MODEL-SIZE`).
+    `parameters` is the count in the files. Raises `InvalidInput` (`E-MODEL-INVALID`).
     """
     for key, value in nested(config):
         most = MAX_LAYERS if key in LAYERS else parameters if key in WIDTHS else MAX_POSITIONS
@@ -100,12 +102,12 @@ def check_sizes(where: str, config: Mapping[str, Any], parameters: int) -> None:
 def absurd(where: str, what: str, why: str) -> InvalidInput:
     return InvalidInput(
         f"The sizes in {where} do not fit the weights: {what}.", why=why,
-        do="Take config.json and the weights from their maker again.", code="E-MODEL-SIZE",
+        do="Take config.json and the weights from their maker again.", code="E-MODEL-INVALID",
     )  # fmt: skip
 
 
 def check_init(where: str, config: Mapping[str, Any]) -> None:
-    """Refuse an adapter whose loading rewrites the base (`E-ADAPTER-INIT`)."""
+    """Refuse an adapter whose loading rewrites the base (`E-ADAPTER-INVALID`)."""
     asked = config.get("init_lora_weights")
     if (isinstance(asked, (dict, list, float, int)) and not isinstance(asked, bool)) or asked not in NEUTRAL_INITS:
         raise InvalidInput(
@@ -113,14 +115,14 @@ def check_init(where: str, config: Mapping[str, Any]) -> None:
             why="Loading it would change the weights that every other adapter and the base itself answer with.",
             do="Save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it, or train "
             "it with another init.",
-            code="E-ADAPTER-INIT",
+            code="E-ADAPTER-INVALID",
         )
 
 
 def patterns(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The regular expressions of an adapter's config as PEFT 0.20 makes them: (field, pattern, how it is matched).
 
-    Raises `InvalidInput` (`E-ADAPTER-CONFIG`) for a field of another type.
+    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for a field of another type.
     """
     found = []
     for name in ("target_modules", "exclude_modules"):
@@ -142,7 +144,7 @@ def texts(name: str, values: Any) -> list[str]:
         raise InvalidInput(
             f"{name} of the adapter's config is not made of texts.",
             do="Take it from its maker.",
-            code="E-ADAPTER-CONFIG",
+            code="E-ADAPTER-INVALID",
         )
     return list(values)
 
@@ -150,7 +152,7 @@ def texts(name: str, values: Any) -> list[str]:
 def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]) -> None:
     """Match an adapter's patterns with the names of modules, as PEFT will, in a child with a limit of time and memory.
 
-    Plain names, which every adapter of this product has, need no child. Raises `InvalidInput` (`E-ADAPTER-PATTERN`).
+    Plain names, which every adapter of this product has, need no child. Raises `InvalidInput` (`E-ADAPTER-INVALID`).
     """
     given = [(name, text, how) for name, text, how in patterns(config) if not is_plain(name, text)]
     if not given:
@@ -171,7 +173,7 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
         f"A pattern in the adapter's config of {where} cannot be used.",
         why=wrong or f"Matching took more than {PATTERNS_S:g} s of processor time, or too much memory.",
         do="Write target_modules as a list of names.",
-        code="E-ADAPTER-PATTERN",
+        code="E-ADAPTER-INVALID",
     )
 
 

@@ -19,7 +19,7 @@ def graph_file(settings: Settings) -> Path:
 def open_graph(address: str, settings: Settings) -> Graph:
     """The graph at an address: empty for this home's database, `file:///path` for another file, or a server's URL.
 
-    Nothing is started or connected before the first call. Raises `InvalidInput` (`E-GRAPH-ADDRESS`).
+    Nothing is started or connected before the first call. Raises `InvalidInput` (`E-GRAPH-QUERY`).
     """
     if not address:
         return LadybugGraph(graph_file(settings))

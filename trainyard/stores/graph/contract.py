@@ -30,8 +30,8 @@ class Graph(Protocol):
         Idempotent by `Mutation.document`. A new content of the same tenant, stream and name replaces the old one: what
         no other document states is taken out. When this returns, the change is durable.
 
-        Raises `InvalidInput` (`E-GRAPH-MUTATION`), `Conflict` (`E-GRAPH-BUSY`) when another process has the database,
-        `Unavailable` (`E-GRAPH-WRITER`, `E-GRAPH-SERVER`).
+        Raises `InvalidInput` (`E-GRAPH-QUERY`), `Conflict` (`E-GRAPH-BUSY`) when another process has the database,
+        `Unavailable` (`E-GRAPH-STORE`).
         """
         ...
 

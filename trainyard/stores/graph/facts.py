@@ -163,7 +163,7 @@ def normalised(kind: str, name: str) -> str:
 
 
 def mutation(given: Mapping[str, Any]) -> Mutation:
-    """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-MUTATION`) naming the field."""
+    """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
     return checked(shaped(given))
 
 
@@ -183,7 +183,7 @@ def shaped(given: Mapping[str, Any]) -> Mutation:
 def checked(given: Mutation) -> Mutation:
     """The mutation with cleaned names and each relation's ends among its entities.
 
-    Raises `InvalidInput` (`E-GRAPH-MUTATION`) for a kind that does not exist, a relation between kinds that it does not
+    Raises `InvalidInput` (`E-GRAPH-QUERY`) for a kind that does not exist, a relation between kinds that it does not
     join, a name that is empty or too long, or more than the caps allow.
     """
     for value, pattern, what in (
@@ -260,5 +260,5 @@ def wrong(why: str) -> InvalidInput:
         "The graph does not take this mutation.",
         why=f"{why[0].upper()}{why[1:]}.",
         do="See docs/graph.md for what a mutation holds.",
-        code="E-GRAPH-MUTATION",
+        code="E-GRAPH-QUERY",
     )

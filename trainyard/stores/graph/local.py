@@ -68,7 +68,7 @@ class LadybugGraph:
         return write_lines(path, self.dump(tenant), self.files)
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-WRITER`) if it died of it."""
+        """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-STORE`) if it died of it."""
         line = orjson.dumps({"do": verb, **fields}, default=dict, option=orjson.OPT_APPEND_NEWLINE)
         self.waiting += 1
         with self.lock:
@@ -148,7 +148,7 @@ class LadybugGraph:
             f"The graph's writer process ended with {f'signal {-code}' if code < 0 else f'status {code}'}.",
             why=last[-1][:500] if last else "Its log is empty.",
             do=f"Do it again: what was not committed is gone, nothing is written twice. Its log is {self.log.name}.",
-            code="E-GRAPH-WRITER",
+            code="E-GRAPH-STORE",
         )
 
     def end(self, wait_s: float) -> int:

@@ -62,7 +62,7 @@ class HttpGraph:
         return write_lines(path, self.dump(tenant), self.files)
 
     def ask(self, method: str, path: str, body: Any = None, *, tenant: str | None = None) -> Any:
-        """One request, sent up to four times. Raises what the server raised, or `Unavailable` (`E-GRAPH-SERVER`)."""
+        """One request, sent up to four times. Raises what the server raised, or `Unavailable` (`E-GRAPH-STORE`)."""
         problem, parameters = "", {"tenant": tenant} if tenant else None
         content = orjson.dumps(body) if body is not None else None
         for attempt in range(ATTEMPTS):
@@ -87,7 +87,7 @@ class HttpGraph:
             f"The graph server at {self.url} does not answer.",
             why=problem or "It gave no reason.",
             do="Start it with `trainyard serve --role graph`, or correct its address and TRAINYARD_TOKEN.",
-            code="E-GRAPH-SERVER",
+            code="E-GRAPH-STORE",
         )
 
     def read(self, reply: httpx.Response) -> Any:
@@ -96,7 +96,7 @@ class HttpGraph:
         except ValueError as error:
             raise Unavailable(
                 f"What answers at {self.url} is no graph server.", why="Its answer is no JSON.",
-                do="Correct the address.", code="E-GRAPH-SERVER",
+                do="Correct the address.", code="E-GRAPH-STORE",
             ) from error  # fmt: skip
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def refusal(reply: httpx.Response) -> TrainyardError | None:
 
 
 def check_url(address: str) -> str:
-    """An http(s) address without a password. Raises `InvalidInput` (`E-GRAPH-ADDRESS`)."""
+    """An http(s) address without a password. Raises `InvalidInput` (`E-GRAPH-QUERY`)."""
     try:
         url = httpx.URL(address)
         good = url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
@@ -130,6 +130,6 @@ def check_url(address: str) -> str:
             "The address of the graph is not usable.",
             why="It is neither a folder's file:// address nor http(s)://host:port without a password.",
             do="Write it like http://127.0.0.1:9081; a token belongs into TRAINYARD_TOKEN.",
-            code="E-GRAPH-ADDRESS",
+            code="E-GRAPH-QUERY",
         )
     return address

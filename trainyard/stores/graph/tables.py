@@ -271,7 +271,7 @@ class Tables:
             while found.has_next():
                 if len(rows) == MAX_ROWS:
                     raise LimitExceeded(
-                        f"The query has more than {MAX_ROWS:,} rows.", do="Add a LIMIT.", code="E-GRAPH-ROWS"
+                        f"The query has more than {MAX_ROWS:,} rows.", do="Add a LIMIT.", code="E-GRAPH-QUERY"
                     )
                 rows.append(dict(zip(names, found.get_next(), strict=True)))
             found.close()
@@ -349,7 +349,7 @@ def not_opened(path: Path, why: str) -> Conflict | Unavailable:
     return Unavailable(
         f"The graph {path.name} cannot be opened.", why=" ".join(why.split())[:500],
         do="If the disk is sound, restore an export or move the file away; documents are then read again.",
-        code="E-GRAPH-OPEN",
+        code="E-GRAPH-STORE",
     )  # fmt: skip
 
 
@@ -358,5 +358,5 @@ def not_written(why: str) -> Unavailable:
         "The graph was not written; it is as it was before.",
         why=" ".join(why.split())[:500],
         do="Look at the free space of the disk, then do it again: nothing is written twice.",
-        code="E-GRAPH-WRITE",
+        code="E-GRAPH-STORE",
     )

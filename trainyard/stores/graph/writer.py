@@ -41,7 +41,7 @@ def answer(tables: Tables, line: bytes) -> dict[str, Any]:
         return {"error": {"kind": type(error).__name__, **error.as_dict()}}
     except RuntimeError as error:  # the database's own; it is open still
         told = Unavailable(
-            "The graph cannot be read.", why=" ".join(str(error).split())[:500], do="Try again.", code="E-GRAPH-READ"
+            "The graph cannot be read.", why=" ".join(str(error).split())[:500], do="Try again.", code="E-GRAPH-STORE"
         )
         return {"error": {"kind": "Unavailable", **told.as_dict()}}
 

@@ -124,7 +124,7 @@ class MarkerRecord:
 
     @staticmethod
     def from_json(name: str, content: bytes, *, generation: int = 0) -> MarkerRecord:
-        """Raises `Corrupt` (`E-MARKER-CORRUPT`)."""
+        """Raises `Corrupt` (`E-CORRUPT`)."""
         try:
             body = json.loads(content)
             owner = Owner(**body.pop("owner")) if body["owner"] else body.pop("owner")
@@ -135,7 +135,7 @@ class MarkerRecord:
                 f"The marker {name} cannot be read.",
                 why=f"{type(error).__name__}: {error}",
                 do="Move this file away; the next night publishes its bucket again if it is still ready.",
-                code="E-MARKER-CORRUPT",
+                code="E-CORRUPT",
             ) from error
 
 
@@ -177,7 +177,7 @@ class MarkerStore(Protocol):
         """Name -> state of every marker."""
 
     def show(self, name: str) -> MarkerRecord:
-        """Raises `NotFound` (`E-MARKER-MISSING`), `Corrupt` (`E-MARKER-CORRUPT`)."""
+        """Raises `NotFound` (`E-NOT-FOUND`), `Corrupt` (`E-CORRUPT`)."""
 
 
 def check_name(word: str, value: str, pattern: re.Pattern[str]) -> None:
@@ -253,6 +253,4 @@ def lost(claim: Claim, record: MarkerRecord | None) -> Conflict:
 
 
 def missing(name: str) -> NotFound:
-    return NotFound(
-        f"There is no marker {name}.", do="List them with `trainyard nightly status`.", code="E-MARKER-MISSING"
-    )
+    return NotFound(f"There is no marker {name}.", do="List them with `trainyard nightly status`.", code="E-NOT-FOUND")

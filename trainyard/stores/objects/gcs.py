@@ -281,7 +281,7 @@ def forbidden(address: str, why: str) -> Unavailable:
         why=why,
         do="Check the bucket's name, the credentials (`gcloud auth application-default login`) and the role "
         "Storage Object Admin on it.",
-        code="E-OBJECT-FORBIDDEN",
+        code="E-OBJECT-STORE",
     )
 
 

@@ -49,7 +49,7 @@ class Book:
 
     @staticmethod
     def from_json(name: str, content: bytes) -> Book:
-        """Raises `Corrupt` (`E-OBJECT-CORRUPT`)."""
+        """Raises `Corrupt` (`E-CORRUPT`)."""
         try:
             fields = json.loads(content)
             now, coming = (ObjectInfo(**fields[word]) if fields[word] else None for word in ("now", "next"))
@@ -59,7 +59,7 @@ class Book:
                 f"What the store knows about the object {name} cannot be read.",
                 why=f"{type(error).__name__}: {error}",
                 do=f"Move {BOOKS}/{name} away and publish the object again.",
-                code="E-OBJECT-CORRUPT",
+                code="E-CORRUPT",
             ) from error
 
 
@@ -180,7 +180,7 @@ class FolderStore:
                 f"The object {name} lies outside its store.",
                 why="A part of its path is a symbolic link.",
                 do="Remove the link.",
-                code="E-OBJECT-NAME",
+                code="E-NAME",
             )
         return path
 
@@ -215,7 +215,7 @@ class FolderStore:
                 f"The object {name} cannot lie below another object.",
                 why=f"{folder.name} is an object, and a folder cannot have the same name.",
                 do="Choose a name that does not continue another one's.",
-                code="E-OBJECT-NAME",
+                code="E-NAME",
             ) from error
 
     def _names(self, folder: Path, prefix: str) -> Iterator[str]:

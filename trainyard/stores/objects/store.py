@@ -9,11 +9,11 @@ looked up, so that a retry of our own write is never mistaken for somebody else'
 directions.
 
     E-OBJECT-EXISTS, E-OBJECT-CHANGED   Conflict      the condition did not hold
-    E-OBJECT-MISSING                    NotFound
-    E-OBJECT-FORBIDDEN                  Unavailable   credentials or bucket: not retried
+    E-NOT-FOUND                    NotFound
+    E-OBJECT-STORE                  Unavailable   credentials or bucket: not retried
     E-OBJECT-STORE                      Unavailable   still failing after the total deadline
-    E-OBJECT-CORRUPT                    Corrupt       CRC32C of what arrived is not the recorded one
-    E-OBJECT-NAME, E-OBJECT-ADDRESS     InvalidInput
+    E-CORRUPT                    Corrupt       CRC32C of what arrived is not the recorded one
+    E-NAME, E-OBJECT-STORE     InvalidInput
 
 Nothing here talks to a network before `open_store` is called with a `gs://` address.
 Semantics: Cloud Storage documentation, "Request preconditions" and "Object versioning".
@@ -110,7 +110,7 @@ class ObjectStore(Protocol):
 def open_store(address: str, settings: ObjectSettings | None = None, files: Files | None = None) -> ObjectStore:
     """The store at `file:///folder` or `gs://bucket/prefix`.
 
-    Raises `InvalidInput` (`E-OBJECT-ADDRESS`), `Unavailable` (`E-OBJECT-CLIENT`: the gcs extra is not installed).
+    Raises `InvalidInput` (`E-OBJECT-STORE`), `Unavailable` (`E-PACKAGE-MISSING`: the gcs extra is not installed).
     """
     parts = urlsplit(address)
     prefix = unquote(parts.path).strip("/")
@@ -138,7 +138,7 @@ def load(module: str) -> Any:
             "The client for gs:// addresses is not installed.",
             why=f"There is no module {error.name}.",
             do="pip install 'trainyard[gcs]', or use a file:/// address.",
-            code="E-OBJECT-CLIENT",
+            code="E-PACKAGE-MISSING",
         ) from error
 
 
@@ -161,7 +161,7 @@ def checked_name(name: str) -> str:
             f"{name[:200]!r} is no object name.",
             why=problem,
             do="Use a relative name such as tenant/role/v1/manifest.json.",
-            code="E-OBJECT-NAME",
+            code="E-NAME",
         )
     return name
 
@@ -171,7 +171,7 @@ def wrong_address(address: str, why: str) -> InvalidInput:
         f"{address!r} is no address of an object store.",
         why=why,
         do="Write file:///srv/weights or gs://bucket/prefix.",
-        code="E-OBJECT-ADDRESS",
+        code="E-OBJECT-STORE",
     )
 
 
@@ -194,7 +194,7 @@ def precondition_failed(name: str, wanted: int, there: ObjectInfo | None) -> Con
 def object_missing(name: str, generation: int | None = None) -> NotFound:
     which = f" with generation {generation}" if generation is not None else ""
     return NotFound(
-        f"There is no object {name}{which}.", do="List what is there, or run the publication.", code="E-OBJECT-MISSING"
+        f"There is no object {name}{which}.", do="List what is there, or run the publication.", code="E-NOT-FOUND"
     )
 
 
@@ -203,5 +203,5 @@ def object_corrupt(name: str, wanted: str, found: str) -> Corrupt:
         f"The object {name} arrived damaged.",
         why=f"Its CRC32C is {found}, recorded is {wanted}.",
         do="Read it again; if it stays so, publish it again from its adapter version.",
-        code="E-OBJECT-CORRUPT",
+        code="E-CORRUPT",
     )

@@ -222,10 +222,10 @@ class FlakyGraph(MemoryGraph):
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
         when = self.lose.pop() if self.lose and mutations else ""
         if when == "before":
-            raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-SERVER")
+            raise Unavailable("The graph server does not answer.", do="Start it.", code="E-GRAPH-STORE")
         results = super().mutate(mutations)
         if when == "after":
-            raise Unavailable("The graph server broke off.", do="Start it.", code="E-GRAPH-SERVER")
+            raise Unavailable("The graph server broke off.", do="Start it.", code="E-GRAPH-STORE")
         return results
 
     @contextmanager

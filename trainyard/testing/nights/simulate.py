@@ -92,10 +92,11 @@ def simulate(
     """Simulate at least so many nights, or one campaign by its seed. With `until_found` it ends at the first campaign
     with a violation.
 
-    Raises `NotFound` (`E-PLANT`) for a mistake that does not exist.
+    Raises `NotFound` (`E-INJECTED-BUG`) for a mistake that does not exist.
     """
     if plant is not None and plant not in INJECTED_BUGS:
-        raise NotFound(f"There is no plant {plant!r}.", do=f"Name one of {', '.join(INJECTED_BUGS)}.", code="E-PLANT")
+        do = f"Name one of {', '.join(INJECTED_BUGS)}."
+        raise NotFound(f"There is no plant {plant!r}.", do=do, code="E-INJECTED-BUG")
     began = time.monotonic()
     campaigns = range(-(-nights // (DATES + QUIET_DATES)))
     seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]

@@ -38,7 +38,7 @@ SHAPE = ("r", "lora_alpha", "lora_dropout", "oft_block_size", "use_rslora", "lay
 
 
 def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
-    """The model with one more adapter. Raises `InvalidInput` (`E-TARGET-MODULES`) when PEFT finds no place for it."""
+    """The model with one more adapter. Raises `InvalidInput` (`E-TRAINABLE`) when PEFT finds no place for it."""
     try:
         with warnings.catch_warnings():
             # PEFT asks transformers for a property by its old name.
@@ -53,21 +53,21 @@ def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
             "The adapter does not fit the model.",
             why=str(error).splitlines()[0],
             do="Use lora.target_modules: all-linear, or name modules that the model has.",
-            code="E-TARGET-MODULES",
+            code="E-TRAINABLE",
         ) from error
 
 
 def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
     """The config of a saved adapter, for the task of the head. A frozen adapter drops nothing out.
 
-    Raises `NotFound` (`E-ADAPTER-MISSING`), and what `check_adapter_folder` raises.
+    Raises `NotFound` (`E-ADAPTER-NOT-FOUND`), and what `check_adapter_folder` raises.
     """
     if not (folder / "adapter_config.json").is_file() or not (folder / ADAPTER_WEIGHTS).is_file():
         raise NotFound(
             f"There is no adapter in {folder}.",
             why=f"An adapter is a folder with adapter_config.json and {ADAPTER_WEIGHTS}.",
             do="Name the folder of a trained adapter.",
-            code="E-ADAPTER-MISSING",
+            code="E-ADAPTER-NOT-FOUND",
         )
     check_adapter_folder(folder)
     config: Any = PeftConfig.from_pretrained(str(folder))
@@ -81,7 +81,7 @@ def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
 
 
 def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) -> PeftModel:
-    """The model with a saved adapter under a name. Raises `Corrupt` (`E-ADAPTER-WEIGHTS`) when weights are missing.
+    """The model with a saved adapter under a name. Raises `Corrupt` (`E-ADAPTER-INVALID`) when weights are missing.
 
     A module that the adapter never had, such as the score of a reward model, keeps its first values. Raises
     `TrainyardError` (`E-BASE-CHANGED`) when loading changed a weight of the base: 0.1 s a gigabyte to find out.
@@ -100,7 +100,7 @@ def load_adapter(model: Any, folder: Path, config: Any, name: str, device: str) 
             f"The adapter in {folder} does not match its own config: {wrong[0]} ({len(wrong)} in all).",
             why="Weights are missing, have another shape or belong to another model.",
             do="Train the adapter again, or take another version of it.",
-            code="E-ADAPTER-WEIGHTS",
+            code="E-ADAPTER-INVALID",
         )
     set_peft_model_state_dict(model, {**new, **saved}, adapter_name=name)
     require_unchanged_base(before, model, folder.name)
@@ -128,7 +128,7 @@ def tuner(model: PeftModel) -> Any:
 
 
 def written_in(model: PeftModel) -> Any:
-    """The base with the adapter summed into its weights. Raises `TrainyardError` (`E-MERGE-DIVERGED`) for NaN."""
+    """The base with the adapter summed into its weights. Raises `TrainyardError` (`E-MERGE`) for NaN."""
     try:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
@@ -140,19 +140,19 @@ def diverged(what: str, why: str = "A merged model would be broken.") -> Trainya
         what,
         why=why,
         do="Serve the adapter beside its base, or train it again with a lower learning rate.",
-        code="E-MERGE-DIVERGED",
+        code="E-MERGE",
     )
 
 
 def require_same_kind(config: PeftConfig, wanted: PeftConfig) -> None:
-    """A continued adapter stays what it is. Raises `InvalidInput` (`E-ADAPTER-METHOD`)."""
+    """A continued adapter stays what it is. Raises `InvalidInput` (`E-ADAPTER-MISMATCH`)."""
     old, new = kind(config), kind(wanted)
     if old != new:
         raise InvalidInput(
             f"The earlier adapter is of kind {old}, and the method makes one of kind {new}.",
             why="An adapter that is continued keeps its kind.",
             do="Use the method of the earlier adapter, or `adapter: merge` with two low-rank adapters.",
-            code="E-ADAPTER-METHOD",
+            code="E-ADAPTER-MISMATCH",
         )
 
 
@@ -174,7 +174,7 @@ def other_shape(config: Any, wanted: Any) -> list[str]:
 def require_sum(*configs: Any) -> None:
     """Adapters that are saved as one have to be sums of low-rank matrices, with no whole module in common.
 
-    Raises `InvalidInput` (`E-ADAPTER-COMPOSE`).
+    Raises `InvalidInput` (`E-ADAPTER-MISMATCH`).
     """
     other = [kind(config) for config in configs if kind(config) != "lora"]
     if other:
@@ -182,7 +182,7 @@ def require_sum(*configs: Any) -> None:
             f"An adapter of kind {other[0]} and another one cannot be written as one adapter.",
             why="Only plain low-rank adapters are sums; the result would need both to be loaded in order.",
             do="Use `adapter: continue`, or method lora in both trainers.",
-            code="E-ADAPTER-COMPOSE",
+            code="E-ADAPTER-MISMATCH",
         )
     whole = [set(config.modules_to_save or ()) for config in configs]
     shared = set.intersection(*whole) if whole else set()
@@ -191,7 +191,7 @@ def require_sum(*configs: Any) -> None:
             f"Both adapters hold the whole module {sorted(shared)[0]!r}.",
             why="One of the two would be lost.",
             do="Leave it out of lora.modules_to_save here, or use `adapter: continue`.",
-            code="E-ADAPTER-COMPOSE",
+            code="E-ADAPTER-MISMATCH",
         )
 
 

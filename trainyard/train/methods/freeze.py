@@ -18,7 +18,7 @@ NORM_WORDS = ("norm", "ln_")
 def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
     """Let `engine.freeze_blocks` last blocks and the final norm move, and with `engine.freeze_head` the output layer.
 
-    A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-FREEZE-BLOCKS`).
+    A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-TRAINABLE`).
     """
     engine = request.config.engine
     decoder, blocks = find_blocks(model)
@@ -26,7 +26,7 @@ def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
         raise InvalidInput(
             f"engine.freeze_blocks is {engine.freeze_blocks}, and the model has {len(blocks)} blocks.",
             do=f"Use at most {len(blocks)}, or method full.",
-            code="E-FREEZE-BLOCKS",
+            code="E-TRAINABLE",
         )
     moving = list(blocks)[-engine.freeze_blocks :] + final_norms(decoder)
     warnings = []
@@ -42,7 +42,7 @@ def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
 
 
 def find_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-    """The decoder and its list of blocks, found by their number. Raises `InvalidInput` (`E-FREEZE-MODEL`)."""
+    """The decoder and its list of blocks, found by their number. Raises `InvalidInput` (`E-TRAINABLE`)."""
     wanted = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         for child in module.children():
@@ -52,7 +52,7 @@ def find_blocks(model: Any) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
         f"No list of {wanted} blocks was found in {type(model).__name__}.",
         why="Method freeze has to know which weights come last.",
         do="Use method lora or full.",
-        code="E-FREEZE-MODEL",
+        code="E-TRAINABLE",
     )
 
 

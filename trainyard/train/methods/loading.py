@@ -44,7 +44,7 @@ KERNEL_FLAGS = {"fa3": "_supports_flash_attn", "fa2": "_supports_flash_attn", "s
 def architecture_of(folder: str, head: Head) -> AttentionSupport:
     """The class that a base will be loaded as, with its attention kernels; no weight is read.
 
-    Raises `InvalidInput` (`E-MODEL-HEAD`) for a model type that transformers has no class with this head for.
+    Raises `InvalidInput` (`E-MODEL-INVALID`) for a model type that transformers has no class with this head for.
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in CLASSES[head]:
@@ -52,7 +52,7 @@ def architecture_of(folder: str, head: Head) -> AttentionSupport:
             f"transformers has no {head} model for the type {config.model_type}.",
             why="A reward model needs a class that gives a score." if head == "reward" else "",
             do="Use a base of another type, such as a Llama or a Qwen.",
-            code="E-MODEL-HEAD",
+            code="E-MODEL-INVALID",
         )
     found = CLASSES[head][type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
@@ -72,7 +72,7 @@ def default_attention(folder: str, head: Head = "causal") -> str:
 def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
     """Refuse a model whose weights do not fit into the memory that is free now, before any of it is taken.
 
-    A Hub name is not looked at. Raises `LimitExceeded` (`E-MODEL-MEMORY`).
+    A Hub name is not looked at. Raises `LimitExceeded` (`E-MEMORY-FIT`).
     """
     if not Path(folder).is_dir():
         return
@@ -83,7 +83,7 @@ def require_memory(folder: str | Path, dtype: torch.dtype) -> None:
             f"The model in {Path(folder).name} needs {needed / 2**30:.1f} GiB of memory.",
             why=f"{free / 2**30:.1f} GiB are free on this machine.",
             do="Use a smaller model or dtype, or end what takes the memory.",
-            code="E-MODEL-MEMORY",
+            code="E-MEMORY-FIT",
         )
 
 

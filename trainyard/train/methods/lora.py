@@ -52,8 +52,8 @@ def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | l
 def targets(model: Any, lora: LoraSettings) -> str | list[str]:
     """Modules that get an adapter, as PEFT takes them.
 
-    Raises `InvalidInput`: `E-TARGET-MODULES` for a name that no module has (PEFT itself is content when one of several
-    fits), `E-LORA-LAYERS` for a block that the model does not have.
+    Raises `InvalidInput`: `E-TRAINABLE` for a name that no module has (PEFT itself is content when one of several
+    fits), `E-TRAINABLE` for a block that the model does not have.
     """
     require_layers(model, lora)
     if lora.target_modules == "attention-only":
@@ -71,7 +71,7 @@ def targets(model: Any, lora: LoraSettings) -> str | list[str]:
                 f"The adapter does not fit the model as it has no module {wanted!r}.",
                 why="The adapter would be smaller than what was asked for.",
                 do=f"Use lora.target_modules: all-linear, or name some of {', '.join(linear_names(model))}.",
-                code="E-TARGET-MODULES",
+                code="E-TRAINABLE",
             )
     return list(lora.target_modules or ())
 
@@ -83,7 +83,7 @@ def require_layers(model: Any, lora: LoraSettings) -> None:
         raise InvalidInput(
             f"The model has blocks 0 to {blocks - 1}, and lora.layers names {beyond[0]}.",
             do="Name blocks that the model has, or leave lora.layers out.",
-            code="E-LORA-LAYERS",
+            code="E-TRAINABLE",
         )
 
 

@@ -38,8 +38,8 @@ def merge(
     """Merge `adapters` into `base`, in order, and write the model in `dtype` with the last adapter's tokenizer.
 
     Returns {adapters, tolerance, divergence, saved_divergence, dtype}: the largest difference of a logit after the sum
-    in float32, and that of the model as written. Raises `InvalidInput` (`E-MERGE-QUANTISED`), `Conflict`
-    (`E-MERGE-EXISTS`), `Refused` (`R-BASE-MISMATCH`) and `TrainyardError` (`E-MERGE-DIVERGED`), which leave nothing.
+    in float32, and that of the model as written. Raises `InvalidInput` (`E-MERGE`), `Conflict`
+    (`E-FILE-EXISTS`), `Refused` (`R-BASE-MISMATCH`) and `TrainyardError` (`E-MERGE`), which leave nothing.
     """
     require_full_precision(base)
     require_one_base(adapters)
@@ -47,7 +47,7 @@ def merge(
         raise Conflict(
             f"{target} exists already.",
             do="Name a folder that is not there; nothing is overwritten.",
-            code="E-MERGE-EXISTS",
+            code="E-FILE-EXISTS",
         )
     model = load_full_precision(base, head)
     model, unmerged_BTV, divergence = summed(model, adapters, head)
@@ -78,7 +78,7 @@ def require_full_precision(base: str) -> None:
             f"The base {base} is quantised.",
             why="A sum with weights in few bits rounds the adapter away: the model would say something else.",
             do="Merge into the full-precision weights that it was made from, then quantise the result.",
-            code="E-MERGE-QUANTISED",
+            code="E-MERGE",
         )
 
 

@@ -16,7 +16,7 @@ from trainyard.train.methods.lora import TASKS, adapted, targets
 
 
 def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
-    """PEFT's form of the settings. Raises `InvalidInput` (`E-OFT-BLOCK`) when blocks do not fill a layer's inputs:
+    """PEFT's form of the settings. Raises `InvalidInput` (`E-TRAINABLE`) when blocks do not fill a layer's inputs:
     PEFT would quietly take another size."""
     lora, size = request.config.lora, request.config.engine.oft_block_size
     wanted = targets(model, lora)
@@ -26,7 +26,7 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
                 f"engine.oft_block_size is {size}, and {name} has {inputs} inputs.",
                 why="Blocks have to fill the inputs of every adapted layer.",
                 do="Use a divisor of all layer widths, such as 32.",
-                code="E-OFT-BLOCK",
+                code="E-TRAINABLE",
             )
     return OFTConfig(
         task_type=TASKS[request.head],

@@ -33,8 +33,8 @@ def build(request: PolicyRequest, *, with_reference: bool) -> Policy:
     """The policy of a request on its device, in training mode; the same request gives the same bits.
 
     Seeds torch from the config, because the first weights of an adapter or a score must not depend on what was drawn
-    before. Raises `InvalidInput` (`E-TARGET-MODULES`, `E-LORA-LAYERS`, `E-ADAPTER-METHOD`, `E-ADAPTER-COMPOSE`, …),
-    `Refused` (`R-BASE-MISMATCH`) and `NotFound` (`E-ADAPTER-MISSING`).
+    before. Raises `InvalidInput` (`E-TRAINABLE`, `E-ADAPTER-MISMATCH`, …),
+    `Refused` (`R-BASE-MISMATCH`) and `NotFound` (`E-ADAPTER-NOT-FOUND`).
     """
     torch.manual_seed(request.config.hyperparameters.seed)
     spec = METHODS[request.config.method]

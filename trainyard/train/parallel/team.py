@@ -116,14 +116,14 @@ def unpacked(data: bytes) -> Any:
 
 
 def take_device(local_rank: int, size: int) -> None:
-    """One GPU for each process. Raises `InvalidInput` (`E-LAUNCH-DEVICES`)."""
+    """One GPU for each process. Raises `InvalidInput` (`E-LAUNCH`)."""
     count = torch.cuda.device_count()
     if count < size:
         raise InvalidInput(
             f"{size} processes were asked for, and this machine shows {count} CUDA devices.",
             why="Each process computes on a device of its own.",
             do=f"Use launch.processes: {count}, or name the devices in CUDA_VISIBLE_DEVICES.",
-            code="E-LAUNCH-DEVICES",
+            code="E-LAUNCH",
         )
     torch.cuda.set_device(local_rank)
 

@@ -191,14 +191,14 @@ def leaves(optimizer: Any) -> list[Any]:
 def deal(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
     """An owner for each tensor: the largest first, each to whoever has least so far.
 
-    Raises `InvalidInput` (`E-SHARD-PROCESSES`) when some process would own nothing.
+    Raises `InvalidInput` (`E-LAUNCH`) when some process would own nothing.
     """
     if len(tensors) < size:
         raise InvalidInput(
             f"{len(tensors)} tensors move, and {size} processes would share them.",
             why="Each tensor has one owner, and a process without one would have nothing to do at a step.",
             do=f"Use at most {len(tensors)} processes, or strategy ddp.",
-            code="E-SHARD-PROCESSES",
+            code="E-LAUNCH",
         )
     owners, held = [0] * len(tensors), [0] * size
     for at in sorted(range(len(tensors)), key=lambda at: (-tensors[at].numel(), at)):

@@ -69,14 +69,14 @@ def probe(format: Quantization, device: str) -> Standing:
 
 
 def require(format: Quantization, device: str) -> None:
-    """Raise `Unavailable` (`E-QUANT-UNAVAILABLE`) with the install line if a format cannot be used on a device."""
+    """Raise `Unavailable` (`E-PACKAGE-MISSING`) with the install line if a format cannot be used on a device."""
     standing = probe(format, device)
     if not standing.ok:
         raise Unavailable(
             f"The format {format.value} cannot be used on {device} here.",
             why=standing.why,
             do=standing.fix,
-            code="E-QUANT-UNAVAILABLE",
+            code="E-PACKAGE-MISSING",
         )
 
 
@@ -87,7 +87,7 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
     """What `from_pretrained(quantization_config=…)` takes for a format on a device; None where nothing is to be given.
 
     `stored` is the base's own quantization config (`stored_config`); gptq and awq need one. Raises `Unavailable`
-    (`E-QUANT-UNAVAILABLE`) and `InvalidInput` (`E-QUANT-USE`, `E-QUANT-BASE`).
+    (`E-PACKAGE-MISSING`) and `InvalidInput` (`E-QUANTIZATION`).
     """
     row = format.facts
     if row.use != "base":
@@ -95,7 +95,7 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
             f"A base is never held in {format.value} while an adapter is trained.",
             why=row.note,
             do="Use quantization nf4, fp4 or int8.",
-            code="E-QUANT-USE",
+            code="E-QUANTIZATION",
         )
     require(format, device)
     require_fitting_base(format, stored)
@@ -126,7 +126,7 @@ def stored_config(folder: str) -> dict[str, Any] | None:
 
 
 def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None) -> None:
-    """A base that is to be quantised is not quantised yet, and one that has to be already is. Raises `E-QUANT-BASE`."""
+    """A base that is to be quantised is not quantised yet, and one that has to be is. Raises `E-QUANTIZATION`."""
     has = str(stored.get("quant_method", "another format")).rpartition(".")[2].lower() if stored else ""
     wanted = format.value if format.facts.calibrates else ""
     if has == wanted:
@@ -137,7 +137,7 @@ def require_fitting_base(format: Quantization, stored: Mapping[str, Any] | None)
         f"Quantization {format.value} does not fit this base.",
         why=f"The base {is_in}" + (f", and {wanted} is made from sample texts, not here." if wanted else "."),
         do=f"{do}, or another quantization.",
-        code="E-QUANT-BASE",
+        code="E-QUANTIZATION",
     )
 
 
@@ -145,7 +145,7 @@ def convert(model: torch.nn.Module, format: Quantization, device: str) -> int:
     """Convert the linear layers of a loaded model where transformers does not; returns how many it converted.
 
     hqq_int4: weights into groups of 64. fp8: the products of both passes in float8. Every other format was dealt with
-    by `from_pretrained`, and nothing happens. The output layer stays as it is. Raises `E-QUANT-UNAVAILABLE`.
+    by `from_pretrained`, and nothing happens. The output layer stays as it is. Raises `E-PACKAGE-MISSING`.
     """
     if format not in (Quantization.HQQ_INT4, Quantization.FP8):
         return 0

@@ -79,7 +79,7 @@ class TrackerFeed:
                 self._warn(f"{name} failed: {type(error).__name__}: {error}. The training goes on.")
 
     def _warn(self, text: str) -> None:
-        self._tell({"code": "E-TRACKER-FAILED", "text": text})
+        self._tell({"code": "E-TRACKER", "text": text})
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -75,8 +75,8 @@ def reporting(
 ) -> Reporting:
     """The reporters of a run: events always, a bar if `terminal` is one, and each tracker of `trackers`.
 
-    A tracker that fails later is a `warning` event (`E-TRACKER-FAILED`), not the end of the training. Raises
-    `Unavailable` (`E-TRACKER-MISSING`, `E-TRACKER-FAILED`) now for one that cannot begin.
+    A tracker that fails later is a `warning` event (`E-TRACKER`), not the end of the training. Raises
+    `Unavailable` (`E-PACKAGE-MISSING`, `E-TRACKER`) now for one that cannot begin.
     """
     reporters: list[Reporter] = [EventLog(emit)]
     if terminal is not None and terminal.isatty():

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.load.changes import flatten_settings
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ def installed(name: str) -> bool:
 
 
 def open_tracker(name: str, place: TrackedRun) -> Tracker:
-    """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-TRACKER-MISSING`, `E-TRACKER-FAILED`."""
+    """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-PACKAGE-MISSING`, `E-TRACKER`."""
     row = TRACKERS[name]
     if not installed(name):
         raise Unavailable(
             f"The tracker {name} is not installed.",
             why=f"There is no package {row.package} here.",
             do=f"pip install {row.package}, or leave {name} out of engine.trackers.",
-            code="E-TRACKER-MISSING",
+            code="E-PACKAGE-MISSING",
         )
     place.folder.mkdir(parents=True, exist_ok=True)
     for variable, value in row.defaults(place).items():
@@ -213,7 +213,7 @@ def open_tracker(name: str, place: TrackedRun) -> Tracker:
             f"The tracker {name} could not begin the run {place.run!r}.",
             why=f"{type(error).__name__}: {error}",
             do=f"Correct its settings, or leave {name} out of engine.trackers.",
-            code="E-TRACKER-FAILED",
+            code="E-TRACKER",
         ) from error
 
 

@@ -81,7 +81,7 @@ def folder_store(address: str) -> MirrorStore:
         raise InvalidInput(
             f"{address!r} is no folder of this machine.",
             do="Write three slashes and an absolute path: file:///backup/checkpoints.",
-            code="E-MIRROR-ADDRESS",
+            code="E-MIRROR",
         )
     return FolderMirror(Path(unquote(parts.path)))
 
@@ -111,14 +111,14 @@ STORES: dict[str, Callable[[str], MirrorStore]] = {"file": folder_store, "gs": B
 
 
 def open_store(address: str) -> MirrorStore:
-    """Raises `InvalidInput` (`E-MIRROR-ADDRESS`) for an address that no row of `STORES` opens."""
+    """Raises `InvalidInput` (`E-MIRROR`) for an address that no row of `STORES` opens."""
     scheme = urlsplit(address).scheme
     if scheme not in STORES:
         raise InvalidInput(
             f"A mirror for checkpoints cannot be at {address!r}.",
             why=f"There is a store for: {', '.join(f'{name}://' for name in STORES)}.",
             do="Write engine.mirror as file:///backup/checkpoints or gs://bucket/prefix, or leave it out.",
-            code="E-MIRROR-ADDRESS",
+            code="E-MIRROR",
         )
     return STORES[scheme](address)
 
@@ -127,7 +127,7 @@ class Mirror:
     """Copies committed checkpoints to a store, one at a time and in a thread of its own.
 
     A slow store holds nobody up: what waits is overtaken by what is newer, and that is told. A store that fails is
-    told too (`E-MIRROR-FAILED`); the checkpoint on the disk stands, and the next one is tried again.
+    told too (`E-MIRROR`); the checkpoint on the disk stands, and the next one is tried again.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Mirror:
             self._at("checkpoint.mirrored")
             prune(self.store, step, self.keep, self.best)
         except (OSError, TrainyardError) as error:
-            told |= {"code": "E-MIRROR-FAILED", "error": str(error)}
+            told |= {"code": "E-MIRROR", "error": str(error)}
         finally:
             self.busy.discard(step)
         self._tell({**told, "seconds": round(time.perf_counter() - started, 3)})
@@ -221,7 +221,7 @@ def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
     """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
 
     Damaged ones, from either place, move to `root/quarantine` and are reported in `FoundCheckpoint.quarantined`.
-    Raises `E-MIRROR-UNAVAILABLE` when the mirror cannot be read: an older checkpoint would quietly lose what it may
+    Raises `E-MIRROR` when the mirror cannot be read: an older checkpoint would quietly lose what it may
     hold.
     """
     found = newest_valid(root)
@@ -241,7 +241,7 @@ def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
             f"The mirror {mirror} cannot be read: {error}.",
             why="It may hold a newer checkpoint than this machine.",
             do="Make it readable again, or leave engine.mirror out to continue with what is here.",
-            code="E-MIRROR-UNAVAILABLE",
+            code="E-MIRROR",
         ) from error
     return replace(found, quarantined=tuple(told))
 

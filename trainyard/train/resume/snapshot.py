@@ -73,20 +73,19 @@ def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE
 
 
 def require_whole(snapshot: Snapshot, name: str) -> None:
-    """Refuse to go on from weights alone (`E-SAVE-KIND`)."""
+    """Refuse to go on from weights alone (`E-STEP`)."""
     if "optimizer" not in snapshot.parts:
         raise InvalidInput(
             f"The saved state {name!r} holds weights alone.",
             why="Optimizer, schedule and generators would stay those of another moment.",
             do="Load it with optimizer: false, or load a state that was saved with kind: full.",
-            code="E-SAVE-KIND",
+            code="E-STEP",
         )
 
 
 def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
-    """Refuse a state of other processes (`E-CHECKPOINT-WORLD`), of another config or precision (`E-CHECKPOINT-CONFIG`)
-    or of other library versions (`E-CHECKPOINT-VERSION`); returns what else differs (threads, flags), which changes
-    bits but not meaning."""
+    """Refuse a state of other processes, of another config or precision, or of other library versions
+    (`E-CHECKPOINT-MISMATCH`); returns what else differs (threads, flags), which changes bits but not meaning."""
     require_same_processes(snapshot.identity.get("layout", ONE_PROCESS), here.get("layout", ONE_PROCESS))
     for name in ("config", "precision"):
         if snapshot.identity[name] != here[name]:
@@ -94,14 +93,14 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
                 f"The checkpoint was made with another {name}.",
                 why=f"It has {str(snapshot.identity[name])[:12]}, this run has {str(here[name])[:12]}.",
                 do="Continue with the config that it was made with, or start the training anew.",
-                code="E-CHECKPOINT-CONFIG",
+                code="E-CHECKPOINT-MISMATCH",
             )
     if snapshot.identity["versions"] != here["versions"]:
         raise Corrupt(
             "The checkpoint was made with other library versions.",
             why=f"It has {snapshot.identity['versions']}, here are {here['versions']}.",
             do="Install those versions to continue to the same bits, or start the training anew.",
-            code="E-CHECKPOINT-VERSION",
+            code="E-CHECKPOINT-MISMATCH",
         )
     names = ("threads", "deterministic", "tf32", "cublas", "python")
     return [
@@ -110,13 +109,13 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
 
 
 def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A state that is held in parts goes on where the same parts are. Raises `Corrupt` (`E-CHECKPOINT-WORLD`)."""
+    """A state that is held in parts goes on where the same parts are. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`)."""
     if before != now:
         raise Corrupt(
             f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",
             why="Each process has its own share of rows, gradients, optimizer state and random numbers.",
             do="Continue with the same launch settings, or start the training anew; weights alone fit any of them.",
-            code="E-CHECKPOINT-WORLD",
+            code="E-CHECKPOINT-MISMATCH",
         )
 
 
@@ -133,15 +132,15 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
         raise InvalidInput(
             f"{name!r} is no name for a saved state.",
             do="Use up to 128 letters, digits, dots, dashes and underscores.",
-            code="E-SAVE-NAME",
+            code="E-NAME",
         )
     if kind not in ("full", "weights"):
-        raise InvalidInput(f"There is no kind {kind!r} of saved state.", do="Use full or weights.", code="E-SAVE-KIND")
+        raise InvalidInput(f"There is no kind {kind!r} of saved state.", do="Use full or weights.", code="E-STEP")
     if kind == "weights":
         snapshot = Snapshot({"weights": snapshot.parts["weights"]}, snapshot.identity)
     final = root / "saved" / name
     if final.exists():
-        raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-SAVE-EXISTS")
+        raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
     temporary = final.with_name(f".{name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with whole_or_nothing(temporary):
@@ -163,7 +162,7 @@ def load_snapshot(root: Path, name: str) -> tuple[Snapshot, dict[str, Any]]:
     if not NAME.fullmatch(name) or not folder.is_dir():
         known = sorted(path.name for path in (root / "saved").glob("[!.]*"))
         raise NotFound(
-            f"There is no saved state {name!r}.", why=f"There are: {', '.join(known) or 'none'}.", code="E-SAVE-MISSING"
+            f"There is no saved state {name!r}.", why=f"There are: {', '.join(known) or 'none'}.", code="E-NOT-FOUND"
         )
     if (damage := damage_of(folder)) is not None:
         raise Corrupt(

@@ -81,13 +81,13 @@ def random_state() -> dict[str, Any]:
 
 
 def require_same_devices(state: Mapping[str, Any]) -> None:
-    """Raise `Corrupt` (`E-CHECKPOINT-DEVICES`) when the run had another number of CUDA devices."""
+    """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) when the run had another number of CUDA devices."""
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) != here:
         raise Corrupt(
             f"The checkpoint holds the random state of {len(state['cuda'])} CUDA devices, this machine has {here}.",
             do="Continue on a machine like the first one, or start the training anew.",
-            code="E-CHECKPOINT-DEVICES",
+            code="E-CHECKPOINT-MISMATCH",
         )
 
 
@@ -109,7 +109,7 @@ def weights(model: torch.nn.Module) -> Tensors:
 
 
 def require_same_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    """Raise `Corrupt` (`E-CHECKPOINT-MODEL`) when names, shapes or number formats differ."""
+    """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) when names, shapes or number formats differ."""
     here = weights(model)
     differing = sorted(here.keys() ^ saved.keys()) or [
         name for name in here if here[name].shape != saved[name].shape or here[name].dtype != saved[name].dtype
@@ -118,7 +118,7 @@ def require_same_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tenso
         raise Corrupt(
             f"The checkpoint belongs to another model or method: {differing[0]} differs ({len(differing)} in all).",
             do="Continue with the config that the checkpoint was made with, or start the training anew.",
-            code="E-CHECKPOINT-MODEL",
+            code="E-CHECKPOINT-MISMATCH",
         )
 
 

@@ -172,14 +172,14 @@ def fits_in_memory(size: int) -> bool:
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
-    """The validation gate. Raises `E-WEIGHTS-NONFINITE` naming the first tensor that holds NaN or infinity."""
+    """The validation gate. Raises `E-NON-FINITE` naming the first tensor that holds NaN or infinity."""
     for name, value in tensors.items():
         if not is_finite(value):
             raise TrainyardError(
                 f"The state of step {step} holds NaN or infinite numbers, first in {name}.",
                 why="The training diverged; the checkpoint was not written, the one before it is untouched.",
                 do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-                code="E-WEIGHTS-NONFINITE",
+                code="E-NON-FINITE",
             )
 
 

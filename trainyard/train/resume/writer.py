@@ -64,7 +64,7 @@ class CheckpointWriter:
     `.synced`, `.manifest`, `.replaced`, `.renamed`, `.mirrored`), `report` gets one record {tier, step, path, bytes,
     seconds, …} per checkpoint and tier; both are called from background threads.
 
-    An error in the thread that writes (`E-DISK-FULL`, `E-WEIGHTS-NONFINITE`) is raised by the next `save`, `wait` or
+    An error in the thread that writes (`E-DISK-FULL`, `E-NON-FINITE`) is raised by the next `save`, `wait` or
     `close`. Tensors whose names begin with one of `may_overflow` pass the gate as they are: gradients that a scaler
     will skip.
     """
@@ -189,7 +189,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch
     """Tensors (on the CPU) and values of a checkpoint, its SHA-256 verified before anything is read.
 
     `verify=False` is for a path that `newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
-    `E-CHECKPOINT-FORMAT` for one that another version or another backend wrote.
+    `E-CHECKPOINT-MISMATCH` for one that another version or another backend wrote.
     """
     damage = damage_of(path) if verify else None
     if damage is not None:
@@ -205,7 +205,7 @@ def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch
             f"The checkpoint {path.name} has format {state.get('format')}; this version reads format {FORMAT}.",
             why="Another version of the program or another backend wrote it.",
             do="Continue with the version that wrote it, or move it away to start from zero.",
-            code="E-CHECKPOINT-FORMAT",
+            code="E-CHECKPOINT-MISMATCH",
         )
     # Read, not mapped: the file may be pruned, or the disk fail, while the run still uses what came from it.
     return load_file(path / TENSORS_FILE, backend="pread"), state["values"]

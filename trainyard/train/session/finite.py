@@ -8,11 +8,11 @@ from trainyard.errors import TrainyardError
 
 
 def require_finite_loss(step: int, loss: float) -> None:
-    """Raise `TrainyardError` (`E-LOSS-NONFINITE`) for a loss that is NaN or infinite."""
+    """Raise `TrainyardError` (`E-NON-FINITE`) for a loss that is NaN or infinite."""
     if not math.isfinite(loss):
         raise TrainyardError(
             f"The loss of step {step} is {loss}.",
             why="The weights left the range of numbers: usually the learning rate is too high for this data.",
             do="Lower hyperparameters.learning_rate, or use precision: fp32.",
-            code="E-LOSS-NONFINITE",
+            code="E-NON-FINITE",
         )

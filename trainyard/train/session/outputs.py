@@ -19,13 +19,13 @@ OUTPUTS = ("logits", "hidden_states")
 
 
 def require_outputs(names: Sequence[str]) -> None:
-    """Raise `InvalidInput` (`E-OUTPUT-NAME`) for a name that is no output."""
+    """Raise `InvalidInput` (`E-NAME`) for a name that is no output."""
     unknown = set(names) - set(OUTPUTS)
     if unknown:
         raise InvalidInput(
             f"forward has no output {sorted(unknown)[0]!r}.",
             do="Ask for logits or hidden_states.",
-            code="E-OUTPUT-NAME",
+            code="E-NAME",
         )
 
 
@@ -42,14 +42,14 @@ def read_outputs(model: Any, batch: Batch, names: Sequence[str]) -> dict[str, to
 def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> dict[str, Any]:
     """One output for a reply: {shape, values}, or {shape, file, sha256} with the tensor in `path`.
 
-    Raises `InvalidInput` (`E-INLINE-SIZE`).
+    Raises `InvalidInput` (`E-STEP`).
     """
     size = value.numel() * value.element_size()
     if inline and size > INLINE_BYTES:
         raise InvalidInput(
             f"{name} takes {size:,} bytes, and a reply holds at most {INLINE_BYTES:,}.",
             do="Leave inline out: the reply then names a file.",
-            code="E-INLINE-SIZE",
+            code="E-STEP",
         )
     if inline:
         return {"shape": list(value.shape), "values": value.flatten().tolist()}

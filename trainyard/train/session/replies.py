@@ -57,14 +57,14 @@ class Replies:
         self._forgotten = -1
 
     def once(self, op_seq: int | None, verb: str, work: Callable[[], Reply]) -> Reply:
-        """Carry out, or return the first reply of the same `op_seq`; `Conflict` (`E-OP-SEQ`) for another verb."""
+        """Carry out, or return the first reply of the same `op_seq`; `Conflict` (`E-STEP`) for another verb."""
         if op_seq is not None and op_seq in self._known:
             known, reply = self._known[op_seq]
             if known != verb:
                 raise Conflict(
                     f"op_seq {op_seq} was a {known} and comes again as a {verb}.",
                     do="Number the calls of a session one after another.",
-                    code="E-OP-SEQ",
+                    code="E-STEP",
                 )
             same: Reply = reply
             return same
@@ -73,7 +73,7 @@ class Replies:
                 f"op_seq {op_seq} is too old: the last {KEPT_REPLIES} replies are kept.",
                 why="Whether it was carried out is not known any more, and it must not be carried out twice.",
                 do="Number the calls of a session one after another.",
-                code="E-OP-SEQ",
+                code="E-STEP",
             )
         reply = work()
         if op_seq is not None:

@@ -64,7 +64,7 @@ class Generated:
 def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
     """Continue every prompt; the same prompts, settings and seed give the same tokens.
 
-    Raises `InvalidInput` (`E-PROMPT-EMPTY`).
+    Raises `InvalidInput` (`E-SAMPLING`).
     """
     require_tokens(prompts)
     stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
@@ -134,7 +134,7 @@ def continuation(
 
 
 def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
-    """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-PROMPT-EMPTY`)."""
+    """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-SAMPLING`)."""
     require_tokens(rows)
     width = max(map(len, rows))
     ids_BT = torch.full((len(rows), width), pad_of(tokenizer), device=model.device)
@@ -157,7 +157,7 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
 
 def require_tokens(rows: Sequence[Sequence[int]]) -> None:
     if not rows or not all(rows):
-        raise InvalidInput("A prompt has no tokens.", do="Give every prompt at least one token.", code="E-PROMPT-EMPTY")
+        raise InvalidInput("A prompt has no tokens.", do="Give every prompt at least one token.", code="E-SAMPLING")
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:

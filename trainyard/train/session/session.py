@@ -111,7 +111,7 @@ class Session:
         `normalizer` is what the sum over the units is divided by; default the batch's own units. A step that is cut
         into micro-batches gives the units of the whole step. `outputs` may name `logits` and `hidden_states` of the
         batch's `input_ids`, from a pass of their own that draws the same dropout; they go by file unless `inline`.
-        Raises `InvalidInput` (`E-NO-TARGET`, `E-INLINE-SIZE`, `E-OUTPUT-NAME`), and then nothing has changed.
+        Raises `InvalidInput` (`E-DATA-EMPTY`, `E-STEP`, `E-NAME`), and then nothing has changed.
         """
         return self._replies.once(op_seq, "forward", lambda: self._forward(batch, normalizer, outputs, inline))
 
@@ -120,7 +120,7 @@ class Session:
     ) -> Backward:
         """Add the gradients of a forward's loss times `scale`. `measure` computes their norm, which synchronises.
 
-        Raises `Conflict`: `E-STALE-GRAD` after a step without `zero_grad`, `E-FORWARD-USED` for an id whose graph is
+        Raises `Conflict`: `E-STEP` after a step without `zero_grad`, `E-STEP` for an id whose graph is
         gone (used, replaced by a later forward, or dropped).
         """
         return self._replies.once(op_seq, "backward", lambda: self._backward(forward_id, scale, measure))
@@ -136,7 +136,7 @@ class Session:
         """Move the weights by what has been accumulated; a step with non-finite fp16 gradients is skipped and counted.
 
         `max_grad_norm` defaults to the config's, `learning_rate` overrides the schedule for this step, `metric` feeds a
-        schedule that waits for a plateau. Raises `Conflict` (`E-NO-GRAD`) when nothing was accumulated.
+        schedule that waits for a plateau. Raises `Conflict` (`E-STEP`) when nothing was accumulated.
         """
         return self._replies.once(op_seq, "step", lambda: self._step(max_grad_norm, learning_rate, metric))
 
@@ -149,7 +149,7 @@ class Session:
     ) -> list[Generated]:
         """Continue token prompts, left-padded together, with a generator seeded by `sampling.seed` alone.
 
-        Raises `InvalidInput` (`E-PROMPT-EMPTY`, and `E-NO-LOGITS` for a reward model); so does `logprobs`.
+        Raises `InvalidInput` (`E-SAMPLING`, and `E-STEP` for a reward model); so does `logprobs`.
         """
         return self._replies.once(op_seq, "generate", lambda: self._generate(prompts, sampling or Sampling()))
 
@@ -160,16 +160,16 @@ class Session:
     def save(self, name: str, *, kind: str = "full", op_seq: int | None = None) -> dict[str, Any]:
         """Write the state (`full`) or the weights (`weights`) under `name`; returns {name, path, sha256}.
 
-        Raises `InvalidInput` (`E-SAVE-NAME`, `E-SAVE-KIND`) and `Conflict` (`E-SAVE-EXISTS`): nothing is overwritten.
+        Raises `InvalidInput` (`E-NAME`, `E-STEP`) and `Conflict` (`E-FILE-EXISTS`): nothing is overwritten.
         """
         return self._replies.once(op_seq, "save", lambda: self._save(name, kind))
 
     def load(self, name: str, *, optimizer: bool = True, op_seq: int | None = None) -> dict[str, Any]:
         """Take a saved state back; without `optimizer` only the weights. A pending graph and gradients are dropped.
 
-        Raises `NotFound` (`E-SAVE-MISSING`), `InvalidInput` (`E-SAVE-KIND`) when only weights were saved and more is
-        asked for, and `Corrupt` when bytes (`E-CHECKPOINT-CORRUPT`), config, versions or shapes (`E-CHECKPOINT-CONFIG`,
-        `-VERSION`, `-MODEL`) are not what they were; then nothing has changed. Weights alone may come from another
+        Raises `NotFound` (`E-NOT-FOUND`), `InvalidInput` (`E-STEP`) when only weights were saved and more is
+        asked for, and `Corrupt` when bytes (`E-CHECKPOINT-CORRUPT`), config, versions or shapes
+        (`E-CHECKPOINT-MISMATCH`) are not what they were; then nothing has changed. Weights alone may come from another
         config of the same model and method.
         """
         return self._replies.once(op_seq, "load", lambda: self._load(name, optimizer))
@@ -184,7 +184,7 @@ class Session:
             raise InvalidInput(
                 "The batch has nothing to learn: all of its labels are masked.",
                 do="Give rows with an assistant turn, a pair or a label.",
-                code="E-NO-TARGET",
+                code="E-DATA-EMPTY",
             )
         found = self._outputs(on_device, outputs, inline) if outputs else {}
         reference = self._reference_scores(on_device)
@@ -231,14 +231,14 @@ class Session:
                 "The gradients belong to a step that is done.",
                 why="A backward now would use them a second time.",
                 do="Call zero_grad first.",
-                code="E-STALE-GRAD",
+                code="E-STEP",
             )
         if self._pending is None or self._pending[0] != forward_id:
             raise Conflict(
                 f"The graph of {forward_id!r} is not there any more.",
                 why="A forward's graph is good for one backward, and a later forward replaces it.",
                 do="Call forward again and use its id.",
-                code="E-FORWARD-USED",
+                code="E-STEP",
             )
         loss, self._pending = self._pending[1], None
         self.sharing.before_backward(self.parameters)
@@ -257,9 +257,7 @@ class Session:
 
     def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
         if not self.accumulated:
-            raise Conflict(
-                "There is no gradient to step with.", do="Call forward and backward first.", code="E-NO-GRAD"
-            )
+            raise Conflict("There is no gradient to step with.", do="Call forward and backward first.", code="E-STEP")
         engine = self.engine
         self.sharing.settle(self.parameters, scaled=self.scaler.is_enabled())
         self.scaler.unscale_(engine.optimizer)
@@ -315,7 +313,7 @@ class Session:
             raise InvalidInput(
                 "A reward model gives a number to a row, and no probability to a token.",
                 do="Use forward with outputs: logits, which are its rewards.",
-                code="E-NO-LOGITS",
+                code="E-STEP",
             )
 
     def _save(self, name: str, kind: str) -> dict[str, Any]:
@@ -444,11 +442,11 @@ def fork_rng(device: str) -> AbstractContextManager[None]:
 
 
 def require_finite_gradients(norm: torch.Tensor, step: int) -> None:
-    """Raise `E-GRAD-NONFINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
+    """Raise `E-NON-FINITE` before such gradients reach the weights. With fp16 the step is skipped instead."""
     if not torch.isfinite(norm):
         raise TrainyardError(
             f"The gradients of step {step} have the norm {float(norm)}.",
             why="A row or a weight is too large for the range of numbers; the weights are as they were.",
             do="Lower hyperparameters.learning_rate, use precision: fp32, or look for broken rows.",
-            code="E-GRAD-NONFINITE",
+            code="E-NON-FINITE",
         )

@@ -49,7 +49,7 @@ def learnable(blocks: Iterable[list[int]], ledger: TokenLedger) -> Iterator[list
 def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledger: TokenLedger) -> Iterator[list[int]]:
     """The tokens of each document that has any, with one end-of-text token.
 
-    Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-NO-EOS`) for a tokenizer without an
+    Special tokens that a text spells out stay text. Raises `InvalidInput` (`E-TOKENIZER`) for a tokenizer without an
     end-of-text token: documents would run into one another.
     """
     end = tokenizer.eos_token_id
@@ -58,7 +58,7 @@ def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledge
             "The tokenizer has no end-of-text token.",
             why="Without one the model cannot tell where a document ends.",
             do="Set eos_token in the base model's tokenizer_config.json.",
-            code="E-NO-EOS",
+            code="E-TOKENIZER",
         )
     for row in rows:
         if not row.text:

@@ -39,7 +39,7 @@ def encode(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}.
 
-    Raises `InvalidInput` (`E-KTO-ONE-SIDED`) when all rows have the same label: nothing would hold the policy back.
+    Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would hold the policy back.
     """
     given = list(rows)
     examples, ledger = within_length(lambda limit: encode_labelled(given, tokenizer, limit), width, share, config)
@@ -50,7 +50,7 @@ def encode(
             f"All {len(examples)} rows are {kind}; stage kto learns from the difference.",
             why="With one label only, the policy moves without bound towards or away from every answer.",
             do="Add rows with the other label, or use stage sft for rows that are all good.",
-            code="E-KTO-ONE-SIDED",
+            code="E-BATCH",
         )
     limit = config.hyperparameters.max_length
     return [{**example, "limit": [limit]} for example in examples], ledger
@@ -107,7 +107,7 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
             "Stage kto compares the rows of a batch, and this batch has one.",
             why="The mismatched rows of its reference point pair each prompt with another row's completion.",
             do=f"Use a batch_size of at least {smallest}.",
-            code="E-BATCH-SMALL",
+            code="E-BATCH",
         )
     rows = [answered(example["prompt_ids"], example["completion_ids"]) for example in examples]
     others = [examples[-1], *examples[:-1]]

@@ -29,7 +29,7 @@ def within_length(
     """Encode with a limit of tokens per row, as `engine.too_long` says.
 
     `encode(limit)` cuts every row to `limit` tokens; `width` is an example's number of tokens and `share` what it holds
-    in the ledger. Raises `InvalidInput` (`E-ROW-TOO-LONG`) with the number of long rows and the longest.
+    in the ledger. Raises `InvalidInput` (`E-DATA-TOO-LONG`) with the number of long rows and the longest.
     """
     limit, policy = config.hyperparameters.max_length, config.engine.too_long
     if policy == "cut":
@@ -42,7 +42,7 @@ def within_length(
             f"the longest has {max(map(width, long))}.",
             why="engine.too_long is refuse.",
             do="Raise max_length, split the rows, or set engine.too_long to cut or drop.",
-            code="E-ROW-TOO-LONG",
+            code="E-DATA-TOO-LONG",
         )
     for example in long:
         trained, masked = share(example)

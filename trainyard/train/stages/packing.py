@@ -28,7 +28,7 @@ class StreamPacker:
 
     def __init__(self, block: int) -> None:
         if block < 1:
-            raise InvalidInput(f"A block of {block} tokens holds nothing.", do="Use 1 or more.", code="E-PACKER-BLOCK")
+            raise InvalidInput(f"A block of {block} tokens holds nothing.", do="Use 1 or more.", code="E-BATCH")
         self.block = block
         self.documents = 0
         """Documents taken."""
@@ -59,13 +59,13 @@ class StreamPacker:
         return {"block": self.block, "documents": self.documents, "waiting": list(self.waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was taken. Raises `InvalidInput` (`E-PACKER-BLOCK`) for blocks of another length."""
+        """Go on where the state was taken. Raises `InvalidInput` (`E-BATCH`) for blocks of another length."""
         if state["block"] != self.block:
             raise InvalidInput(
                 f"The packer's state is of blocks of {state['block']} tokens, and this one makes {self.block}.",
                 why="Other blocks would begin at other tokens: the rest of the run would not be the same run.",
                 do="Continue with the same max_length, or start anew.",
-                code="E-PACKER-BLOCK",
+                code="E-BATCH",
             )
         self.documents, self.waiting = state["documents"], list(state["waiting"])
 

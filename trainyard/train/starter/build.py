@@ -58,7 +58,7 @@ def build_starter(
     `recipe` and `packages` default to those of the shipped weights; `threads` to the physical cores, at most eight;
     `report(fraction, text)` is called as it goes. Two callers at once build once.
 
-    Raises `NotFound` (`E-STARTER-CORPUS`) and `TrainyardError` (`E-STARTER-BUILD`, with the child's message).
+    Raises `NotFound` (`E-STARTER`) and `TrainyardError` (`E-STARTER`, with the child's message).
     """
     root = home / "models" / STARTER
     root.mkdir(parents=True, exist_ok=True)
@@ -183,5 +183,5 @@ def child_error(work: Path, status: int) -> TrainyardError:
         f"The training program of the starter model ended with status {status}.",
         why=lines[-1] if lines else "It left no message.",
         do="Free memory or disk space and call `trainyard starter build` again.",
-        code="E-STARTER-BUILD",
+        code="E-STARTER",
     )

@@ -96,7 +96,7 @@ class Passage:
 
 
 def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:
-    """The packages with their versions and folders. Raises `NotFound` (`E-STARTER-CORPUS`) if one is not installed."""
+    """The packages with their versions and folders. Raises `NotFound` (`E-STARTER`) if one is not installed."""
     found = []
     for name in packages:
         spec = importlib.util.find_spec(name)
@@ -104,7 +104,7 @@ def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSou
             raise NotFound(
                 f"The package {name}, which the starter model reads, is not installed.",
                 do="Install Trainyard with its pinned dependencies (`make setup`).",
-                code="E-STARTER-CORPUS",
+                code="E-STARTER",
             )
         folder = Path(next(iter(spec.submodule_search_locations)))
         found.append(PackageSource(name, importlib.metadata.version(name).partition("+")[0], folder))

@@ -66,7 +66,7 @@ def unforeseen(error: Exception) -> TrainyardError:
         "The starter model could not be trained.",
         why=f"{type(error).__name__}: {error}",
         do="Free memory or disk space and call `trainyard starter build` again.",
-        code="E-STARTER-BUILD",
+        code="E-STARTER",
     )
 
 
@@ -227,7 +227,7 @@ def train(
             left_s = (time.monotonic() - started) / step * (recipe.steps - step)
             emit(folder, event="progress", step=step, total_steps=recipe.steps, loss=loss.item(), left_s=left_s)
         if os.getppid() != parent:
-            raise TrainyardError("The program that asked for the starter model is gone.", code="E-STARTER-ORPHAN")
+            raise TrainyardError("The program that asked for the starter model is gone.", code="E-STARTER")
     check_finite(model, losses)
     return losses
 
@@ -277,7 +277,7 @@ def check_finite(model: LlamaForCausalLM, losses: list[list[float]]) -> None:
         raise TrainyardError(
             "The starter model's weights are not finite.",
             do="Report this with the manifest of the machine; `trainyard doctor` prints it.",
-            code="E-STARTER-NAN",
+            code="E-STARTER",
         )
 
 

@@ -29,7 +29,8 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def measure(engine: Any, sizes: dict[str, int], stage: int, world: int) -> dict[str, int]:
     """Elements of weights and of trained weights, and how many of each are in this process.
 
-    Raises `WorkerError` (`E-NOT-SHARDED`) when stage 3 has left a parameter whole, or a stage from 1 on the state.
+    Raises `WorkerError` (`E-CHECKPOINT-MISMATCH`) when stage 3 has left a parameter whole, or a stage from 1 on
+    the state.
     """
     parameters = dict(engine.module.named_parameters())
     trained = sum(sizes[name] for name, parameter in parameters.items() if parameter.requires_grad)
@@ -74,7 +75,7 @@ def not_sharded(what: str) -> WorkerError:
         what,
         why="The run would take the memory of an unshared one under the name of a shared one.",
         do="Report the versions in the log; use another launch.strategy until then.",
-        code="E-NOT-SHARDED",
+        code="E-CHECKPOINT-MISMATCH",
     )
 
 
@@ -135,6 +136,6 @@ def gather(engine: Any, target: Path | None) -> None:
 
 
 def require_finite_weight(name: str, weight: torch.Tensor) -> None:
-    """Raise `WorkerError` (`E-WEIGHTS-NONFINITE`)."""
+    """Raise `WorkerError` (`E-NON-FINITE`)."""
     if not torch.isfinite(weight).all():
         raise WorkerError(**nonfinite_weights(name))

@@ -47,7 +47,7 @@ def nonfinite_loss(step: int, loss: float) -> dict[str, str]:
         "what": f"The loss of step {step} is {loss}.",
         "why": "The weights left the range of numbers: usually the learning rate is too high for this data.",
         "do": "Lower hyperparameters.learning_rate, or use precision: fp32.",
-        "code": "E-LOSS-NONFINITE",
+        "code": "E-NON-FINITE",
     }
 
 
@@ -57,7 +57,7 @@ def nonfinite_weights(name: str) -> dict[str, str]:
         "what": f"The trained weights hold NaN or infinite numbers, first in {name}.",
         "why": "The training diverged; nothing of it is worth keeping.",
         "do": "Lower hyperparameters.learning_rate, or use precision: fp32.",
-        "code": "E-WEIGHTS-NONFINITE",
+        "code": "E-NON-FINITE",
     }
 
 

@@ -150,6 +150,6 @@ def commit(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_finite(step: int, loss: float) -> None:
-    """Raise `WorkerError` (`E-LOSS-NONFINITE`)."""
+    """Raise `WorkerError` (`E-NON-FINITE`)."""
     if not math.isfinite(loss):
         raise WorkerError(**nonfinite_loss(step, loss))

@@ -136,7 +136,7 @@ def new_parameters(model: nn.Module, files: WorkerFiles) -> dict[str, Any]:
 
 
 def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
-    """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TARGET-MODULES`)."""
+    """Full names of the modules that PEFT would adapt. Raises `WorkerError` (`E-TRAINABLE`)."""
     wanted, blocks = config["target_modules"], config.get("layers_to_transform")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.QuantizedLinear)]
     if wanted == "all-linear":
@@ -150,7 +150,7 @@ def adapted(model: nn.Module, config: dict[str, Any]) -> list[str]:
             "The adapter does not fit the model as mlx-lm builds it.",
             why=f"None of its linear modules is named {wanted}.",
             do="Use lora.target_modules: all-linear.",
-            code="E-TARGET-MODULES",
+            code="E-TRAINABLE",
             kind="InvalidInput",
         )
     return found
@@ -304,7 +304,7 @@ def padded(rows: list[dict[str, list[int]]], pad_id: int, share: float) -> tuple
 
 
 def write_model(trained: dict[str, mx.array], base: Path, target: Path) -> None:
-    """The base's files with the trained weights in their places. Raises `WorkerError` (`E-MODEL-LAYOUT`).
+    """The base's files with the trained weights in their places. Raises `WorkerError` (`E-CONVERT`).
 
     For most families mlx-lm keeps names and shapes as transformers has them; where it stacks or transposes weights the
     way back is not known, and no guess is written.
@@ -331,7 +331,7 @@ def no_layout(why: str) -> WorkerError:
         "mlx-lm holds this model in another layout than transformers.",
         why=why,
         do="Train it with method lora, or with another backend.",
-        code="E-MODEL-LAYOUT",
+        code="E-CONVERT",
     )
 
 

@@ -76,7 +76,7 @@ def test_a_wrong_flag_fails(name: str, claim: frozenset[Flavour], says: str) -> 
 
 def test_the_probe_raises_for_a_wrong_flag() -> None:
     assert probe(toy("llama3")).extension
-    with pytest.raises(InvalidInput, match=r"E-RENDERER-FLAG: The template qwen3 is listed as .* Probed: none\."):
+    with pytest.raises(InvalidInput, match=r"E-CHAT-TEMPLATE: The template qwen3 is listed as .* Probed: none\."):
         raise wrong_flag("qwen3", PLAIN, NONE)
 
 
@@ -146,7 +146,7 @@ def test_verify_takes_names_and_refuses_unknown_ones() -> None:
     assert [one.template for one in verify(frozenset({"llama3", "qwen3_training"}))] == [
         "llama3", "llama3_training", "qwen3_training",
     ]  # fmt: skip
-    with pytest.raises(NotFound, match="E-RENDERER-NAME"):
+    with pytest.raises(NotFound, match="E-CHAT-TEMPLATE"):
         verify(frozenset({"llama9"}))
 
 

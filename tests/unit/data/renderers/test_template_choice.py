@@ -47,7 +47,7 @@ def test_a_tokenizer_gets_the_template_that_is_asked_for() -> None:
 
 
 def test_an_unknown_name_is_refused_with_a_neighbour() -> None:
-    with pytest.raises(NotFound, match=r"E-RENDERER-NAME: There is no renderer 'qwen33'\..*Did you mean 'qwen3'\?"):
+    with pytest.raises(NotFound, match=r"E-CHAT-TEMPLATE: There is no renderer 'qwen33'\..*Did you mean 'qwen3'\?"):
         choose("qwen33")
     with pytest.raises(NotFound, match=r"Write auto, one of these names, or a path that ends in \.jinja"):
         choose("zzz")
@@ -61,7 +61,7 @@ def test_a_file_is_read_inside_its_root(tmp_path: Path) -> None:
     assert choose("known.jinja", roots=(tmp_path,)).spec.name == "llama3"
     with pytest.raises(Refused, match="R-PATH-ROOT"):
         choose("../own.jinja", roots=(tmp_path / "sub",))
-    with pytest.raises(NotFound, match="E-DATA-MISSING"):
+    with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):
         choose("none.jinja", roots=(tmp_path,))
 
 
@@ -73,7 +73,7 @@ def test_a_file_is_read_inside_its_root(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "bad.jinja").write_bytes(content)
-    with pytest.raises(InvalidInput, match=rf"E-RENDERER-TEMPLATE: bad\.jinja cannot be used .*{why}"):
+    with pytest.raises(InvalidInput, match=rf"E-CHAT-TEMPLATE: bad\.jinja cannot be used .*{why}"):
         choose("bad.jinja", roots=(tmp_path,))
 
 

@@ -132,7 +132,7 @@ def test_rows_are_reordered_and_restored(heads: int, half: int, width: int) -> N
 )
 def test_what_the_other_layouts_have_no_words_for_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
     source, base = make_adapter(tmp_path / "peft", **config), make_base(tmp_path / "base")
-    wanted = f"E-ADAPTER-CONVERT: The adapter cannot be converted.*{why}"
+    wanted = f"E-ADAPTER-INVALID: The adapter cannot be converted.*{why}"
     with pytest.raises(InvalidInput, match=wanted):
         peft_to_mlx(source, tmp_path / "mlx")
     with pytest.raises(InvalidInput, match=wanted):
@@ -141,11 +141,11 @@ def test_what_the_other_layouts_have_no_words_for_is_refused(config: dict[str, A
 
 def test_gguf_has_no_place_for_dora_nor_for_an_unknown_family(tmp_path: Path) -> None:
     dora, plain = make_adapter(tmp_path / "dora", dora=True), make_adapter(tmp_path / "plain")
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*no magnitudes"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*no magnitudes"):
         peft_to_gguf(dora, tmp_path / "a.gguf", make_base(tmp_path / "base"))
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*of type mamba; known are llama"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*of type mamba; known are llama"):
         peft_to_gguf(plain, tmp_path / "a.gguf", make_base(tmp_path / "other", "mamba"))
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*has no config\.json"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*has no config\.json"):
         peft_to_gguf(plain, tmp_path / "a.gguf", tmp_path / "nowhere")
 
 
@@ -154,12 +154,12 @@ def test_half_an_adapter_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
     weights = load_file(source / WEIGHTS_FILE)
     del weights[next(name for name in weights if "lora_B" in name)]
     save_file(weights, source / WEIGHTS_FILE)
-    with pytest.raises(Corrupt, match="E-ADAPTER-CORRUPT: The matrices of the adapter"):
+    with pytest.raises(Corrupt, match="E-CORRUPT: The matrices of the adapter"):
         peft_to_mlx(source, tmp_path / "mlx")
     save_file({"base_model.model.score.weight": torch.zeros(2)}, source / WEIGHTS_FILE)
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*score\.weight, which is no part of a low-rank pair"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*score\.weight, which is no part of a low-rank pair"):
         peft_to_mlx(source, tmp_path / "mlx")
-    with pytest.raises(NotFound, match="E-ADAPTER-MISSING"):
+    with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
         peft_to_mlx(tmp_path / "nothing", tmp_path / "mlx")
 
 
@@ -167,9 +167,9 @@ def test_a_whole_model_and_experts_of_mlx_are_no_adapters(tmp_path: Path) -> Non
     folder = tmp_path / "mlx"
     folder.mkdir()
     (folder / CONFIG_FILE).write_text(json.dumps({"fine_tune_type": "full"}))
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*that is a model"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*that is a model"):
         mlx_to_peft(folder, tmp_path / "back")
     (folder / CONFIG_FILE).write_text(json.dumps({"fine_tune_type": "lora", "lora_parameters": {}}))
     save_file({"model.layers.0.mlp.switch.lora_a": torch.zeros(2, 3, 4)}, folder / MLX_FILE)
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT.*layer of experts"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*layer of experts"):
         mlx_to_peft(folder, tmp_path / "back")

@@ -33,14 +33,14 @@ def test_every_way_and_back_gives_the_same_bytes(one: Layout, other: Layout, tmp
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source, target = make_adapter(tmp_path / "peft"), tmp_path / "mlx"
     target.mkdir()
-    with pytest.raises(Conflict, match=r"E-CONVERT-EXISTS: .*mlx exists already\..*nothing is overwritten"):
+    with pytest.raises(Conflict, match=r"E-FILE-EXISTS: .*mlx exists already\..*nothing is overwritten"):
         convert(source, target, Layout.MLX)
     assert list(target.iterdir()) == []
 
 
 def test_gguf_asks_for_the_base(tmp_path: Path) -> None:
     source = make_adapter(tmp_path / "peft")
-    with pytest.raises(InvalidInput, match=r"E-CONVERT-BASE: The base of the adapter is not known\. .*--base"):
+    with pytest.raises(InvalidInput, match=r"E-CONVERT: The base of the adapter is not known\. .*--base"):
         convert(source, tmp_path / "adapter.gguf", Layout.GGUF)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["peft"]
 
@@ -49,12 +49,12 @@ def test_gguf_asks_for_the_base(tmp_path: Path) -> None:
 def test_half_an_adapter_is_none(left_out: str, tmp_path: Path) -> None:
     convert(make_adapter(tmp_path / "peft"), tmp_path / "mlx", Layout.MLX)
     (tmp_path / "mlx" / left_out).unlink()
-    with pytest.raises(NotFound, match="E-ADAPTER-MISSING: There is no adapter in"):
+    with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND: There is no adapter in"):
         convert(tmp_path / "mlx", tmp_path / "back", Layout.PEFT)
 
 
 def test_what_a_layout_has_no_words_for_leaves_nothing(tmp_path: Path) -> None:
     source, base = make_adapter(tmp_path / "peft", dora=True), make_base(tmp_path / "base")
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-CONVERT: .*DoRA adapter"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .*DoRA adapter"):
         convert(source, tmp_path / "adapter.gguf", Layout.GGUF, base)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "peft"]

@@ -202,7 +202,7 @@ def test_an_adapter_of_another_base_is_refused(request_of: Request, trained: Tra
 
 
 def test_an_empty_folder_is_no_adapter(request_of: Request, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="E-ADAPTER-MISSING: There is no adapter in"):
+    with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND: There is no adapter in"):
         build(request_of("lora", adapter=tmp_path), with_reference=False)
 
 
@@ -219,20 +219,20 @@ def test_an_adapter_with_other_weights_is_corrupt(
     else:
         weights["base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"] = torch.zeros(8, 64)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(Corrupt, match=r"E-ADAPTER-WEIGHTS: .*layers\.[07]\..*1 in all"):
+    with pytest.raises(Corrupt, match=r"E-ADAPTER-INVALID: .*layers\.[07]\..*1 in all"):
         build(request_of("lora", adapter=folder), with_reference=False)
 
 
 @pytest.mark.parametrize(("earlier", "method"), [("lora", "dora"), ("dora", "lora"), ("oft", "lora"), ("lora", "oft")])
 def test_another_kind_cannot_continue(earlier: str, method: str, request_of: Request, trained: Trained) -> None:
-    with pytest.raises(InvalidInput, match=f"E-ADAPTER-METHOD: .* of kind {earlier}, .* of kind {method}"):
+    with pytest.raises(InvalidInput, match=f"E-ADAPTER-MISMATCH: .* of kind {earlier}, .* of kind {method}"):
         build(request_of(method, adapter=trained(earlier)), with_reference=False)
 
 
 @pytest.mark.parametrize("how", ["stack", "merge"])
 @pytest.mark.parametrize(("earlier", "method"), [("dora", "lora"), ("lora", "dora"), ("oft", "oft")])
 def test_what_is_no_sum_is_refused(how: str, earlier: str, method: str, request_of: Request, trained: Trained) -> None:
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-COMPOSE: An adapter of kind (dora|oft) and another one"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-MISMATCH: An adapter of kind (dora|oft) and another one"):
         build(request_of(method, how=how, adapter=trained(earlier)), with_reference=False)
 
 
@@ -240,5 +240,5 @@ def test_a_whole_module_in_both_is_refused(request_of: Request, tmp_path: Path) 
     request = request_of("lora", lora={"modules_to_save": ("norm",)})
     save(build(request, with_reference=False), request, tmp_path / "first")
     again = request_of("lora", how="stack", adapter=tmp_path / "first", lora={"modules_to_save": ("norm",)})
-    with pytest.raises(InvalidInput, match="E-ADAPTER-COMPOSE: Both adapters hold the whole module 'norm'"):
+    with pytest.raises(InvalidInput, match="E-ADAPTER-MISMATCH: Both adapters hold the whole module 'norm'"):
         build(again, with_reference=False)

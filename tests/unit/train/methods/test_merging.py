@@ -60,7 +60,7 @@ def test_adapters_are_merged_in_order(request_of: Request, trained: Trained, tin
 def test_a_quantised_base_is_refused(request_of: Request, trained: Trained, tmp_path: Path) -> None:
     request = request_of("qlora")
     load_quantised(request, request.base).save_pretrained(tmp_path / "four-bit")
-    with pytest.raises(InvalidInput, match=r"E-MERGE-QUANTISED: The base .* is quantised.* full-precision weights"):
+    with pytest.raises(InvalidInput, match=r"E-MERGE: The base .* is quantised.* full-precision weights"):
         merge(str(tmp_path / "four-bit"), [trained("lora")], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
@@ -71,19 +71,19 @@ def test_a_broken_adapter_is_not_merged(trained: Trained, tiny_model: Path, tmp_
     name = next(name for name in weights if "lora_B" in name)
     weights[name] = torch.full_like(weights[name], float("nan"))
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TrainyardError, match="E-MERGE-DIVERGED: The adapter holds numbers that are not finite"):
+    with pytest.raises(TrainyardError, match="E-MERGE: The adapter holds numbers that are not finite"):
         merge(str(tiny_model), [folder], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
 def test_the_tolerance_is_the_callers(trained: Trained, tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match=r"E-MERGE-DIVERGED: .* a logit moved by .*At most 1e-12 is allowed"):
+    with pytest.raises(TrainyardError, match=r"E-MERGE: .* a logit moved by .*At most 1e-12 is allowed"):
         merge(str(tiny_model), [trained("lora")], tmp_path / "merged", tolerance=1e-12)
 
 
 def test_nothing_is_overwritten(trained: Trained, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
-    with pytest.raises(Conflict, match="E-MERGE-EXISTS"):
+    with pytest.raises(Conflict, match="E-FILE-EXISTS"):
         merge(str(tiny_model), [trained("lora")], tmp_path / "merged")
 
 

@@ -198,7 +198,7 @@ def test_freezes_reference_shares_what_does_not_move(request_of: Request) -> Non
 
 
 def test_freeze_refuses_more_blocks_than_there_are(request_of: Request) -> None:
-    with pytest.raises(InvalidInput, match=r"E-FREEZE-BLOCKS: .* is 3, and the model has 2 blocks"):
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: .* is 3, and the model has 2 blocks"):
         build(request_of("freeze", engine={"freeze_blocks": 3}), with_reference=False)
 
 
@@ -217,7 +217,7 @@ def test_oft_rotates(block: int, request_of: Request) -> None:
 
 
 def test_oft_refuses_blocks_that_do_not_fill_a_layer(request_of: Request) -> None:
-    with pytest.raises(InvalidInput, match=r"E-OFT-BLOCK: engine.oft_block_size is 48, .* has 64 inputs"):
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: engine.oft_block_size is 48, .* has 64 inputs"):
         build(request_of("oft", engine={"oft_block_size": 48}), with_reference=False)
 
 

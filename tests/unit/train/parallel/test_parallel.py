@@ -157,7 +157,7 @@ def test_a_stop_inside_a_step_and_a_new_start_end_in_the_same_bits(strategy: str
 def test_a_state_of_other_processes_is_refused_and_its_weights_are_taken(ran: dict[str, Ran]) -> None:
     found: dict[str, Any] = ran["other world"].ranks[0]
     assert found["refused"].startswith(
-        "E-CHECKPOINT-WORLD: The checkpoint was made by 2 processes (zero2), and this run has 2 processes (ddp)."
+        "E-CHECKPOINT-MISMATCH: The checkpoint was made by 2 processes (zero2), and this run has 2 processes (ddp)."
     )
     assert found["unchanged"]
     served = Path(ran["verbs zero2"].ranks[0]["file"])

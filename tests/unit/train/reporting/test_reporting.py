@@ -15,7 +15,7 @@ import pytest
 
 from trainyard.compute.child import Events
 from trainyard.errors import Unavailable
-from trainyard.spec.changes import flatten_settings
+from trainyard.spec.load.changes import flatten_settings
 from trainyard.train.reporting.bar import ProgressBar, summary
 from trainyard.train.reporting.feed import TrackerFeed, numbers
 from trainyard.train.reporting.reporting import memory_bytes, reporting
@@ -122,7 +122,7 @@ def test_broken_tracker_is_told_once_and_counted_and_the_others_go_on() -> None:
         feed.on_step(record(step))
     feed.close()
     assert len(whole.logged) == 5
-    assert [warning["code"] for warning in told] == ["E-TRACKER-FAILED"] * 2
+    assert [warning["code"] for warning in told] == ["E-TRACKER"] * 2
     assert told[0]["text"] == "broken failed: ConnectionError: no route. The training goes on."
     assert told[1]["text"] == "broken did not take 5 records."
 
@@ -191,7 +191,7 @@ def test_memory_is_that_of_this_process() -> None:
 def test_missing_tracker_says_how_to_install_it(tmp_path: Path, name: str) -> None:
     if installed(name):
         pytest.skip(f"{name} is installed")
-    with pytest.raises(Unavailable, match=f"E-TRACKER-MISSING: The tracker {name} is not .* pip install {name}"):
+    with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: The tracker {name} is not .* pip install {name}"):
         reporting(lambda *_, **__: None, TrackedRun(tmp_path, "project", "run"), trackers=(name,), terminal=None)
 
 
@@ -237,5 +237,5 @@ def test_tracker_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.
         raise ConnectionError(f"no server for {place.project}")
 
     monkeypatch.setitem(TRACKERS, "wandb", TrackerRow("json", "json", refuse, lambda _: {}))
-    with pytest.raises(Unavailable, match=r"E-TRACKER-FAILED: .*'run'\. Why: ConnectionError: no server for project"):
+    with pytest.raises(Unavailable, match=r"E-TRACKER: .*'run'\. Why: ConnectionError: no server for project"):
         open_tracker("wandb", TrackedRun(tmp_path, "project", "run"))

@@ -177,7 +177,7 @@ def test_state_with_nan_is_not_written_and_the_next_call_says_so(
     broken = torch.ones(100).to(dtype)
     broken[70] = torch.tensor(bad).to(dtype)
     writer.save(2, {**state(2.0), "weights/b": broken}, {})
-    with pytest.raises(TrainyardError, match=r"E-WEIGHTS-NONFINITE: .*step 2 .* first in weights/b\."):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: .*step 2 .* first in weights/b\."):
         writer.wait()
     writer.save(3, state(3.0), {})
     writer.close()
@@ -264,7 +264,7 @@ def test_damaged_checkpoint_is_never_loaded(tmp_path: Path, name: str, damage: C
 
 def test_checkpoint_of_another_backend_or_version_is_refused(tmp_path: Path) -> None:
     commit(tmp_path, 1, lambda folder: save_file(state(1.0), folder / "adapter.safetensors"))
-    with pytest.raises(Corrupt, match=r"E-CHECKPOINT-FORMAT: .* has format None; this version reads format 1"):
+    with pytest.raises(Corrupt, match=r"E-CHECKPOINT-MISMATCH: .* has format None; this version reads format 1"):
         load_checkpoint(newest_valid(tmp_path).path or tmp_path)
 
 

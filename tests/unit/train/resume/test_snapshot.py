@@ -186,12 +186,12 @@ def test_loading_drops_what_was_pending_and_keeps_what_was_stale(tmp_path: Path)
     session.zero_grad()
     pending = session.forward(batch_of())
     session.load("fresh")
-    with pytest.raises(Conflict, match="E-FORWARD-USED"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.backward(pending.forward_id)
     assert not gradients_of(session)
     assert session.global_step == 0
     session.load("stale")
-    with pytest.raises(Conflict, match="E-STALE-GRAD"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.backward(session.forward(batch_of()).forward_id)
     assert session.global_step == 1
 
@@ -219,9 +219,7 @@ def test_weights_alone_are_saved_and_taken(tmp_path: Path) -> None:
 def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     session.save("small", kind="weights")
-    with pytest.raises(
-        InvalidInput, match=r"E-SAVE-KIND: The saved state 'small' holds weights alone.*optimizer: false"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-STEP: The saved state 'small' holds weights alone.*optimizer: false"):
         session.load("small")
 
 
@@ -231,17 +229,15 @@ def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "x" * 129])
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path) -> None:
     session = session_of(tmp_path)
-    with pytest.raises(InvalidInput, match=r"E-SAVE-NAME: .*is no name for a saved state"):
+    with pytest.raises(InvalidInput, match=r"E-NAME: .*is no name for a saved state"):
         session.save(name)
-    with pytest.raises(NotFound, match="E-SAVE-MISSING"):
+    with pytest.raises(NotFound, match="E-NOT-FOUND"):
         session.load(name)
     assert not list(tmp_path.rglob("*state*"))
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"E-SAVE-KIND: There is no kind 'half' of saved state. Do: Use full or weights"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-STEP: There is no kind 'half' of saved state. Do: Use full or weights"):
         session_of(tmp_path).save("here", kind="half")
 
 
@@ -249,7 +245,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     first = session.save("here")
     train_step(session, [batch_of()])
-    with pytest.raises(Conflict, match="E-SAVE-EXISTS: A state named 'here' is there already"):
+    with pytest.raises(Conflict, match="E-FILE-EXISTS: A state named 'here' is there already"):
         session.save("here")
     assert session.load("here")["sha256"] == first["sha256"]
     assert session.save("there")["sha256"] == first["sha256"]  # the same state has the same digest
@@ -290,7 +286,7 @@ def change(folder: Path, **identity: Any) -> None:
 
 
 def test_a_state_that_is_not_there_is_told_with_those_that_are(busy: Session) -> None:
-    with pytest.raises(NotFound, match=r"E-SAVE-MISSING: There is no saved state 'gone'\. Why: There are: here\."):
+    with pytest.raises(NotFound, match=r"E-NOT-FOUND: There is no saved state 'gone'\. Why: There are: here\."):
         busy.load("gone")
 
 
@@ -315,14 +311,14 @@ def test_a_state_that_was_never_one_is_refused(busy: Session, tmp_path: Path) ->
 
 def test_another_config_is_refused(busy: Session, tmp_path: Path) -> None:
     other = session_of(tmp_path, config_of(learning_rate=5e-4))
-    refuse(other, Corrupt, "E-CHECKPOINT-CONFIG: The checkpoint was made with another config")
+    refuse(other, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint was made with another config")
     half = session_of(tmp_path, precision=Precision.BF16)
-    refuse(half, Corrupt, "E-CHECKPOINT-CONFIG: The checkpoint was made with another precision.*has fp32.*has bf16")
+    refuse(half, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint was made with another precision.*has fp32.*has bf16")
 
 
 def test_other_library_versions_are_refused(busy: Session, tmp_path: Path) -> None:
     change(tmp_path / "saved" / "here", versions={"torch": "1.0", "transformers": "3.0"})
-    error = refuse(busy, Corrupt, "E-CHECKPOINT-VERSION: The checkpoint was made with other library versions")
+    error = refuse(busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint was made with other library versions")
     assert "'torch': '1.0'" in error.why
     assert torch.__version__ in error.why
 
@@ -331,7 +327,7 @@ def test_another_model_is_refused_even_for_weights_alone(busy: Session, tmp_path
     other = session_of(tmp_path, config_of(Stage.REWARD))
     before = weights_of(other)
     with pytest.raises(
-        Corrupt, match="E-CHECKPOINT-MODEL: The checkpoint belongs to another model or method: parameter/"
+        Corrupt, match="E-CHECKPOINT-MISMATCH: The checkpoint belongs to another model or method: parameter/"
     ):
         other.load("here", optimizer=False)
     assert same(before, weights_of(other))
@@ -339,7 +335,7 @@ def test_another_model_is_refused_even_for_weights_alone(busy: Session, tmp_path
 
 def test_another_schedule_is_refused(busy: Session, tmp_path: Path) -> None:
     other = session_of(tmp_path, total_steps=7)
-    refuse(other, Corrupt, "E-SCHEDULE-CHANGED: The checkpoint's learning rate has total_steps 6, this run's has 7")
+    refuse(other, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint's learning rate has total_steps 6, this run's has 7")
 
 
 def test_another_number_of_devices_is_refused(busy: Session, tmp_path: Path) -> None:
@@ -352,7 +348,7 @@ def test_another_number_of_devices_is_refused(busy: Session, tmp_path: Path) -> 
     save_file(tensors, folder / "state.safetensors")
     change(folder)
     refuse(
-        busy, Corrupt, "E-CHECKPOINT-DEVICES: The checkpoint holds the random state of .* CUDA devices, this machine"
+        busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint holds the random state of .* CUDA devices, this machine"
     )
 
 

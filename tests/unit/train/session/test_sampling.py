@@ -181,9 +181,9 @@ def test_sampled_tokens_get_the_same_logprobs_when_they_are_scored(session: Sess
 
 @pytest.mark.parametrize("prompts", [[], [[5], []]])
 def test_an_empty_prompt_is_refused(prompts: list[list[int]], session: Session) -> None:
-    with pytest.raises(InvalidInput, match="E-PROMPT-EMPTY: A prompt has no tokens"):
+    with pytest.raises(InvalidInput, match="E-SAMPLING: A prompt has no tokens"):
         session.generate(prompts)
-    with pytest.raises(InvalidInput, match="E-PROMPT-EMPTY"):
+    with pytest.raises(InvalidInput, match="E-SAMPLING"):
         session.logprobs(prompts)
 
 
@@ -195,9 +195,9 @@ def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]) -> None
 
 def test_a_reward_model_says_no_tokens(tmp_path: Path) -> None:
     session = session_of(tmp_path, config_of(Stage.REWARD))
-    with pytest.raises(InvalidInput, match="E-NO-LOGITS: A reward model gives a number to a row"):
+    with pytest.raises(InvalidInput, match="E-STEP: A reward model gives a number to a row"):
         session.generate(PROMPTS)
-    with pytest.raises(InvalidInput, match="E-NO-LOGITS"):
+    with pytest.raises(InvalidInput, match="E-STEP"):
         session.logprobs(PROMPTS)
     rewards = session.forward(batch_of(Stage.REWARD), outputs=["logits"], inline=True).outputs["logits"]
     assert rewards["shape"] == [8, 1]

@@ -78,15 +78,13 @@ def test_gradients_accumulate_and_scale(tmp_path: Path) -> None:
 def test_a_graph_is_good_for_one_backward(session: Session) -> None:
     used = session.forward(batch_of())
     session.backward(used.forward_id)
-    with pytest.raises(
-        Conflict, match=r"E-FORWARD-USED: The graph of 'forward-1' is not there any more\..*one backward"
-    ):
+    with pytest.raises(Conflict, match=r"E-STEP: The graph of 'forward-1' is not there any more\..*one backward"):
         session.backward(used.forward_id)
     replaced, last = session.forward(batch_of()), session.forward(batch_of())
-    with pytest.raises(Conflict, match="E-FORWARD-USED"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.backward(replaced.forward_id)
     assert session.backward(last.forward_id).accumulated == 2
-    with pytest.raises(Conflict, match="E-FORWARD-USED"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.backward("forward-99")
 
 
@@ -94,7 +92,7 @@ def test_a_batch_without_targets_is_refused_and_the_pending_graph_stays(session:
     pending = session.forward(batch_of())
     batch = batch_of()
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
-    with pytest.raises(InvalidInput, match="E-NO-TARGET: The batch has nothing to learn"):
+    with pytest.raises(InvalidInput, match="E-DATA-EMPTY: The batch has nothing to learn"):
         session.forward(batch)
     assert session.backward(pending.forward_id).accumulated == 1
 
@@ -156,13 +154,11 @@ def test_asking_for_outputs_changes_nothing_else(tmp_path: Path) -> None:
 
 def test_outputs_that_cannot_be_given_are_refused_before_anything_happens(session: Session) -> None:
     pending, before = session.forward(batch_of()), torch.get_rng_state()
-    with pytest.raises(
-        InvalidInput, match=r"E-OUTPUT-NAME: forward has no output 'attentions'.*logits or hidden_states"
-    ):
+    with pytest.raises(InvalidInput, match=r"E-NAME: forward has no output 'attentions'.*logits or hidden_states"):
         session.forward(batch_of(), outputs=["attentions"])
     rows = INLINE_BYTES // (session.engine.model.config.vocab_size * 4 * batch_of()["input_ids"].shape[1]) + 1
     large = STAGES[Stage.SFT].collate([examples_of(config_of())[0]] * (4 * rows), PAD)
-    with pytest.raises(InvalidInput, match=r"E-INLINE-SIZE: logits takes [\d,]+ bytes, .* at most 8,388,608\..*a file"):
+    with pytest.raises(InvalidInput, match=r"E-STEP: logits takes [\d,]+ bytes, .* at most 8,388,608\..*a file"):
         session.forward(large, outputs=["logits"], inline=True)
     assert torch.equal(before, torch.get_rng_state())
     assert session.backward(pending.forward_id).accumulated == 1
@@ -189,25 +185,23 @@ def test_backward_after_step_needs_zero_grad(session: Session) -> None:
     accumulate(session, batch_of())
     session.step()
     early = session.forward(batch_of())
-    with pytest.raises(
-        Conflict, match=r"E-STALE-GRAD: The gradients belong to a step that is done.*Call zero_grad first"
-    ):
+    with pytest.raises(Conflict, match=r"E-STEP: The gradients belong to a step that is done.*Call zero_grad first"):
         session.backward(early.forward_id)
     session.zero_grad()
-    with pytest.raises(Conflict, match="E-FORWARD-USED"):  # zero_grad drops a pending graph
+    with pytest.raises(Conflict, match="E-STEP"):  # zero_grad drops a pending graph
         session.backward(early.forward_id)
     assert session.backward(session.forward(batch_of()).forward_id).accumulated == 1
 
 
 def test_step_needs_gradients(session: Session) -> None:
-    with pytest.raises(Conflict, match=r"E-NO-GRAD: There is no gradient to step with.*forward and backward"):
+    with pytest.raises(Conflict, match=r"E-STEP: There is no gradient to step with.*forward and backward"):
         session.step()
     session.forward(batch_of())
-    with pytest.raises(Conflict, match="E-NO-GRAD"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.step()
     accumulate(session, batch_of())
     session.step()
-    with pytest.raises(Conflict, match="E-NO-GRAD"):  # once
+    with pytest.raises(Conflict, match="E-STEP"):  # once
         session.step()
     assert session.global_step == 1
 
@@ -242,7 +236,7 @@ def test_gradients_that_are_not_finite_never_reach_the_weights(session: Session)
     accumulate(session, batch_of())
     assert session.parameters[0].grad is not None
     session.parameters[0].grad[0, 0] = torch.nan
-    with pytest.raises(TrainyardError, match=r"E-GRAD-NONFINITE: The gradients of step 2 have the norm nan\.") as error:
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The gradients of step 2 have the norm nan\.") as error:
         session.step()
     assert "learning_rate" in error.value.do
     assert same(before, weights_of(session))
@@ -288,12 +282,12 @@ def test_a_repeated_number_returns_the_first_reply(tmp_path: Path) -> None:
 
 def test_a_repeated_number_of_another_verb_is_refused(session: Session) -> None:
     session.forward(batch_of(), op_seq=7)
-    with pytest.raises(Conflict, match="E-OP-SEQ: op_seq 7 was a forward and comes again as a step"):
+    with pytest.raises(Conflict, match="E-STEP: op_seq 7 was a forward and comes again as a step"):
         session.step(op_seq=7)
 
 
 def test_a_call_that_failed_is_carried_out_when_it_comes_again(session: Session) -> None:
-    with pytest.raises(Conflict, match="E-NO-GRAD"):
+    with pytest.raises(Conflict, match="E-STEP"):
         session.step(op_seq=1)
     accumulate(session, batch_of())
     assert session.step(op_seq=1).global_step == 1
@@ -302,7 +296,7 @@ def test_a_call_that_failed_is_carried_out_when_it_comes_again(session: Session)
 def test_a_number_whose_reply_is_forgotten_is_not_carried_out_again(session: Session) -> None:
     for number in range(KEPT_REPLIES + 1):
         session.zero_grad(op_seq=number)
-    with pytest.raises(Conflict, match=re.escape("E-OP-SEQ: op_seq 0 is too old: the last 1024 replies are kept.")):
+    with pytest.raises(Conflict, match=re.escape("E-STEP: op_seq 0 is too old: the last 1024 replies are kept.")):
         session.zero_grad(op_seq=0)
     session.zero_grad(op_seq=1)
 

@@ -50,7 +50,7 @@ def test_long_rows_are_refused_on_request(stage: Stage) -> None:
         InvalidInput, match=r"1 of 5 rows are longer than max_length \(50 tokens\); the longest has \d+"
     ) as caught:
         STAGES[stage].encode(ROWS[stage], TOKENIZER, config)
-    assert caught.value.code == "E-ROW-TOO-LONG"
+    assert caught.value.code == "E-DATA-TOO-LONG"
     assert len(STAGES[stage].encode(ROWS[stage][:4], TOKENIZER, config)[0]) == 4
 
 
@@ -80,4 +80,4 @@ def test_data_without_a_target_is_refused(stage: Stage) -> None:
     assert not examples
     with pytest.raises(InvalidInput, match="All labels of the data set are masked: none of 5 rows") as caught:
         require_targets(ledger)
-    assert caught.value.code == "E-ALL-MASKED"
+    assert caught.value.code == "E-DATA-EMPTY"

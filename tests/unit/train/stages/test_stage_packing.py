@@ -55,13 +55,13 @@ def test_a_state_does_not_change_with_the_packer_it_was_taken_from() -> None:
 def test_a_state_of_other_blocks_is_refused() -> None:
     with pytest.raises(InvalidInput, match="blocks of 8 tokens, and this one makes 4") as caught:
         StreamPacker(4).load_state_dict(StreamPacker(8).state_dict())
-    assert caught.value.code == "E-PACKER-BLOCK"
+    assert caught.value.code == "E-BATCH"
 
 
 def test_a_block_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidInput, match="A block of 0 tokens") as caught:
         StreamPacker(0)
-    assert caught.value.code == "E-PACKER-BLOCK"
+    assert caught.value.code == "E-BATCH"
 
 
 def test_documents_are_packed_with_their_ends_and_the_ledger_says_what_is_learned() -> None:
@@ -103,7 +103,7 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     tokenizer.eos_token = None
     with pytest.raises(InvalidInput, match="no end-of-text token") as caught:
         CPT.encode([TextRow("a")], tokenizer, settings(Stage.CPT))
-    assert caught.value.code == "E-NO-EOS"
+    assert caught.value.code == "E-TOKENIZER"
 
 
 @given(documents=DOCUMENTS, block=st.integers(1, 16))

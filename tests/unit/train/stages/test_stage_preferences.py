@@ -248,14 +248,14 @@ def test_labels_of_one_kind_are_refused(label: bool) -> None:
     kind = "desirable" if label else "undesirable"
     with pytest.raises(InvalidInput, match=f"All 3 rows are {kind}") as caught:
         KTO.encode(rows, TOKENIZER, settings(Stage.KTO))
-    assert caught.value.code == "E-KTO-ONE-SIDED"
+    assert caught.value.code == "E-BATCH"
 
 
 def test_a_batch_of_one_is_refused() -> None:
     examples, _ = KTO.encode(labelled(4), TOKENIZER, settings(Stage.KTO))
     with pytest.raises(InvalidInput, match="this batch has one") as caught:
         KTO.collate(examples[:1], PAD)
-    assert caught.value.code == "E-BATCH-SMALL"
+    assert caught.value.code == "E-BATCH"
     assert KTO.facts.smallest_batch == 2
 
 

@@ -36,7 +36,7 @@ class EjectOutput(Response):
 def eject(given: EjectInput, context: Context) -> EjectOutput:
     """Write a trainer of a chain as a folder with script, spec and rows.
 
-    Raises `NotFound` (`E-EJECT-NODE`, `E-EJECT-DATA`), `InvalidInput` (`E-EJECT-EXISTS`), `Refused` (the built-in
+    Raises `NotFound` (`E-NODE`, `E-DATA-NOT-FOUND`), `InvalidInput` (`E-FILE-EXISTS`), `Refused` (the built-in
     script does not carry out this training).
     """
     settings = context.settings
@@ -58,7 +58,7 @@ def eject(given: EjectInput, context: Context) -> EjectOutput:
 
 def elsewhere(error: NotFound, target: Path, settings: Settings) -> NotFound:
     """The error; one about data with the command that finds them, where paths start at the file's own folder."""
-    if error.code != "E-DATA-MISSING" or not target.is_file() or target.parent.resolve() == settings.working_folder:
+    if error.code != "E-DATA-NOT-FOUND" or not target.is_file() or target.parent.resolve() == settings.working_folder:
         return error
     command = f"cd {shlex.quote(str(target.parent))} && trainyard eject {shlex.quote(target.name)}"
     do = f"Start it where its paths start, by `{command}` if that is its own folder; or correct the path."
@@ -82,7 +82,7 @@ def trainer_of(chain: ResolvedChain, wanted: str | None) -> ResolvedNode:
             f"The chain has no single trainer {wanted!r}." if wanted else "It is not clear which trainer is meant.",
             why=f"Its trainers are: {names}.",
             do="Name one with --node.",
-            code="E-EJECT-NODE",
+            code="E-NODE",
         )
     return chosen[0]
 
@@ -96,7 +96,7 @@ class Finder:
         self.looks = planning.look_up(chain, settings)
 
     def folder(self, node: ResolvedNode, port: Port) -> Path | None:
-        """The folder that fills a port of `node`; None if nothing does. Raises `NotFound` (`E-EJECT-DATA`)."""
+        """The folder that fills a port of `node`; None if nothing does. Raises `NotFound` (`E-DATA-NOT-FOUND`)."""
         for source in node.inputs.get(port, ())[:1]:
             output = self.looks[source.node_id].output
             outputs = self.made.get(source.node_id) or (output.outputs if output else {})
@@ -111,7 +111,7 @@ class Finder:
                 f"What {source.id} makes is not there yet.",
                 why="A script gets its rows as a file.",
                 do="Run the chain first, then eject the id of that run.",
-                code="E-EJECT-DATA",
+                code="E-DATA-NOT-FOUND",
             )
         folder = self.scratch / source.id
         produced = read_source(source.config, folder, settings=self.settings, report=lambda _part, _text: None)
@@ -122,7 +122,7 @@ def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> Training
     """The trainer as a job of the script backend."""
     config, settings = node.config, inputs.settings
     if not isinstance(config, TrainerConfig):
-        raise InvalidInput(f"{node.id} is no trainer.", code="E-EJECT-NODE")
+        raise InvalidInput(f"{node.id} is no trainer.", code="E-NODE")
     ports: Iterable[Port] = (port for port in node.inputs if port in DATA_PORTS)
     data = {port: folder for port in ports if (folder := inputs.folder(node, port)) is not None}
     model, adapter = inputs.folder(node, Port.MODEL), inputs.folder(node, Port.ADAPTER)

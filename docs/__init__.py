@@ -1,0 +1,1 @@
+"""The manual, and the package that generates its reference pages."""
