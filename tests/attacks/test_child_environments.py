@@ -15,7 +15,7 @@ import pytest
 
 from trainyard.api.stack import exclusive, service_environment, spawn, stop
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.surroundings import environment
+from trainyard.backends.launching import environment
 from trainyard.compute.supervise import Status, supervise
 from trainyard.data.prompts import PromptChild
 from trainyard.inherited import UMASK, child_environment, close_to_others, installer_environment

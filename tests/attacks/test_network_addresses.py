@@ -14,8 +14,8 @@ from trainyard.data.paths import open_inside, resolve_inside
 from trainyard.data.readers.addresses import check_url, fetch, is_public
 from trainyard.errors import NotFound, Refused, TrainyardError
 from trainyard.spec.graph import check
-from trainyard.spec.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.files import load_chain
+from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
 from trainyard.testing.loopback import LoopbackServer, serving
 
 PRIVATE = [

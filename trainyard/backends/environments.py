@@ -258,5 +258,5 @@ def outside(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """What every program in an external interpreter needs beyond `surroundings.environment`: our workers, no more."""
+    """What every program in an external interpreter needs beyond `launching.environment`: our workers, no more."""
     return {"PYTHONPATH": str(WORKERS), "PYTHONNOUSERSITE": "1"}

@@ -1,4 +1,4 @@
-"""How the processes of a training are started: argv of a launcher, from the job alone. Imports no torch.
+"""How the processes of a training are started: argv of a launcher and environment variables. Imports no torch.
 
 One process is started directly. Several are started by torchrun or `accelerate launch`, under the program that speaks
 our contract for all of them (`trainyard.compute.ranks`). They find each other by files: neither the launchers' own
@@ -7,13 +7,17 @@ rendezvous nor the process group needs a port. Adding a launcher: a function, a 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.backends.job import TrainingJob
+from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
 from trainyard.compute.rank import RANKS_FOLDER
+from trainyard.inherited import cloud_variables
+from trainyard.settings import settings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings
 
@@ -82,3 +86,38 @@ def several(job: TrainingJob) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun would listen on every interface for its processes
     }
+
+
+# Environment variables
+
+
+def environment(job: TrainingJob) -> dict[str, str]:
+    """Threads fixed before torch is imported; no telemetry; no network where the base is a local folder."""
+    threads = str(job.threads)
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "passive",  # spinning threads starve the server and the worker on a small machine
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    if Path(job.base).is_dir():
+        variables["HF_HUB_OFFLINE"] = "1"
+    if settings().may_mirror(job.config.engine.mirror or ""):
+        variables |= cloud_variables()
+    if job.config.launch.processes > 1:
+        variables |= several(job)
+    return variables | seen_devices(job)
+
+
+def seen_devices(job: TrainingJob) -> dict[str, str]:
+    """The devices of the job, in the words of whoever chose among them; a choice that they are not part of stays."""
+    count = job.config.launch.processes
+    numbers = job.devices if len(job.devices) >= count else range(count)
+    if HIDING_VARIABLE not in os.environ:
+        return {HIDING_VARIABLE: ",".join(map(str, numbers))}
+    named = visible_devices()
+    return {HIDING_VARIABLE: ",".join(named[one] for one in numbers)} if set(numbers) <= set(named) else {}

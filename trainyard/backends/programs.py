@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.backends import environments, launching, surroundings
+from trainyard.backends import environments, launching
 from trainyard.backends.base import Probe
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import Reason
@@ -50,7 +50,7 @@ class ExternalProgram:
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
         """What the program needs in its environment next to ours."""
-        return surroundings.environment(job)
+        return launching.environment(job)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import rfc8785
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from trainyard.spec.axes.data import Port
-from trainyard.spec.limits import MAX_NODES
+from trainyard.spec.load.limits import MAX_NODES
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
 from trainyard.spec.training import Strict
 

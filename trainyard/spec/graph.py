@@ -16,8 +16,8 @@ from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
-from trainyard.spec.limits import MAX_REASONS
 from trainyard.spec.load.files import read_chain
+from trainyard.spec.load.limits import MAX_REASONS
 from trainyard.spec.load.parse import ParsedNode, capped, closest, crowded, number, parse_nodes
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, NodeBase, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire

@@ -14,8 +14,8 @@ from tests.unit.spec.chains import chain, codes, node, reasons, source
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
-from trainyard.spec.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.files import load_chain, load_value, read_chain
+from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import closest, described, first_model, model_at, parse_chain, parse_nodes, sentence
 from trainyard.spec.nodes import SourceSet, Target
 

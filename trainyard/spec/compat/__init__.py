@@ -1,6 +1,7 @@
 """Which combinations are refused, and what to write instead: one table.
 
-This is the only place that speaks of two axes together.
+This is the only place that speaks of two axes together, with the data that it reads: what each backend and target
+supports (`spec/axes`).
 
 A row is `(code, node type, field, when, because, instead)`. `when` looks at one node in its place in the chain and says
 yes or no, or gives the words that the two texts need; the texts are filled with `{config…}` and those words. Every

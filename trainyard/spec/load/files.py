@@ -13,7 +13,7 @@ from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
-from trainyard.spec.limits import MAX_SPEC_BYTES
+from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import closest, crowded, parse_chain, reasons_of
 from trainyard.spec.load.text import parse_text, refuse
 from trainyard.spec.templates import TEMPLATES, build_template

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
-from trainyard.spec.limits import MAX_KEYS, MAX_REASONS
+from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
 from trainyard.spec.load.spellings import VALUES, right_name
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from trainyard.errors import Reason, Refused
-from trainyard.spec.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
+from trainyard.spec.load.limits import MAX_DEPTH, MAX_INTEGER_DIGITS, MAX_SPEC_BYTES, MAX_VALUES
 
 INTEGER = re.compile(r"[-+]?[0-9]+\Z")
 OCTAL_OR_HEX = re.compile(r"0(o[0-7]+|x[0-9a-fA-F]+)\Z")
