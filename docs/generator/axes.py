@@ -78,9 +78,9 @@ def axis_table(kind: type[Enum]) -> str:
             for name, meaning in meanings.items()
         )
         return table(columns, lines)
-    told = [f"*{named(name)}*: {cell(meaning)}" for name, meaning in meanings.items() if meaning]
+    glossary = [f"*{named(name)}*: {cell(meaning)}" for name, meaning in meanings.items() if meaning]
     words = ([code(word), *(fact(getattr(facts, name)) for name in meanings)] for word, facts in rows)
-    return "\n\n".join([table(["value", *map(named, meanings)], words), *(["\\\n".join(told)] if told else [])])
+    return "\n\n".join([table(["value", *map(named, meanings)], words), *(["\\\n".join(glossary)] if glossary else [])])
 
 
 def named(fact_name: str) -> str:
@@ -129,7 +129,7 @@ def collected(values: Sequence[object], text: str) -> str:
 
 
 def pair(key: object, value: object) -> str:
-    """A word with what it stands for, if that is not the word itself."""
+    """A word with its meaning, if that is not the word itself."""
     if isinstance(key, Enum):
         return fact(key) if key.value == value else f"{fact(key)} ({fact(value)})"
     return f"{code(key)}: {fact(value)}"

@@ -29,7 +29,7 @@ def errors_page() -> str:
             parts += [f"## {kind}: exit code {EXIT_CODES[kind]}" if kind else "## Other", doc_of(kind), uses_table(own)]
     introduction = (
         "Every `E-…` code: an input is not valid, or something failed. An error says what was given, why that does not "
-        "work and what to do; `…` stands for a value. The last column says which module raises it."
+        "work and what to do; `…` is a value. The last column says which module raises it."
     )
     return page("Errors", introduction, parts)
 

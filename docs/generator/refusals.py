@@ -28,9 +28,9 @@ def refusals_page() -> str:
         ]
     rest = {name: uses for name, uses in codes_in_sources().items() if name.startswith("R-")}
     rest = {name: uses for name, uses in rest.items() if name not in {row.code for row in ROWS}}
-    parts += ["## In other places", "What a night, a job or a backend refuses by itself.", uses_table(rest)]
+    parts += ["## In other places", "What a night, a job or a backend refuses on its own.", uses_table(rest)]
     introduction = (
-        "Every `R-…` code: a combination that is refused, why, and what to write instead. `…` stands for a value of "
+        "Every `R-…` code: a combination that is refused, why, and what to write instead. `…` is a value of "
         "the config. `trainyard check`, `plan`, `run` and a job print the same row: all reasons at once, exit code 5."
     )
     return page("Refusals", introduction, parts)

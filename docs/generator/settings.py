@@ -143,7 +143,7 @@ def nodes_page() -> str:
     parts += ["## job", paragraph(JobSpec.__doc__), *Schema(JobSpec, "job", seen).sections()]
     introduction = (
         "The settings of every node of a [chain](../chains.md) and of a [job](../jobs.md). `–` means no value; the "
-        "last column says what that stands for. A key that is not here is refused with `E-SPEC-KEY`, a value out of "
+        "last column says what that means. A key that is not here is refused with `E-SPEC-KEY`, a value out of "
         "range with `E-SPEC-VALUE`. The words of an axis are on the page of [axes](axes.md)."
     )
     return page("Nodes and their settings", introduction, parts)

@@ -223,7 +223,7 @@ class TrainingManager:
         return self.submitted[job_id]
 
     def events_file(self, job_id: str) -> Path:
-        """The file of a job's events; of one that goes on with a smaller batch, those of that training."""
+        """The file of a job's events; of one that continues with a smaller batch, those of that training."""
         one = self.submitted.get(job_id)
         smaller = remembered(one.job, self.settings) if one else None
         work = work_folder(smaller, self.settings) if smaller else Path(self.store.get(job_id).work)

@@ -86,8 +86,8 @@ def judge(code: int, folder: Path, size: int, events: Events) -> None:
 
 def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> TrainyardError:
     """Why a run of several processes failed: what the first one said that had a reason of its own."""
-    told = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
-    for one in told:
+    failures = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
+    for one in failures:
         if not one["lost"]:
             return from_fields(one["error"])
     gone = [rank for rank, one in sorted(notes.items()) if one["status"] == "running"]
@@ -98,8 +98,8 @@ def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> Trainyar
             do="Start the same run again: it continues from its last checkpoint. For lack of memory, lower batch_size.",
             code="E-RANK-LOST",
         )
-    if told:
-        return from_fields(told[0]["error"])
+    if failures:
+        return from_fields(failures[0]["error"])
     return TrainyardError(
         f"The {size} processes that should train together did not start.",
         why=last_log_line(folder),

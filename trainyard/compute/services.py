@@ -49,7 +49,7 @@ RECORD_FILE = "server.json"
 """The record of a supervised service, in its folder."""
 POLL_S, ANSWER_S = 0.1, 2.0
 STOP_S = 10.0
-"""What a model server has for ending by itself."""
+"""How long a model server has to end after a signal."""
 KILL_S = 15.0
 """What the shim has, beyond the program's grace, for ending the tree."""
 PORTS_TRIED, KEPT_LOGS = 100, 5
@@ -249,7 +249,7 @@ def end_tree(process: psutil.Process, grace_s: float) -> None:
     """
     tree = ProcessTree(process.pid)
     tree.refresh()
-    with suppress(psutil.NoSuchProcess):  # it ended by itself, which is what is wanted
+    with suppress(psutil.NoSuchProcess):  # it has ended already
         if grace_s:
             process.terminate()
     deadline = time.monotonic() + grace_s
@@ -343,7 +343,7 @@ class SupervisedService:
         return str(error.get("why") or error.get("what") or f"It stopped with exit code {outcome.exit_code}.")
 
     def await_ready(self, what: str, url: str, timeout_s: float, do: str) -> None:
-        """Return when `url` answers `/health`. Raises `Unavailable` (`E-SERVER-START`); it goes on running then."""
+        """Return when `url` answers `/health`. Raises `Unavailable` (`E-SERVER-START`); it keeps running then."""
 
         def ended() -> str:
             return "ended before it was ready" if self.why_ended() else ""

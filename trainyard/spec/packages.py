@@ -1,4 +1,4 @@
-"""Packages that an optimizer or a quantization format needs beside the core ones, so that a plan can name them."""
+"""Packages that an optimizer or a quantization format needs besides the core ones, so that a plan can name them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a training job stands; a detail in words stands beside it."""
+    """The state of a training job; a detail in words comes with it."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -141,7 +141,7 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
     ("text", "told"),
     [
         ("tell('progress', step=1, loss=2.5)", r"E-SCRIPT: .* left no output/adapter_config.json"),
-        ("leave()", r"E-SCRIPT: .* told of no step"),
+        ("leave()", r"E-SCRIPT: .* reported no step"),
         ("leave(); open('output/report.json', 'w').write('{')", r"E-SCRIPT: .* no JSON"),
         ("raise ValueError('my own mistake')", r"E-SCRIPT: .* exit code 1\. Why: ValueError: my own mistake"),
         ("os.kill(os.getpid(), 9)", r"E-SCRIPT: The training script was ended by SIGKILL"),

@@ -56,7 +56,7 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
     """A slot of the server's limit of a device, with a lease: step 3 of `compute/lease.py`.
 
     Waits for a holder however long it takes, and for a server for minutes. A server that is away for a minute does not
-    end a training of hours: a lease that cannot be renewed or given back is only logged, and runs out by itself.
+    end a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
     """
     name, patience = limit_name(device), time.monotonic() + SERVER_PATIENCE_S
     with ExitStack() as held:

@@ -211,11 +211,11 @@ def stop_job(given: StopInput, context: Context, verb: Literal["pause", "cancel"
     listing, operating = (import_prefect_client(context.settings, name) for name in ("listing", "operating"))
     run_id = listing.find_job(given.job)["id"]
     (operating.pause_run if verb == "pause" else operating.cancel_run)(run_id)
-    row, deadline, told = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
+    row, deadline, printed = listing.find_job(run_id), time.monotonic() + STOP_WAIT_S, False
     while given.wait and not gone(row) and time.monotonic() < deadline:
-        if not told:
+        if not printed:
             context.say(f"{row['name']}: {verb} asked for; its training saves at the next step")
-            told = True
+            printed = True
         time.sleep(STOP_POLL_S)
         row = listing.find_job(run_id)
     return job_of(row, context.settings)
@@ -241,7 +241,7 @@ def training_of(work: Work) -> Training:
 
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
-    """A job goes on with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
+    """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
     started_with = row["parameters"].get("job", row["parameters"])
     changes = [
         f"{name}: {old} before, {new} now"
@@ -290,14 +290,14 @@ class LogReader:
 
     def __init__(self, listing: Any, run_id: str, settings: Settings) -> None:
         self.listing, self.run_id, self.folder = listing, run_id, settings.runs / run_id
-        self.told = 0
+        self.num_read = 0
         self.tails: dict[str, LogTail] = {}
         self.steps: dict[str, StepLog] = {}
 
     def read(self) -> Iterator[LogLine]:
         """The run's new lines, then each trainer's: its output, which carries no time to sort it by, and its steps."""
-        for line in self.listing.read_log(self.run_id, self.told):
-            self.told += 1
+        for line in self.listing.read_log(self.run_id, self.num_read):
+            self.num_read += 1
             yield LogLine(source="run", **line)
         for work in works_of(self.folder):
             tail = self.tails.get(work.node)

@@ -143,7 +143,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
     points = [[point.step, point.loss, point.learning_rate] for point in curve(read_events(place / OWN_EVENTS))]
     losses = report.get("losses") or [point for point in points if point[1] is not None]
     if not losses:
-        raise unusable(f"it told of no step, neither by an event nor in {files.REPORT_FILE}")
+        raise unusable(f"it reported no step, neither by an event nor in {files.REPORT_FILE}")
     config = job.config
     template = str(report.get("chat_template") or "")
     told = {name: value for name, value in report.items() if name not in ("losses", "chat_template")}

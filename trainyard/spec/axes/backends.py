@@ -1,6 +1,6 @@
 """Backends: who executes a training job, and what each supports. `spec/compat/backends` refuses the rest.
 
-A tool's own word for a value is beside it where the tool has another one: `adamw_torch` for adamw.
+A tool's own word for a value is next to it where the tool has another one: `adamw_torch` for adamw.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BackendFacts:
     headless_stages: tuple[Stage, ...] = ()
     """Stages that multiply by the output layer themselves, so that an adapter on it would not learn."""
     exports: tuple[Quantization, ...] = ()
-    """Formats of the result, beside which a copy in full precision is written."""
+    """Formats of the result, next to which a copy in full precision is written."""
     runs_scripts: bool = False
     """Whether `launch.script` names a training script, which then supports what it wants."""
     why: Mapping[str, str] = field(default_factory=dict)

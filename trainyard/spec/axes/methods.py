@@ -12,7 +12,7 @@ class MethodFacts:
     """One method."""
 
     adapter: bool = True
-    """Whether it leaves an adapter beside an unchanged base; the others write a whole model."""
+    """Whether it leaves an adapter next to an unchanged base; the others write a whole model."""
     low_rank: bool = True
     """Whether that adapter has a rank."""
     summed: bool = True

@@ -35,7 +35,7 @@ class StageFacts:
     rollouts: bool = False
     """Whether it draws completions, by the settings under `rollouts`."""
     extra_operations: int = 0
-    """Per parameter and token, beside the forward and backward pass: a reference's forward pass, or drawing."""
+    """Per parameter and token, on top of the forward and backward pass: a reference's forward pass, or drawing."""
 
     @property
     def smallest_batch(self) -> int:

@@ -126,8 +126,8 @@ def open_store(address: str) -> MirrorStore:
 class Mirror:
     """Copies committed checkpoints to a store, one at a time and in a thread of its own.
 
-    A slow store holds nobody up: what waits is overtaken by what is newer, and that is told. A store that fails is
-    told too (`E-MIRROR`); the checkpoint on the disk stands, and the next one is tried again.
+    A slow store holds nobody up: what waits is overtaken by what is newer, and that is reported. A store that fails
+    is reported too (`E-MIRROR`); the checkpoint on the disk stands, and the next one is tried again.
     """
 
     def __init__(
@@ -166,16 +166,16 @@ class Mirror:
 
     def _copy(self, folder: Path, step: int) -> None:
         started = time.perf_counter()
-        told: dict[str, Any] = {"tier": "mirror", "step": step, "path": self.address}
+        record: dict[str, Any] = {"tier": "mirror", "step": step, "path": self.address}
         try:
-            told["bytes"] = upload(self.store, folder)
+            record["bytes"] = upload(self.store, folder)
             self._at("checkpoint.mirrored")
             prune(self.store, step, self.keep, self.best)
         except (OSError, TrainyardError) as error:
-            told |= {"code": "E-MIRROR", "error": str(error)}
+            record |= {"code": "E-MIRROR", "error": str(error)}
         finally:
             self.busy.discard(step)
-        self._tell({**told, "seconds": round(time.perf_counter() - started, 3)})
+        self._tell({**record, "seconds": round(time.perf_counter() - started, 3)})
 
 
 def upload(store: MirrorStore, folder: Path) -> int:

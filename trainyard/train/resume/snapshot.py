@@ -109,7 +109,7 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
 
 
 def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A state that is held in parts goes on where the same parts are. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`)."""
+    """A sharded state continues where the same shards are. Raises `Corrupt` (`E-CHECKPOINT-MISMATCH`)."""
     if before != now:
         raise Corrupt(
             f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",

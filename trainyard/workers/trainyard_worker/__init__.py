@@ -9,5 +9,5 @@ failures.py       errors in words, for processes without the package's own error
 names.py          the files of a plan
 *_engine.py       mlx, unsloth, deepspeed (with `deepspeed_shards.py`)
 axolotl_schema.py asks axolotl's schema about a configuration
-standalone.py     a whole fine-tuning in one file, copied beside the rows of a `script` job
+standalone.py     a whole fine-tuning in one file, copied next to the rows of a `script` job
 """

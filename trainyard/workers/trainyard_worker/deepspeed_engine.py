@@ -251,9 +251,9 @@ def token_loss(run: DeepspeedTraining, rows: list[int]) -> torch.Tensor:
 def save(run: DeepspeedTraining) -> None:
     facts = {"processes": run.world, "strategy": run.files.config["launch"]["strategy"]}
     state = {"step": run.step, "losses": run.losses, "tokens": run.tokens}
-    told = shards.save(run.engine, run.files.folder, state, facts, adapter=run.files.plan["lora"] is not None)
+    saved = shards.save(run.engine, run.files.folder, state, facts, adapter=run.files.plan["lora"] is not None)
     if run.first:
-        run.files.emit("checkpoint", **told)
+        run.files.emit("checkpoint", **saved)
 
 
 def hand_over(run: DeepspeedTraining) -> None:
