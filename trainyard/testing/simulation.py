@@ -47,7 +47,7 @@ class SimulationOutcome:
     violations: tuple[str, ...]
     """Each begins with `seed N: `, where N is its campaign's seed."""
     seconds: float
-    plant: str | None = None
+    inject: str | None = None
     failed: tuple[int, ...] = ()
     """The seeds of the campaigns with a violation."""
 
@@ -74,7 +74,7 @@ class Simulator:
         nights: int,
         seed: int = 0,
         *,
-        plant: str | None = None,
+        inject: str | None = None,
         processes: int | None = None,
         campaign: int | None = None,
         on_progress: Callable[[int], None] = lambda _done: None,
@@ -85,15 +85,15 @@ class Simulator:
 
         Raises `NotFound` (`E-INJECTED-BUG`) for a mistake that does not exist.
         """
-        if plant is not None and plant not in self.bugs():
+        if inject is not None and inject not in self.bugs():
             do = f"Name one of {', '.join(self.bugs())}."
-            raise NotFound(f"There is no plant {plant!r}.", do=do, code="E-INJECTED-BUG")
+            raise NotFound(f"There is no injected bug {inject!r}.", do=do, code="E-INJECTED-BUG")
         began = time.monotonic()
         campaigns = range(-(-nights // self.nights))
         seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
         found, failed = list[str](), list[int]()
         done = attempts = checked = 0
-        for one, count, looked, wrong in self.results(seeds, plant, processes):
+        for one, count, looked, wrong in self.results(seeds, inject, processes):
             done, attempts, checked = done + self.nights, attempts + count, checked + looked
             found += wrong
             failed += [one] if wrong else []
@@ -101,28 +101,28 @@ class Simulator:
             if found and until_found:
                 break
         seconds = round(time.monotonic() - began, 1)
-        return SimulationOutcome(seed, done, attempts, checked, tuple(found), seconds, plant, tuple(failed))
+        return SimulationOutcome(seed, done, attempts, checked, tuple(found), seconds, inject, tuple(failed))
 
-    def results(self, seeds: Sequence[int], plant: str | None, processes: int | None) -> Iterator[CampaignResult]:
+    def results(self, seeds: Sequence[int], inject: str | None, processes: int | None) -> Iterator[CampaignResult]:
         """The campaigns' results in the order of their seeds."""
         count = min(processes or len(os.sched_getaffinity(0)), len(seeds))
         if count <= 1:
-            yield from map(partial(self.result, plant), seeds)
+            yield from map(partial(self.result, inject), seeds)
             return
         with multiprocessing.get_context("forkserver").Pool(count) as pool:
-            yield from pool.imap(partial(self.result, plant), seeds, chunksize=4)
+            yield from pool.imap(partial(self.result, inject), seeds, chunksize=4)
 
-    def result(self, plant: str | None, seed: int) -> CampaignResult:
-        with swapped(self.bugs()[plant] if plant else ()):
+    def result(self, inject: str | None, seed: int) -> CampaignResult:
+        with swapped(self.bugs()[inject] if inject else ()):
             campaign = self.campaign_of(seed)
         return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]
 
 
-def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: str, plant: str | None) -> Iterator[str]:
+def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: str, inject: str | None) -> Iterator[str]:
     """The violations of each campaign, and the command that carries out this campaign alone."""
     for seed in failed[:CAMPAIGNS_SHOWN]:
         yield from (line for line in violations if line.startswith(f"seed {seed}: "))
-        yield f"  replay: {replay} --campaign {seed}{f' --plant {plant}' if plant else ''}"
+        yield f"  replay: {replay} --campaign {seed}{f' --inject {inject}' if inject else ''}"
     if len(failed) > CAMPAIGNS_SHOWN:
         yield f"{len(failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
 

@@ -15,11 +15,11 @@ def night_text(report: NightReport) -> str:
 
 def simulated_text(found: Simulated) -> str:
     """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
-    plant = f", with {found.plant} planted" if found.plant else ""
+    inject = f", with {found.inject} injected" if found.inject else ""
     rate = found.nights / found.seconds if found.seconds else 0.0
     head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
-    head += f"{found.seconds:g} s ({rate:.0f} nights/s){plant}"
-    lines = violation_lines(found.violations, found.failed, REPLAY, found.plant)
+    head += f"{found.seconds:g} s ({rate:.0f} nights/s){inject}"
+    lines = violation_lines(found.violations, found.failed, REPLAY, found.inject)
     return "\n".join([head, *lines, found.last_line])
 
 

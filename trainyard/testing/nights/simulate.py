@@ -2,7 +2,7 @@
 
     outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
 
-A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
+A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `inject` names a mistake of
 `injected_bugs.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 

@@ -20,10 +20,10 @@ def main() -> int:
     parser.add_argument("--campaigns", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--campaign", type=int, help="replay the one that has this seed")
-    parser.add_argument("--plant", choices=INJECTED_BUGS)
+    parser.add_argument("--inject", choices=INJECTED_BUGS)
     given = parser.parse_args()
-    found = simulate(given.campaigns, given.seed, plant=given.plant, campaign=given.campaign)
-    print(*violation_lines(found.violations, found.failed, REPLAY, found.plant), sep="\n")
+    found = simulate(given.campaigns, given.seed, inject=given.inject, campaign=given.campaign)
+    print(*violation_lines(found.violations, found.failed, REPLAY, found.inject), sep="\n")
     print(f"{found.nights:,} campaigns in {found.seconds:.0f} s")
     print(found.last_line)
     return found.exit_code
