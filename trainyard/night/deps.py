@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainyard.data.corpora import Corpora, CorpusTuple
+from trainyard.data.limited.requests import Parse
+from trainyard.data.limited.service import parse_limited
 from trainyard.night.points import nothing
+from trainyard.night.streams import RememberedParse
 from trainyard.serve.extraction.extraction import Complete
 from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -153,6 +156,8 @@ class NightDeps:
     base_model: str
     alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
+    parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))
+    """What parses the bytes of documents: limited children, and the simulators' own process for their own bytes."""
     at: Callable[[str], None] = nothing
     say: Callable[[str], None] = nothing
     loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run

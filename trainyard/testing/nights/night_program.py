@@ -20,6 +20,7 @@ from typing import Any
 
 from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
+from trainyard.data.limited.service import kept_service
 from trainyard.night.deps import NightDeps, NightVerdict, Stores, Trained, TrainingRequest
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
@@ -173,7 +174,8 @@ def main() -> None:
     if "--state" in sys.argv:
         print(json.dumps(state(folder)))
         return
-    report = run(folder)
+    with kept_service():
+        report = run(folder)
     print(report.headline)
     sys.exit(report.exit_code)
 
