@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from trainyard.api.records import RunRecord, read_events
-from trainyard.backends.oom import REMEMBERED_FILE
+from trainyard.backends.oom import follow_smaller
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.events import EventTail
@@ -62,15 +60,9 @@ def works_of(run_folder: Path) -> list[Work]:
     works: dict[str, Work] = {}
     for event in read_events(run_folder):
         if event["event"] == "job":
-            node, folder = event["node"], followed(Path(event["folder"]))
+            node, folder = event["node"], follow_smaller(Path(event["folder"]))
             works[node] = Work(node, folder, works[node].since if node in works else event["time"])
     return list(works.values())
-
-
-def followed(folder: Path) -> Path:
-    """The folder in which the training goes on when it did not fit as it was asked for."""
-    path = folder / REMEMBERED_FILE
-    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else folder
 
 
 @dataclass

@@ -128,6 +128,12 @@ def remembered(job: TrainingJob, settings: Settings) -> TrainingJob | None:
     return job.model_copy(update={"config": config})
 
 
+def follow_smaller(work: Path) -> Path:
+    """The work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    path = work / REMEMBERED_FILE
+    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
+
+
 def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, settings: Settings) -> None:
     content = {
         "config": smaller.config.model_dump(mode="json"),
