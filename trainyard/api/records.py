@@ -25,8 +25,9 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.compute.events import Event, EventTail
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
-from trainyard.stores.artifacts import DISK, Reference, write_json_durably
-from trainyard.stores.files import append_line, telling
+from trainyard.stores.artifacts import Reference
+from trainyard.stores.files import DISK, append_line, telling
+from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result anew, also those that are finished."""

@@ -24,7 +24,8 @@ from trainyard.compute.supervise import Status, Wanted, always_run, ignore, supe
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import Produced, write_json_durably
+from trainyard.stores.artifacts import Produced
+from trainyard.stores.whole import write_json_durably
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import Produced, write_json_durably
+from trainyard.stores.artifacts import Produced
+from trainyard.stores.whole import write_json_durably
 
 MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
 MEMORY_TEXTS = re.compile(

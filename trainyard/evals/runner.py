@@ -29,7 +29,8 @@ from trainyard.evals.report import build_report, headline, markdown
 from trainyard.evals.tasks import cases_of
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.whole import write_json_durably
 
 __all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_inputs"]
 

@@ -33,9 +33,10 @@ from trainyard.night.world import NightDeps
 from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import Files, make_folders, telling, write_whole
+from trainyard.stores.files import Files, make_folders, telling
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
+from trainyard.stores.whole import write_whole
 
 Place = tuple[str, str]
 """(stream, name) of a document."""

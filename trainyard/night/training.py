@@ -26,8 +26,8 @@ from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
-from trainyard.stores.artifacts import Produced, Reference, write_json_durably
-from trainyard.stores.whole import describe_files
+from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
 REPORT_FILE = "report.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, nothing, telling, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -25,6 +25,7 @@ from trainyard.stores.markers.records import (
     owner_alive,
     renewed,
 )  # fmt: skip
+from trainyard.stores.whole import create_whole, write_whole
 
 LOCK_FILE = ".lock"
 

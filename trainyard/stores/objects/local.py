@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -27,6 +27,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
 LOCK_FILE = ".lock"

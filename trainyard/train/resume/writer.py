@@ -27,7 +27,9 @@ import torch
 from safetensors.torch import load_file
 
 from trainyard.errors import Corrupt
-from trainyard.train.checkpoints import Described, checkpoints, commit, damage_of, drop, nothing
+from trainyard.stores.files import nothing
+from trainyard.stores.whole import Described
+from trainyard.train.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.resume.kept import Best, metric_of, superfluous
 from trainyard.train.resume.mirror import Mirror, newest
 from trainyard.train.resume.tiers import HostBuffer, bytes_of, fits_in_memory, require_finite

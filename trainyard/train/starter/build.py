@@ -29,8 +29,9 @@ import psutil
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
+from trainyard.stores.files import DISK
 from trainyard.stores.models import STARTER, ModelSource, resolve_folder
-from trainyard.stores.whole import fsync_path
+from trainyard.stores.whole import flush_tree, move_folder, write_whole
 from trainyard.train.starter.corpus import PackageSource, corpus_sources
 from trainyard.train.starter.recipe import MANIFEST, StarterRecipe
 
@@ -106,10 +107,7 @@ def only_one_builder(root: Path, report: Report) -> Iterator[None]:
 
 
 def point_current_at(root: Path, key: str) -> None:
-    temporary = root / f".current.{os.getpid()}.tmp"
-    temporary.write_text(key + "\n", encoding="utf-8")
-    temporary.rename(root / CURRENT)
-    fsync_path(root)
+    write_whole(DISK, root / CURRENT, f"{key}\n".encode())
 
 
 def train_into(
@@ -125,12 +123,10 @@ def train_into(
         (work / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         run_child(work, report)
         model = work / "model"
-        for path in model.iterdir():
-            fsync_path(path)
+        flush_tree(DISK, model)
         if (root / key).exists():
             (root / key).rename(work / "replaced")
-        model.rename(root / key)
-        fsync_path(root)
+        move_folder(DISK, model, root / key)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
