@@ -26,7 +26,7 @@ from trainyard.compute.events import Event, EventTail
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import Reference
-from trainyard.stores.files import DISK, append_line, telling
+from trainyard.stores.files import DISK, append_line, translate_os_errors
 from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
@@ -116,7 +116,7 @@ class RunRecord:
         return EventTail(self.events)
 
     def begin(self, chain: dict[str, Any]) -> None:
-        with telling(f"The run's folder {self.folder} was not made"):
+        with translate_os_errors(f"The run's folder {self.folder} was not made"):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json_durably(self.folder / "chain.json", chain)
 
@@ -132,7 +132,7 @@ class RunRecord:
                     return
                 self._last[node] = now
             line = json.dumps({"time": round(now, 3), "node": node, "event": event, **fields}, default=str)
-            with telling(f"The events of the run were not written to {self.events}"):
+            with translate_os_errors(f"The events of the run were not written to {self.events}"):
                 append_line(DISK, self.events, line.encode())
 
     def finish(self, result: RunResult) -> None:

@@ -20,7 +20,7 @@ from trainyard.backends.states import JobStatus
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.lease import job_lock
-from trainyard.compute.supervise import Status, Wanted, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Status, always_run, ignore, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -133,7 +133,7 @@ def run_training(
     job: TrainingJob,
     folder: Path,
     *,
-    wanted: Callable[[], Wanted] = always_run,
+    wanted: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     settings: Settings,
     budget_s: float | None = None,
@@ -147,7 +147,7 @@ def run_training(
     `TrainingStopped` (asked to; a checkpoint is kept), and the child's own error otherwise.
     """
     program, place = check(job, settings), work_folder(job, settings)  # what is refused leaves no file behind
-    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not Wanted.RUN)
+    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not DesiredState.RUN)
     with unless_stopped(lock, wanted, "The training was stopped while the same one was running elsewhere."):
         if earlier := adopt_earlier_work(place, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})

@@ -26,13 +26,13 @@ from threading import Lock, Thread
 
 from trainyard.backends.base import Handle, Probe, check, probe, run_training, work_folder
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.oom import follow_smaller, train_within_memory
+from trainyard.backends.oom import follow_restarts, train_within_memory
 from trainyard.backends.results import TrainingStopped, move, unless_stopped
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, JobStatus, after, moved, replayed
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import claim_devices
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -44,8 +44,8 @@ from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
 WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
-STOPS = {Wanted.PAUSE: PAUSED, Wanted.CANCEL: CANCELED}
-DETAILS = {Wanted.PAUSE: "pausing", Wanted.CANCEL: "cancelling"}
+STOPS = {DesiredState.PAUSE: PAUSED, DesiredState.CANCEL: CANCELED}
+DETAILS = {DesiredState.PAUSE: "pausing", DesiredState.CANCEL: "cancelling"}
 ENDS = {"pause": PAUSED, "budget": PAUSED, "cancel": CANCELED}
 """Why a training stopped -> its state; any other reason is a preemption."""
 
@@ -57,7 +57,7 @@ def marker_only(found: Probe) -> str:
 
 def events_file(work: Path) -> Path:
     """The events of a training by its work folder; after a smaller batch, those of that training."""
-    return follow_smaller(work) / EVENTS_FILE
+    return follow_restarts(work) / EVENTS_FILE
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Running:
         on_change: Callable[[Running], None] | None,
     ) -> None:
         self.job, self.folder, self.settings, self.options, self.on_change = job, folder, settings, options, on_change
-        self.status, self.wanted = JobStatus(), Wanted.RUN
+        self.status, self.wanted = JobStatus(), DesiredState.RUN
         self.produced: Produced | None = None
         self.error: BaseException | None = None
         self.changing, self.over = Lock(), Flag()
@@ -100,17 +100,17 @@ class Running:
             found = probe(self.job.config.backend, self.settings)
             self.change(PENDING, WAITING if found.available else marker_only(found))
             if found.available:
-                self.wanted, self.error = Wanted.RUN, None
+                self.wanted, self.error = DesiredState.RUN, None
                 self.over.clear()
                 Thread(target=self.run, name=f"training-{self.job.digest[:8]}", daemon=True).start()
 
-    def ask(self, wanted: Wanted) -> None:
+    def ask(self, wanted: DesiredState) -> None:
         """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`)."""
         with self.changing:
             moved(self.status.state, STOPS[wanted])
             if self.over.is_set():
                 self.change(STOPS[wanted], wanted.value)
-            elif self.wanted is not Wanted.CANCEL:
+            elif self.wanted is not DesiredState.CANCEL:
                 self.wanted = wanted
                 self.change(self.status.state, DETAILS[wanted])
 
@@ -141,7 +141,7 @@ class Running:
             len(devices),
             run=self.folder.name,
             among=devices,
-            give_up=lambda: self.wanted is not Wanted.RUN,
+            give_up=lambda: self.wanted is not DesiredState.RUN,
         )
         with unless_stopped(claim, self.get_wanted, "The job was stopped before its first step."):
             return train_within_memory(
@@ -153,7 +153,7 @@ class Running:
                 train=partial(run_training, **asdict(self.options)),
             )
 
-    def get_wanted(self) -> Wanted:
+    def get_wanted(self) -> DesiredState:
         return self.wanted
 
     def note(self, event: Event) -> None:
@@ -205,7 +205,7 @@ class LocalBackend:
 
     def cancel(self, handle: Handle) -> None:
         """Let a job of this process save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
-        self.find_own(handle).ask(Wanted.CANCEL)
+        self.find_own(handle).ask(DesiredState.CANCEL)
 
     def fetch(self, handle: Handle, folder: Path) -> Produced:
         """Move the result to `folder/adapter` or `folder/model`.
@@ -297,11 +297,11 @@ class TrainingManager:
 
     def cancel(self, job_id: str) -> None:
         """Let a job save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
-        self.find_own(job_id).ask(Wanted.CANCEL)
+        self.find_own(job_id).ask(DesiredState.CANCEL)
 
     def pause(self, job_id: str) -> None:
         """Let a job save and end for now. Raises `Conflict` (`E-JOB-STATE`) if it neither runs nor waits."""
-        self.find_own(job_id).ask(Wanted.PAUSE)
+        self.find_own(job_id).ask(DesiredState.PAUSE)
 
     def resume(self, job_id: str) -> None:
         """Start a job again that is paused, failed or left pending. Raises `Conflict` (`E-JOB-STATE`) otherwise."""

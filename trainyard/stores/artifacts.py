@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import DISK, Files, telling, telling_full
+from trainyard.stores.files import DISK, Files, telling_full, translate_os_errors
 from trainyard.stores.whole import (
     MANIFEST,
     REPLACED,
@@ -135,7 +135,7 @@ class ArtifactStore:
         whole. What a killed process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
         """
         failed = f"The result {key[:12]} was not written to {self.root}"
-        with telling(failed):
+        with translate_os_errors(failed):
             self.root.mkdir(parents=True, exist_ok=True)
             sweep_work_folders(self)
         with telling_full(failed), work_folder(self, key) as temporary:

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainyard.errors import Conflict, LimitExceeded
-from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, nothing, telling
+from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, nothing, translate_os_errors
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -73,7 +73,7 @@ def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
 
     Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
     """
-    with telling(f"{path} was not written"):
+    with translate_os_errors(f"{path} was not written"):
         write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -53,7 +53,7 @@ class LocalMarkers:
         self.alive = alive or owner_alive
 
     def publish(self, marker: Marker) -> bool:
-        with telling("The marker was not published"), self._locked():
+        with translate_os_errors("The marker was not published"), self._locked():
             there = self._state(marker.name)
             if there is not None:
                 check_same(self._read(marker.name, there).marker, marker)
@@ -73,7 +73,7 @@ class LocalMarkers:
         return [record.claim() for record in records if is_stale(record, self.clock, self.alive)]
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
-        with telling("The marker was not claimed"), self._locked():
+        with translate_os_errors("The marker was not claimed"), self._locked():
             state = self._settled(marker.name)
             if state not in (MarkerState.PENDING, MarkerState.CLAIMED):
                 return None
@@ -89,7 +89,7 @@ class LocalMarkers:
             return taken.claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
-        with telling("The claim was not renewed"), self._locked():
+        with translate_os_errors("The claim was not renewed"), self._locked():
             renewed = self._renewed(self._held(claim))
             self._write(claim.marker.name, MarkerState.CLAIMED, renewed)
             self.at("marker.renewed")
@@ -123,7 +123,7 @@ class LocalMarkers:
 
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
         name = claim.marker.name
-        with telling("The marker was not finished"), self._locked():
+        with translate_os_errors("The marker was not finished"), self._locked():
             if self._settled(name) is state and self._read(name, state).fence == claim.fence:
                 return
             record = self._held(claim)
