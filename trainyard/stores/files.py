@@ -173,17 +173,6 @@ DISK = RealFiles()
 """The disk of this machine."""
 
 
-def append_line(files: Files, path: Path, line: bytes) -> None:
-    """Append a line, or nothing of it: what a full disk took of it is cut off again, so that the next line is whole."""
-    before = files.size(path) if files.exists(path) else 0
-    try:
-        files.append(path, line + b"\n")
-    except OSError:
-        with suppress(OSError):  # the error that is on its way says more than ours
-            files.truncate(path, before)
-        raise
-
-
 def make_folders(files: Files, path: Path) -> None:
     """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file.
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from . import names
-from .contract import EVENTS_FILE, SPEC_FILE, event_line, open_events
+from .contract import EVENTS_FILE, SPEC_FILE, EventWriter
 from .failures import WorkerError, nonfinite_loss
 
 CHECKPOINT_FOLDER, MANIFEST, KEPT = "checkpoints", "manifest.json", 2
@@ -49,14 +49,8 @@ class WorkerFiles:
         self.config: dict[str, Any] = self.spec["config"]
         self.hyper: dict[str, Any] = self.config["hyperparameters"]
         self.started = time.monotonic()
-
-    def emit(self, event: str, **fields: Any) -> None:
-        """Append one event as one write, next to the runner that appends to the same file."""
-        descriptor = open_events(self.folder / EVENTS_FILE)
-        try:
-            os.write(descriptor, event_line(event, fields))
-        finally:
-            os.close(descriptor)
+        self.emit = EventWriter(folder / EVENTS_FILE).emit
+        """Appends one event to the file to which the runner appends, too."""
 
     def examples(self) -> list[dict[str, list[int]]]:
         """Token ids and labels of every row."""
