@@ -17,10 +17,11 @@ from typing import Protocol, cast, runtime_checkable
 from trainyard.backends.job import TrainingJob, adopt_earlier_work
 from trainyard.backends.results import Listener, Start, collect, count_starts, failure, unless_stopped
 from trainyard.backends.states import JobStatus
+from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.lease import job_lock
-from trainyard.compute.supervise import DesiredState, Status, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Status, always_run, supervise
 from trainyard.errors import Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.evals.curves import loss_curves
 from trainyard.evals.gate import choose_primary

@@ -14,8 +14,9 @@ import orjson
 from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.oom import train_within_memory
+from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.compute.supervise import DesiredState, ignore
+from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest

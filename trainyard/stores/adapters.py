@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class AdapterRegistry:
         folder = self._folder(tenant, role)
         check_source(source, self.files)
         make_folders(self.files, folder)
-        with self.files.locked(folder / LOCK_FILE) if run_key else nothing():
+        with self.files.locked(folder / LOCK_FILE) if run_key else nullcontext():
             existing = self._with_key(tenant, role, source, run_key)
             if existing is not None:
                 return self.flushed(existing)
@@ -420,8 +420,3 @@ def read_manifest(path: Path, files: Files) -> AdapterVersion:
 
 def files_digest(files: dict[str, dict[str, Any]]) -> str:
     return digest({name: entry["sha256"] for name, entry in files.items()})
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield

@@ -39,10 +39,6 @@ _FLUSHED: WeakKeyDictionary[Files, set[Path]] = WeakKeyDictionary()
 """The folders whose names are on the disk for certain, by the disk that was asked."""
 
 
-def nothing(_point: str) -> None:
-    """The `at` of a store that nobody interrupts."""
-
-
 class Files(Protocol):
     """File-system calls. Paths are absolute or relative `Path`s; every method raises `OSError` as the kernel does."""
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict, LimitExceeded
-from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, nothing, translate_os_errors
+from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, translate_os_errors
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -112,7 +113,7 @@ def write_folder(
     write: Callable[[Path], Described | None],
     *,
     facts: Mapping[str, Any] | None = NO_FACTS,
-    at: Callable[[str], None] = nothing,
+    at: Callable[[str], None] = ignore,
     files: Files = DISK,
 ) -> None:
     """Make `target` of what `write(folder)` leaves in an empty folder; a target that is there is exchanged.
@@ -234,7 +235,7 @@ def seal(
     folder: Path,
     described: Described,
     facts: Mapping[str, Any] = NO_FACTS,
-    at: Callable[[str], None] = nothing,
+    at: Callable[[str], None] = ignore,
 ) -> None:
     """Flush all that is in the folder, then write the manifest: who finds it finds everything else."""
     flush_tree(files, folder)

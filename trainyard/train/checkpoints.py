@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.stores.files import DISK, Files, nothing
+from trainyard.callbacks import ignore
+from trainyard.stores.files import DISK, Files
 from trainyard.stores.whole import (
     MANIFEST,
     NO_FACTS,
@@ -53,7 +54,7 @@ def commit(
     step: int,
     write: Callable[[Path], Described | None],
     *,
-    at: Callable[[str], None] = nothing,
+    at: Callable[[str], None] = ignore,
     keep: int | None = KEPT,
     facts: Mapping[str, Any] = NO_FACTS,
     files: Files = DISK,

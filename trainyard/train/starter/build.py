@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from trainyard.callbacks import ignore
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
@@ -41,10 +42,6 @@ POLL_S = 0.2
 Report = Callable[[float, str], None]
 
 
-def ignore_progress(fraction: float, text: str) -> None:
-    """Default of `report`: nobody watches."""
-
-
 def build_starter(
     home: Path,
     *,
@@ -52,7 +49,7 @@ def build_starter(
     packages: tuple[str, ...] | None = None,
     threads: int | None = None,
     force: bool = False,
-    report: Report = ignore_progress,
+    report: Report = ignore,
 ) -> ModelSource:
     """Build the starter under `home/models/starter`, or return the build that is already there.
 
