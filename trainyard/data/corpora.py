@@ -26,7 +26,8 @@ from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.whole import create_whole
 
 MOST_LINE_BYTES = 4_000_000
 LEAST_HELD_OUT = 10

@@ -31,9 +31,10 @@ from trainyard.night.streams import (
 from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
+from trainyard.stores.whole import write_whole
 
 Place = tuple[str, str]
 """(stream, name) of a document."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora
 from trainyard.data.readers.parts import split_document
 from trainyard.errors import TrainyardError
@@ -31,7 +32,6 @@ from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.markers.records import Owner
 from trainyard.testing.nights.cloud import (
@@ -216,7 +216,7 @@ class NightCampaign:
     def training_seconds(self) -> float:
         return 120.0 if self.quiet else self.random.choice([120.0, 600.0, 4_000.0])
 
-    def markers(self, at: Callable[[str], None] = nothing) -> WatchedMarkers:
+    def markers(self, at: Callable[[str], None] = ignore) -> WatchedMarkers:
         lease_s = float(self.config.phase2.lease_s)
         store: WatchedMarkers
         if self.remote and self.cloud is not None:

@@ -27,11 +27,12 @@ from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.files import make_folders, write_whole
+from trainyard.stores.files import make_folders
 from trainyard.stores.graph.facts import MutateResult, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import Owner
 from trainyard.stores.processes import boot_id
+from trainyard.stores.whole import write_whole
 from trainyard.testing.simulated_files import SimulatedFiles
 
 EPOCH = 1_800_000_000.0

@@ -27,7 +27,6 @@ from trainyard.night.report import NightReport
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
@@ -36,6 +35,7 @@ from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import this_owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.processes import boot_id
+from trainyard.stores.whole import write_json_durably
 
 RUN = "20270102"
 CONFIG: Mapping[str, Any] = {
