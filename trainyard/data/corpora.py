@@ -155,17 +155,10 @@ class Corpora:
         """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
-        path = self.place(bucket, sha256)
-        with translate_os_errors("The snapshot was not written"):
-            make_folders(self.files, path.parent)
-            try:
-                create_whole(self.files, path, data)
-            except Conflict:
-                self.verified(path, sha256)
-        return CorpusSnapshot(sha256, len(reading.tuples), path)
+        return CorpusSnapshot(sha256, len(reading.tuples), self.keep(bucket, sha256, data))
 
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
-        """Keep a snapshot that came from elsewhere, after a check of its digest. Raises `Corrupt`."""
+        """Keep a snapshot, which may come from elsewhere, after a check of its digest. Raises `Corrupt`."""
         path = self.place(bucket, sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise changed(path)

@@ -6,7 +6,7 @@ the object's metadata: when a retry is answered by "precondition failed" or "not
 it carries our word, the first try had arrived and only its acknowledgement was lost.
 
 Credentials are Google's application default ones; with STORAGE_EMULATOR_HOST set, that server is used without any.
-Semantics: Cloud Storage JSON API v1, objects: insert, get, list, delete, moveTo; retry strategy page.
+Semantics: Cloud Storage JSON API v1, objects: insert, get, list, delete; retry strategy page.
 """
 
 from __future__ import annotations
@@ -149,39 +149,6 @@ class GcsStore:
         with self._asking("listed", prefix):
             found = self.bucket.list_blobs(prefix=self.prefix + prefix, **Patience(self.settings).arguments())
             return sorted((self._info(blob) for blob in found), key=lambda info: info.name)
-
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        old = self._look(source)
-        if old is None:
-            raise object_missing(source)
-        if if_source_generation_match not in (None, old.generation):
-            raise precondition_failed(source, if_source_generation_match or 0, self._info(old))
-        word, generation = (old.metadata or {}).get(WRITER), old.generation
-        try:
-            with self._asking("moved", source):
-                moved = self.bucket.move_blob(
-                    old,
-                    self.prefix + checked_name(target),
-                    if_generation_match=if_generation_match,
-                    if_source_generation_match=generation,
-                    **Patience(self.settings).arguments(),
-                )
-        except (api.PreconditionFailed, LookupError) as error:
-            there = self._look(target)
-            if there is not None and word and (there.metadata or {}).get(WRITER) == word:
-                return self._info(there)
-            now = self._look(source)
-            if now is None or now.generation != generation:
-                raise self._failed(source, generation, now) from error
-            raise self._failed(target, if_generation_match, there) from error
-        return self._info(moved)
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         patience = Patience(self.settings)

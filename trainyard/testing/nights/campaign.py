@@ -461,18 +461,20 @@ class NightCampaign:
     def violated(self, what: str) -> None:
         self.violations.append(f"seed {self.seed}: {what}")
 
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Check one invariant."""
+        self.checked += 1
+        if not holds:
+            self.violated(otherwise)
+
     def enters(self, process: Process) -> None:
         others = [one for one in self.inside if not one.dead and one is not process]
-        self.checked += 1
-        if others:
-            self.violated("two nights at once")
+        self.expect(not others, "two nights at once")
         self.inside.append(process)
 
     def training_begins(self, device: SimulatedDevice) -> None:
-        self.checked += 1
         present = device.present(self.clock.monotonic())
-        if present:
-            self.violated(f"a training began while the device was held by {', '.join(sorted(present))}")
+        self.expect(not present, f"a training began while the device was held by {', '.join(sorted(present))}")
 
     def effect(self, what: str, marker: str, version: AdapterVersion | None = None) -> None:
         """Something that others can see happens for a marker: its owner has to be the one who acts."""
