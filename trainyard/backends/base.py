@@ -93,7 +93,7 @@ class Program(Protocol):
         """argv of the supervised program that runs the job in `folder`."""
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
-        """What the program needs in its environment beside ours."""
+        """Return the program's environment variables in addition to Trainyard's own."""
 
 
 @runtime_checkable
@@ -101,7 +101,7 @@ class Preparing(Protocol):
     """A backend that also writes files into the work folder before its program is started."""
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
-        """Write what the program reads beside `spec.json`; called at every start."""
+        """Write what the program reads besides `spec.json`; called at every start."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Backend(Protocol):
         """Start the job with `folder` as its work folder, and return at once."""
 
     def status(self, handle: Handle) -> JobStatus:
-        """Where the job stands."""
+        """Return the status of the job."""
 
     def cancel(self, handle: Handle) -> None:
         """Ask it to save and end; returns at once, and may be called twice."""
@@ -162,7 +162,7 @@ def work_folder(job: TrainingJob, settings: Settings) -> Path:
 
 
 class Abandoned(Exception):
-    """Whoever waited for the training is gone; ends the supervision, which ends the child."""
+    """The caller that waited for the training is gone; ends the supervision, which ends the child."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Running:
         self.thread = Thread(target=self.run, name=f"training-{job.digest[:8]}", daemon=True)
 
     def run(self) -> None:
-        """Supervise the child to its end; whatever happens here is told by `fetch`."""
+        """Supervise the child to its end; `fetch` returns or raises the result."""
         try:
             self.outcome = supervise(
                 self.program.command(self.job, self.folder),
@@ -284,7 +284,7 @@ class LocalBackend:
         return program
 
     def status(self, handle: Handle) -> JobStatus:
-        """Where a job stands; of a job that another process submitted, what its events say."""
+        """Return the status of a job; for a job of another process, what its events say."""
         running = self.running.get(handle.id)
         return running.status if running else replayed(read_events(handle.folder / EVENTS_FILE))
 

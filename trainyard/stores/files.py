@@ -163,7 +163,7 @@ class RealFiles:
         while True:
             with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _is_open(path, descriptor):  # whoever sweeps lock files removed it while we waited
+                if not _is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
                     continue
                 yield
                 return
@@ -202,7 +202,7 @@ def append_line(files: Files, path: Path, line: bytes) -> None:
 def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
     """Create a file durably and whole, for exactly one of any number of processes.
 
-    `word` keeps the temporary names of several creators apart (the process id does by default).
+    `word` keeps the temporary names of concurrent creators apart (the process id does by default).
     Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
     """
     temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
@@ -215,7 +215,7 @@ def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> No
         raise
     except Conflict:
         files.unlink(temporary)
-        files.fsync_folder(path.parent)  # its creator may have failed or died before this: what is told to be there, is
+        files.fsync_folder(path.parent)  # its creator may have died before this flush, and the caller is told it exists
         raise
     files.fsync_folder(path.parent)
 
@@ -224,7 +224,7 @@ def make_folders(files: Files, path: Path) -> None:
     """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file.
 
     A folder that is there and empty may be one whose maker failed or died before its name was flushed: it is flushed
-    again. Nobody puts anything into a folder before that, so that one which holds something needs no second look.
+    again. Nothing is written to a folder before that, so a folder with content needs no second flush.
     """
     flushed = _FLUSHED.setdefault(files, set())
     if files.is_folder(path):
@@ -252,10 +252,10 @@ def translate_os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error)
-        if told is None:
+        problem = disk_error(what, error)
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 @contextmanager
@@ -264,10 +264,10 @@ def telling_full(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error) if error.errno in _NO_SPACE else None
-        if told is None:
+        problem = disk_error(what, error) if error.errno in _NO_SPACE else None
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 def disk_error(what: str, error: OSError) -> TrainyardError | None:
@@ -332,7 +332,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """A write may be short (a signal, a nearly full disk): go on until all is written or the kernel says why not."""
+    """Write all of `data`: a write may be short (a signal, a nearly full disk), so repeat until done or an error."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

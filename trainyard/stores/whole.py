@@ -6,8 +6,8 @@
     remove_folder(files, folder)
 
 The three rules behind it, each of which `testing/store_faults` breaks on purpose and has to notice: names are flushed
-like bytes, also those of sub-folders; nothing is renamed before it is flushed; whoever *finds* a result flushes its
-name again, because the process that made it may have died before its last flush.
+like bytes, also those of sub-folders; nothing is renamed before it is flushed; a process that *finds* a result flushes
+its name again, because the one that made it may have died before its last flush.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def settle(files: Files, replaced: Path, final: Path) -> None:
 
 
 def remove_folder(files: Files, folder: Path) -> None:
-    """Remove a folder and everything in it; nothing there is fine. The manifest goes first: the rest is no result."""
+    """Remove a folder, if it exists. The manifest goes first: without it the other files are not a result."""
     if not files.is_folder(folder):
         return
     if files.exists(folder / MANIFEST):

@@ -1,8 +1,8 @@
 """A checkpoint exists whole and verified, or does not exist.
 
 Written to a temporary folder, every file fsynced, `manifest.json` with the SHA-256 of each last, then renamed and the
-parent fsynced. Whoever resumes takes the newest one whose files match their manifest; one that does not match is put
-aside (never deleted, never loaded) and told.
+parent fsynced. A resumed run takes the newest one whose files match their manifest; one that does not match is
+quarantined (never deleted, never loaded) and reported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_SPACE_WORDS = re.compile(
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest valid checkpoint, and what was put aside on the way to it."""
+    """The newest valid checkpoint, and the damaged ones that were quarantined on the way to it."""
 
     path: Path | None
     step: int
@@ -76,7 +76,7 @@ def commit(
     """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).
 
     A `write` that hashed what it wrote returns the digests, as `describe_files` does, and nothing is read again.
-    `facts` go into the manifest. `at` is told each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
+    `facts` go into the manifest. `at` gets each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
     `.replaced` where there was one of that step, `.renamed`): a test kills the process there. Raises `E-DISK-FULL`
     without leaving anything behind.
     """
@@ -126,7 +126,7 @@ def drop(path: Path, files: Files = DISK) -> None:
 
 @contextmanager
 def whole_or_nothing(temporary: Path, files: Files = DISK) -> Iterator[None]:
-    """Create the folder; remove it again when the block fails, and tell a full disk from other errors."""
+    """Create the folder; remove it again when the block fails, and raise `LimitExceeded` for a full disk."""
     make_folders(files, temporary.parent)
     files.mkdir(temporary)
     try:
@@ -151,7 +151,7 @@ def is_disk_full(error: BaseException) -> bool:
 def disk_full(folder: Path, needed: int) -> TrainyardError:
     free = shutil.disk_usage(folder).free
     return TrainyardError(
-        f"The disk that holds {folder} is full: at least {needed:,} bytes are needed, {free:,} are free.",
+        f"The disk of {folder} is full: at least {needed:,} bytes are needed, {free:,} are free.",
         why="Nothing half-written was left; the last complete checkpoint is untouched.",
         do="Free space or move TRAINYARD_HOME to a larger disk, then start the run again: it continues.",
         code="E-DISK-FULL",
@@ -185,8 +185,8 @@ def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
         if damage is None:
             flush_name(files, path)
             return FoundCheckpoint(path, step, tuple(aside))
-        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
-        put_aside(root, path, files)
+        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was quarantined.")
+        quarantine(root, path, files)
     return FoundCheckpoint(None, 0, tuple(aside))
 
 
@@ -216,7 +216,7 @@ def damage_of(folder: Path, files: Files = DISK) -> str | None:
     return None
 
 
-def put_aside(root: Path, path: Path, files: Files = DISK) -> None:
+def quarantine(root: Path, path: Path, files: Files = DISK) -> None:
     target = root / QUARANTINE / path.name
     number = 1
     while files.exists(target):

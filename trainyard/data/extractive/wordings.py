@@ -1,6 +1,6 @@
 """The wordings of questions: for each language and rule eight of them, of which the last is the reserved one.
 
-`{topic}` and `{title}` stand for the fact's own words; `{clause}` of the rule `named` is the question as a subordinate
+`{topic}` and `{title}` become the fact's own words; `{clause}` of the rule `named` is the question as a subordinate
 clause ("how long the battery lasts"). Neighbours in the list differ in form, so that two wordings of one fact do, too.
 
 Adding a language: a table here, a row in `trainyard.data.language`, and what `grammar` knows of it.

@@ -1,6 +1,6 @@
 """OLMo 3: ChatML in which the last answer ends with the end-of-text token and an earlier one with `<|im_end|>`.
 
-Functions are listed in the system message, calls and results stand in tags.
+Functions are listed in the system message, calls and results are in tags.
 source: the chat format in the model card of allenai/Olmo-3-7B-Instruct
 """
 

@@ -55,7 +55,7 @@ def check_started(site: TargetDeployment, program: Path, backend: str) -> list[R
 
 
 def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
-    """Start the version's server beside the one that answers now."""
+    """Start the version's server next to the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
     old, before = find_service(place(site)), local.recipe_of(place(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})

@@ -29,12 +29,12 @@ STOP_S = 30.0
 SLICE_S = 2.0
 """A query that runs for longer gives way as soon as somebody else waits."""
 QUERY_S = 40.0
-"""The database ends a query after 30 s by itself, but not while it builds a list."""
+"""The database has its own timeout of 30 s per query, but does not apply it while it builds a list."""
 POLL_S = 0.05
 
 
 class LadybugGraph:
-    """One database file. Usable by several threads, one call at a time; the writer starts with the first call."""
+    """One database file. Usable from many threads, one call at a time; the writer starts with the first call."""
 
     def __init__(self, path: Path, *, files: Files | None = None, answer_s: float = ANSWER_S) -> None:
         self.path, self.files, self.answer_s = path.absolute(), files or RealFiles(), answer_s

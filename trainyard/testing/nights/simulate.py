@@ -21,7 +21,7 @@ from trainyard.testing.nights.injected_bugs import INJECTED_BUGS, injected_bug
 
 DATES, QUIET_DATES = 6, 3
 """Dates with faults, and those without at the end, of one campaign."""
-MOST_TOLD = 20
+MAX_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,4 @@ def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, int, list[str]]
     seed, inject = job
     with injected_bug(inject):
         campaign = campaign_of(seed)
-    return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]
+    return seed, campaign.attempts, campaign.checked, campaign.violations[:MAX_SHOWN]

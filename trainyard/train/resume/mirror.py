@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.stores.objects import store as objects
 from trainyard.stores.whole import MANIFEST, fsync_path
-from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, put_aside, whole_or_nothing
+from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine, whole_or_nothing
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
@@ -260,7 +260,7 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
                 fsync_path(path)
             folder.rename(root / name)
         else:
-            put_aside(root, folder)
+            quarantine(root, folder)
     temporary.rmdir()
     fsync_path(root)
     return damage

@@ -32,5 +32,5 @@ def event_line(event: str, fields: dict[str, Any]) -> bytes:
 
 
 def open_events(path: Path) -> int:
-    """A descriptor that appends; several processes may write to the same file, each event as one write."""
+    """Open the event file for appending; processes may share it, because each event is one write."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
