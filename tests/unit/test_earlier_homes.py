@@ -2,7 +2,7 @@
 
 `tests/resources/homes/4b25bfd.tar.gz` was written below `/srv/trainyard` by the commit of that name: a training paused
 at step 4 of 12 with the digest of the adapter that the same training left when it was not paused, a deployed adapter,
-and one night (`trainyard.testing.night_program`) with its state.
+and one night (`trainyard.testing.nights.night_program`) with its state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainyard.compute.events import Event
 from trainyard.night.phases import run_night
 from trainyard.settings import load_settings
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.testing import night_program
+from trainyard.testing.nights import night_program
 
 WRITTEN_BELOW = "/srv/trainyard"
 

@@ -57,7 +57,7 @@ def test_parent_side_imports_no_torch() -> None:
     [
         ({"adapter": "stack"}, "R-BACKEND-SETTING", "Use continue, or backend native."),
         ({"adapter": "merge"}, "R-BACKEND-SETTING", "Use continue, or backend native."),
-        ({"method": "full"}, "R-ADAPTER-METHOD", "Use the method of the earlier trainer."),
+        ({"method": "full"}, "R-ADAPTER", "Use the method of the earlier trainer."),
     ],
 )
 def test_earlier_adapter_can_only_be_continued(config: dict[str, Any], code: str, instead: str) -> None:

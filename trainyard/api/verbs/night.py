@@ -153,24 +153,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
         fraction = min(1.0, done / given.nights)
         context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
 
-    found = simulate(
-        given.nights,
-        given.seed,
-        inject=given.inject,
-        processes=given.processes,
-        campaign=given.campaign,
-        on_progress=progress,
-    )
-    return Simulated(
-        seed=found.seed,
-        nights=found.nights,
-        attempts=found.attempts,
-        seconds=round(found.seconds, 1),
-        inject=found.inject,
-        violations=found.violations,
-        failed=found.failed,
-        last_line=found.last_line,
-    )
+    return Simulated.model_validate(simulate(**vars(given), on_progress=progress), from_attributes=True)
 
 
 def run_worker(given: WorkerInput, context: Context) -> Worked:

@@ -26,7 +26,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment

@@ -5,13 +5,12 @@ python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject foun
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.store_faults.swaps import Swap, swapped
+from trainyard.testing.simulation import Swap
 from trainyard.train import checkpoints
 
 
@@ -95,8 +94,3 @@ def table() -> dict[str, tuple[Swap, ...]]:
 
 
 INJECTED_BUGS = tuple(table())
-
-
-def injected_bug(name: str | None) -> AbstractContextManager[None]:
-    """The stores with this mistake in them; None changes nothing."""
-    return swapped(table()[name] if name else ())
