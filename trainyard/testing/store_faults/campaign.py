@@ -40,7 +40,7 @@ KEYS = tuple(letter * 64 for letter in "ab")
 ROLES = ("bot", "coder")
 
 
-class Death(Exception):
+class Death(BaseException):
     """The process ends here."""
 
 
@@ -169,7 +169,7 @@ class StoreCampaign:
             registry.promote(version.name)
             self.live[role] = {version.version}
 
-    # What has to hold.
+    # The invariants.
 
     def check(self) -> None:
         """Everything that was promised is there and whole."""
