@@ -19,11 +19,11 @@ from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
 from trainyard.data.limited.service import ReadingService, kept_service, parse_limited
 from trainyard.data.readers.streams import Limits
+from trainyard.night.deps import NightDeps
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
 from trainyard.night.streams import RememberedParse
-from trainyard.night.surroundings import world_of
-from trainyard.night.world import NightDeps
+from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
@@ -165,7 +165,7 @@ def test_a_real_night_parses_in_children(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "documents").mkdir()
     config = read_night({"documents": str(tmp_path / "documents")})
-    world = world_of(config, Settings(home=tmp_path / "home", data_roots=(tmp_path,)))
+    world = make_night_deps(config, Settings(home=tmp_path / "home", data_roots=(tmp_path,)))
     assert isinstance(world.parse, RememberedParse)
     assert world.parse.parse is parse_limited
     assert world.stores.corpora.parse is parse_limited

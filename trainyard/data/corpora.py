@@ -26,7 +26,7 @@ from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
+from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors
 
 MOST_LINE_BYTES = 4_000_000
 LEAST_HELD_OUT = 10
@@ -107,7 +107,7 @@ class Corpora:
 
     def append(self, bucket: str, method: str, given: Sequence[CorpusTuple]) -> tuple[int, int]:
         """Append tuples that are not there yet; returns (added, those that were there already)."""
-        with telling("The corpus was not written"):
+        with translate_os_errors("The corpus was not written"):
             make_folders(self.files, self.root)
             with self.files.locked(self.root / f".{bucket}.lock"):
                 known = set(self.read(bucket, method).digests)
@@ -155,7 +155,7 @@ class Corpora:
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
         path = self.place(bucket, sha256)
-        with telling("The snapshot was not written"):
+        with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
             try:
                 create_whole(self.files, path, data)
@@ -168,7 +168,7 @@ class Corpora:
         path = self.place(bucket, sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise changed(path)
-        with telling("The snapshot was not written"):
+        with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
             try:
                 create_whole(self.files, path, data)
