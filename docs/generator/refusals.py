@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from docs.generator.codes import PUT_TOGETHER, Use, codes_in_sources
 from docs.generator.markdown import cell, code, page, table
-from trainyard.spec.compat.place import Row
+from trainyard.spec.compat.context import Row
 from trainyard.spec.compat.table import ROWS
 
 INTRODUCTION = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.place import Hits, NodeView, Row, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, listed
 from trainyard.spec.training import TrainerConfig
 
 
-def shares_nothing(config: TrainerConfig, _: NodeView) -> Hits:
+def shares_nothing(config: TrainerConfig, _: NodeView) -> Match:
     """Several processes with a strategy of one."""
     shared = config.backend.facts.strategies[1:]
     asked = config.launch.strategy is Strategy.SINGLE and config.launch.processes > 1
@@ -22,7 +22,7 @@ def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
     return asked and config.backend is not BackendName.DEEPSPEED
 
 
-def unfit_shard(config: TrainerConfig, _: NodeView) -> Hits:
+def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
     """A size of a replica that the processes cannot be divided into."""
     launch = config.launch
     size = launch.shard_size or launch.processes // 2

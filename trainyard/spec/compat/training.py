@@ -10,7 +10,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.compat.place import Hits, NodeView, Row, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 
 CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
@@ -22,7 +22,7 @@ def earlier(at: NodeView) -> TrainerConfig | None:
     return trainers[0] if trainers and isinstance(trainers[0], TrainerConfig) else None
 
 
-def other_shape(config: TrainerConfig, at: NodeView) -> Hits:
+def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     """A continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method is not before.method:
@@ -49,14 +49,14 @@ def written_as_one(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
     return earlier(at) if config.adapter != "continue" and config.method.facts.adapter else None
 
 
-def no_sum(config: TrainerConfig, at: NodeView) -> Hits:
+def no_sum(config: TrainerConfig, at: NodeView) -> Match:
     """The method of two whose adapters are not sums of low-rank matrices."""
     before = written_as_one(config, at)
     other = [method for method in (before.method, config.method) if not method.facts.summed] if before else []
     return bool(other) and {"method": other[0]}
 
 
-def common_module(config: TrainerConfig, at: NodeView) -> Hits:
+def common_module(config: TrainerConfig, at: NodeView) -> Match:
     """A module that two adapters contain as a whole."""
     before = written_as_one(config, at)
     if before is None or no_sum(config, at):
@@ -65,18 +65,18 @@ def common_module(config: TrainerConfig, at: NodeView) -> Hits:
     return bool(common) and {"module": common[0]}
 
 
-def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Hits:
+def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Match:
     before = earlier(at)
     format = before.quantization if before is not None else None
     return config.adapter == "merge" and format is not None and not format.facts.mergeable and {"format": format}
 
 
-def other_base(config: TrainerConfig, at: NodeView) -> Hits:
+def other_base(config: TrainerConfig, at: NodeView) -> Match:
     before = at.trainer()
     return before is not None and config.base_model != before.base_model and {"old": before.base_model}
 
 
-def control_in_line(config: TrainerConfig, at: NodeView) -> Hits:
+def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
     if config.control is None or before is None or before.stage is not config.stage:
