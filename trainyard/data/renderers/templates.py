@@ -1,8 +1,8 @@
-"""ChatML, and Qwen 2.5, which writes it with a system prompt of its own."""
+"""The chat templates that are written here; those of other families are files that TRL ships."""
 
 from __future__ import annotations
 
-from trainyard.data.renderers.contract import CALLING, CONTENT, JSON_CALLS, PLAIN, RendererSpec
+from pathlib import Path
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -36,11 +36,13 @@ TINY_TEMPLATE = (
 """The tiny model's, which tests and examples build."""
 MARKED_TEMPLATES = (STARTER_TEMPLATE, TINY_TEMPLATE)
 """ChatML with the assistant's part marked for loss masks: of the models that come with this package."""
-
-CHATML = RendererSpec("chatml", {"chatml": PLAIN}, CONTENT, own={"chatml": CHATML_TEMPLATE})
-QWEN25 = RendererSpec(
-    "qwen2.5",
-    {"qwen2_5": CALLING, "qwen2_5_training": CALLING, "qwen2_5_vl": PLAIN, "qwen2_5_vl_training": PLAIN},
-    {**JSON_CALLS, **CONTENT},
-    stops=("<|endoftext|>",),
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
+"""For a base model without a chat template; saved with the adapter, so that serving uses the same."""
+
+
+def read_template(name: str) -> str:
+    """The text of a `.jinja` file of this folder."""
+    return Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
