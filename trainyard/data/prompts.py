@@ -97,7 +97,7 @@ def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dic
 
 
 class Prompter:
-    """Makes the messages of a request; holds the child that renders a user's own prompt. A context manager.
+    """Makes the messages of a request; owns the child that renders a user's own prompt. A context manager.
 
     Raises `InvalidInput` on entry when the own prompt cannot be used: `E-PROMPT` for a
     variable that does not exist, a prompt that never shows the document or leaves the sandbox, and one over the limits

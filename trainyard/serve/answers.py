@@ -127,7 +127,7 @@ class Answers:
         adapter = self.served.adapter_of(asked.model)
         prompts = asked.prompts()
         if not prompts or (asked.stream and (len(prompts) > 1 or asked.echo)):
-            raise ApiError(400, "prompt is empty, or a stream has several prompts or echo.", param="prompt")
+            raise ApiError(400, "prompt is empty, or a stream has more than one prompt or echo.", param="prompt")
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt has {len(prompts):,} texts; one request takes {MAX_PROMPTS}.", param="prompt")
         options = self.options(asked, adapter)

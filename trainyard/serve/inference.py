@@ -105,7 +105,7 @@ class ModelRunner:
         return model.eval()
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Put a PEFT adapter beside the others.
+        """Load a PEFT adapter in addition to the others.
 
         Raises `InvalidInput` when it was made for another base or must not be loaded, and `TrainyardError`
         (`E-BASE-CHANGED`) when the base has other weights afterwards; then the base is read again, with the adapters
@@ -243,7 +243,7 @@ class TextWriter:
         self.tokenizer, self.stops = tokenizer, stops
         self.tokens: list[int] = []
         self.start = self.end = 0
-        self.held = ""
+        self.pending = ""
         self.stopped = False
 
     def add(self, token: int) -> str:
@@ -261,22 +261,22 @@ class TextWriter:
         return text
 
     def release(self, fresh: str) -> str:
-        self.held += fresh
-        found = [position for stop in self.stops if (position := self.held.find(stop)) >= 0]
+        self.pending += fresh
+        found = [position for stop in self.stops if (position := self.pending.find(stop)) >= 0]
         if found:
             self.stopped = True
-            certain, self.held = self.held[: min(found)], ""
+            certain, self.pending = self.pending[: min(found)], ""
             return certain
-        keep = max((overlap(self.held, stop) for stop in self.stops), default=0)
-        certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        keep = max((overlap(self.pending, stop) for stop in self.stops), default=0)
+        certain, self.pending = self.pending[: len(self.pending) - keep], self.pending[len(self.pending) - keep :]
         return certain
 
     def finish(self) -> str:
-        """What was still held back when the generation ended."""
+        """Return the text that was still pending when the generation ended."""
         if self.stopped:
             return ""
         rest = self.decode(self.start, len(self.tokens))[len(self.decode(self.start, self.end)) :]
-        return self.held + rest
+        return self.pending + rest
 
 
 def overlap(text: str, stop: str) -> int:
@@ -312,7 +312,7 @@ class Worker:
             self.busy = True
             try:
                 future.set_result(work())
-            except Exception as error:  # it belongs to whoever waits for the future
+            except Exception as error:  # it belongs to the caller that waits for the future
                 future.set_exception(error)
             self.busy = False
 

@@ -60,7 +60,7 @@ class Books:
         return account
 
     def first_time(self, question: str) -> bool:
-        """Whether nobody asked this before; case and spaces do not tell questions apart."""
+        """Return whether the question is new; case and spaces are ignored."""
         mark = hashlib.blake2b(
             " ".join(question.lower().split()).encode("utf-8", "surrogatepass"), digest_size=12
         ).digest()

@@ -106,7 +106,7 @@ class Shingles:
     def near_duplicates(self, threshold: float, pairs: np.ndarray | None = None) -> dict[int, int]:
         """Row -> the earlier row that it repeats, by index over all rows that were added.
 
-        `pairs` holds one uint64 a row, 0 for none: rows with the same one are not compared.
+        `pairs` is one uint64 a row, 0 for none: rows with the same one are not compared.
         """
         if not self.sizes:
             return {}

@@ -26,7 +26,7 @@ JSON_COLUMNS = {"messages", "conversations", "tools", "functions", "history", "i
 
 
 class LenientHooks:
-    """Strict parsing that goes on to the end of the value: the end is needed to find the next one in an array."""
+    """Strict parsing that continues to the end of the value: the end is needed to find the next one in an array."""
 
     def __init__(self) -> None:
         self.fault: BadRow | None = None
@@ -231,7 +231,7 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
     Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`).
     """
     try:
-        # A value that stands in a dictionary once and in every row counts as often as it is repeated, and is decoded
+        # A value that is once in a dictionary and in every row counts as often as it is repeated, and is decoded
         # after it was counted.
         described = parquet.ParquetFile(stream, pre_buffer=False)
         plain, repeated = described.schema_arrow, text_columns(described.metadata)

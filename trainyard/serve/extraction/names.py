@@ -1,7 +1,7 @@
 """How names are written: the shapes of persons' and organisations' names, and the words that are never part of one.
 
-The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that stand where a
-name could stand. In running text a document itself says more: a word that it also writes in lower case is a word.
+The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that occur where a
+name could be. In running text a document itself says more: a word that it also writes in lower case is a word.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def is_person(name: str) -> bool:
 
 
 def is_person_in_text(name: str, common: frozenset[str]) -> bool:
-    """The same in running text, where capitals also begin sentences and titles: most of it is no common word."""
+    """The same in running text, where capitals also begin sentences and titles: most of it must not be common words."""
     found = [word for word in WORD.findall(name) if word[0].isupper()]
     return is_person(name) and sum(word.casefold() in common for word in found) * 2 < len(found)
 

@@ -1,7 +1,7 @@
 """llama.cpp's `llama-server`: base and adapter as GGUF files, one server a version.
 
 It takes adapters only when it starts and gives them weights afterwards (`/lora-adapters`), so the deployer starts a
-server for each version beside the one that answers. A whole model is served from its own GGUF file. Requests may name
+server for each version next to the one that answers. A whole model is served from its own GGUF file. Requests may name
 any model: the server has one.
 """
 
@@ -69,12 +69,12 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
 
 def require_applied(site: TargetDeployment) -> None:
     """Raises `TrainyardError` (`E-SERVER-REFUSED`) unless the server says that the adapter has its full weight."""
-    held: Any = call(site, "GET", "/lora-adapters")
-    if isinstance(held, list) and [entry.get("scale") for entry in held] == [1.0]:
+    listed: Any = call(site, "GET", "/lora-adapters")
+    if isinstance(listed, list) and [entry.get("scale") for entry in listed] == [1.0]:
         return
     raise TrainyardError(
         f"{site.where} does not apply the adapter.",
-        why=f"It lists {held!r}.",
+        why=f"It lists {listed!r}.",
         do="Read its log in the services folder of TRAINYARD_HOME.",
         code="E-SERVER-REFUSED",
     )

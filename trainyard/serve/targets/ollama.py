@@ -80,7 +80,7 @@ def check(site: TargetDeployment) -> list[Reason]:
         instead = "use target llama_server, which runs Jinja."
         reasons.append(site.reason("R-TEMPLATE-MISMATCH", "type", because, instead))
     if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
-        what = f"{site.where} is no ollama server."
+        what = f"{site.where} is not an ollama server."
         raise Unavailable(what, do="Correct the target's url.", code="E-SERVER-RESPONSE")
     return reasons
 
@@ -147,15 +147,15 @@ def canary(site: TargetDeployment) -> None:
     ask_canary(site, model_name(site.new.name))
 
 
-def held(site: TargetDeployment) -> dict[str, str]:
-    """Name -> digest of the models that ollama has."""
+def list_models(site: TargetDeployment) -> dict[str, str]:
+    """Return name -> digest of the models that ollama has."""
     answer = call(site, "GET", "/api/tags")
     return {str(entry["name"]): str(entry.get("digest")) for entry in answer.get("models") or []}
 
 
 def switch(site: TargetDeployment) -> None:
     """Let `latest` mean the new version, remembering what it meant."""
-    alias, models = model_name(site.new.alias), held(site)
+    alias, models = model_name(site.new.alias), list_models(site)
     site.alias_before = next(
         (name for name, digest in models.items() if digest == models.get(alias) and name != alias), None
     )
@@ -181,7 +181,7 @@ def retire(site: TargetDeployment) -> None:
 
 
 def remove(site: TargetDeployment, name: str) -> None:
-    if name in held(site):
+    if name in list_models(site):
         call(site, "DELETE", "/api/delete", {"model": name})
 
 

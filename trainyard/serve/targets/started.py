@@ -65,7 +65,7 @@ def template_file(version: Path) -> Path | None:
 
 
 def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
-    """Start the version's server beside the one that answers now."""
+    """Start the version's server next to the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
     old, before = find_service(place(site)), local.recipe_of(place(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})

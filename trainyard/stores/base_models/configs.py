@@ -60,7 +60,7 @@ def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def asks_for_code(config: Mapping[str, Any]) -> bool:
-    """Whether `auto_map` stands anywhere in a config; a part of a model may have a config of its own."""
+    """Return whether `auto_map` occurs anywhere in a config; a part of a model may have its own config."""
     return any(key == "auto_map" for key, _ in nested(config))
 
 
@@ -175,6 +175,6 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
 
 
 def is_plain(name: str, text: str) -> bool:
-    """Whether a name of `modules_to_save` is letters, so that its pattern is one of ours."""
+    """Return whether a name of `modules_to_save` is only letters, so that Trainyard wrote its pattern."""
     inner = text.removeprefix(r"(^|.*\.)").removesuffix(r"($|\..*)")
     return name == "modules_to_save" and inner.replace("_", "").isalnum()

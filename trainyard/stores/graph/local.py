@@ -25,7 +25,7 @@ STOP_S = 30.0
 SLICE_S = 2.0
 """A query that runs for longer gives way as soon as somebody else waits."""
 QUERY_S = 40.0
-"""The database ends a query after 30 s by itself, but not while it builds a list."""
+"""The database has its own timeout of 30 s per query, but does not apply it while it builds a list."""
 POLL_S = 0.05
 
 

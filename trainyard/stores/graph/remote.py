@@ -80,7 +80,7 @@ class HttpGraph(AskedGraph):
             return reply.json()
         except ValueError as error:
             raise Unavailable(
-                f"What answers at {self.url} is no graph server.", why="Its answer is no JSON.",
+                f"The server at {self.url} is not a graph server.", why="Its answer is not valid JSON.",
                 do="Correct the address.", code="E-GRAPH-STORE",
             ) from error  # fmt: skip
 
@@ -89,7 +89,7 @@ class HttpGraph(AskedGraph):
 
 
 def refusal(reply: httpx.Response) -> TrainyardError | None:
-    """The error that the server sent, if it is one of ours."""
+    """Return the error that the server sent, if it is a Trainyard error."""
     try:
         error = reply.json()["error"]
         return from_fields(error) if error["what"] else None

@@ -45,7 +45,7 @@ Rows = list[tuple[str, ...]]
 
 
 class Tables:
-    """One open database. Not for several threads."""
+    """One open database. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -62,7 +62,7 @@ class Tables:
         self.database.close()
 
     def rows(self, cypher: str, **parameters: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of one of our own statements."""
+        """Yield the rows of a statement that Trainyard wrote."""
         found: Any = self.connection.execute(cypher, parameters)
         table = found.get_as_arrow(65_536)
         return zip(*(column.to_pylist() for column in table.columns), strict=True)
@@ -86,7 +86,7 @@ class Tables:
         return state
 
     def load_touched(self, part: Sequence[Mutation]) -> None:
-        """What `State.apply` needs beside the keys."""
+        """Load what `State.apply` needs besides the keys."""
         state = self.state
         state.contents = {key: Contents() for key in state.replaced_by(part)}
         if state.contents:
@@ -153,7 +153,7 @@ class Tables:
         return results
 
     def roll_back(self) -> None:
-        """Forget an unfinished transaction, here and in the database; a failed one may have ended by itself."""
+        """Roll back an unfinished transaction, here and in the database, which may have ended a failed one already."""
         if not self.rolled_back():
             self.connection.close()
             self.connection = ladybug.Connection(self.database, num_threads=2)

@@ -1,6 +1,6 @@
 """An object store in a Google Cloud Storage bucket.
 
-Every retry is ours to explain: only what may pass by itself is tried again (408, 429, 500, 502, 503, 504, a broken or
+Only errors that may pass without a change are retried (408, 429, 500, 502, 503, 504, a broken or
 silent connection), until one total deadline over all requests of an operation. A write carries a word of its own in
 the object's metadata: when a retry is answered by "precondition failed" or "not found", the object is looked up, and if
 it carries our word, the first try had arrived and only its acknowledgement was lost.
@@ -51,7 +51,7 @@ DOWNLOAD_TRIES = 3
 GRANULE = 256 << 10
 """Chunks of a resumable upload are multiples of this."""
 NO_BUCKET_LOOKUP = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
-"""The client's switch for asking after the bucket's place beside every call, which only its traces show."""
+"""The client's switch for looking up the bucket's location with every call, which only its traces show."""
 _MESSAGE = re.compile(r'"message": *"([^"]+)"')
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -247,9 +247,9 @@ def forbidden(address: str, why: str) -> Unavailable:
 
 def first_line(error: BaseException) -> str:
     text = str(getattr(error, "message", "") or error).strip()
-    told = _MESSAGE.search(text)
-    if told:
-        return told[1][:300]
+    message = _MESSAGE.search(text)
+    if message:
+        return message[1][:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
 
 

@@ -1,4 +1,4 @@
-"""What has to hold after every attempt of a simulated night, whatever happened in it, and what at the end.
+"""The invariants after every attempt of a simulated night, whatever happened in it, and at the end.
 
 Each check counts, so that the last line of a simulation says how often something was looked at. What a state promised
 once (a completed marker, a version's number, a ledger's entry) is remembered in the campaign: a disk that loses it is
@@ -30,7 +30,7 @@ SLACK_S = 60.0
 
 
 def check(campaign: NightCampaign) -> None:
-    """After an attempt: no process is at work, everything that was acknowledged is there and fits together."""
+    """Check after an attempt that no process is running, and all that was acknowledged is there and consistent."""
     for rule in (ledger_and_graph, versions, markers, cloud):
         guarded(campaign, rule)
 
@@ -157,7 +157,7 @@ def readable(campaign: NightCampaign, version: AdapterVersion) -> bool:
 
 
 def cloud(campaign: NightCampaign) -> None:
-    """Whoever sees a manifest sees every file of it; nothing below a version is ever written twice."""
+    """Check that a visible manifest has all its files, and that no file of a version is ever written twice."""
     store = campaign.cloud
     if store is None:
         return
