@@ -192,7 +192,7 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path) -> None:
             dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
             if len(dropped):
                 reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
-                ledger.quarantine(block, dropped, reasons, partial(detail, survivors, entries))
+                ledger.quarantine_rows(block, dropped, reasons, partial(detail, survivors, entries))
 
 
 def detail(survivors: KeptRows, entries: np.ndarray, row: int) -> str:

@@ -197,10 +197,10 @@ class RowLedger:
         """
         if not mask.any():
             return block
-        self.quarantine(block, np.flatnonzero(mask), [reason], detail)
+        self.quarantine_rows(block, np.flatnonzero(mask), [reason], detail)
         return block.keep(~mask)
 
-    def quarantine(self, block: Block, indices: np.ndarray, reasons: Sequence[str], detail: Detail) -> None:
+    def quarantine_rows(self, block: Block, indices: np.ndarray, reasons: Sequence[str], detail: Detail) -> None:
         """Count and write rows of a block; `reasons` has one entry for all rows, or one a row."""
         rows = block.batch.take(pa.array(indices)).to_pylist()
         with self.quarantine.open("ab") as stream:
