@@ -30,7 +30,7 @@ from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 WORKERS = Path(workers.__file__).parent
 """The only folder of Trainyard that an external interpreter imports from."""

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
@@ -115,9 +114,7 @@ class Prompter:
             self.child.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.child:
             self.child.stop()
 

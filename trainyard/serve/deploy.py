@@ -33,8 +33,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
+from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256
+from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
 OLLAMA_URL = "http://127.0.0.1:11434"

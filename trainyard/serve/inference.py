@@ -19,13 +19,13 @@ from typing import Any
 
 import llguidance.hf
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
-from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.methods.guarding import base_digests, require_unchanged_base
+from trainyard.stores.models import check_adapter_folder
+from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory
 
 MAX_WAITING = 256
@@ -112,17 +112,10 @@ class ModelRunner:
         that were there.
         """
         check_adapter_folder(folder, [module for module, _ in self.model.named_modules()])
-        tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
         self.loaded += 1
         inner = f"adapter{self.loaded}"
         try:
-            if isinstance(self.model, PeftModel):
-                self.model.load_adapter(str(folder), adapter_name=inner)
-            else:
-                self.model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=inner)
-            # PEFT only warns when names do not meet, and then serves the base under the adapter's name.
-            if strangers := tensors ^ set(get_peft_model_state_dict(self.model, adapter_name=inner)):
-                raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
+            self.model = attach_adapter(self.model, folder, inner)
         except Exception as error:  # PEFT has no error class of its own
             self.forget(inner)
             self.keep_base(folder.name)

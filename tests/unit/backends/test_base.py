@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.small_jobs import Jobs, conversation, train_as_child
-from trainyard.backends.base import load, probe_all, rebuilt
+from trainyard.backends.base import load, probe_all
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
+from trainyard.backends.results import rebuilt
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable

@@ -66,11 +66,7 @@ def identities(block: Block) -> list[bytes]:
     if block.port is Port.TEXT:
         texts = block.answer
     else:
-        names = [
-            name
-            for name in ("messages", "prompt", "chosen", "rejected", "completion")
-            if name in block.batch.schema.names
-        ]
+        names = [name for name in MESSAGE_COLUMNS if name in block.batch.schema.names]
         parts = [block.column("tools").fill_null("")]
         for name in names:
             turns = block.turns(name)

@@ -128,10 +128,7 @@ def patterns(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for name in ("target_modules", "exclude_modules"):
         if isinstance(config.get(name), str):
             found.append((name, config[name], "fullmatch"))
-    for name, form in (
-        ("modules_to_save", r"(^|.*\.){}($|\..*)"),
-        ("layers_pattern", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."),
-    ):
+    for name, form in LISTED.items():
         listed = [config[name]] if isinstance(config.get(name), str) else config.get(name) or []
         found += [(name, form.replace("{}", one), "match") for one in texts(name, listed)]
     for name in ("rank_pattern", "alpha_pattern"):

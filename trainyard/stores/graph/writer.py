@@ -25,7 +25,7 @@ from trainyard.stores.graph.tables import Tables
 
 Verb = Callable[[Tables, dict[str, Any]], Any]
 VERBS: dict[str, Verb] = {
-    "mutate": lambda tables, asked: [asdict(one) for one in tables.mutate([shaped(one) for one in asked["given"]])],
+    "mutate": lambda tables, asked: [asdict(o) for o in tables.mutate([shaped(one) for one in asked["mutations"]])],
     "has": lambda tables, asked: tables.has(asked["documents"]),
     "query": lambda tables, asked: tables.query(asked["cypher"], asked["parameters"]),
     "stats": lambda tables, asked: asdict(tables.stats(asked["tenant"])),

@@ -93,16 +93,6 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All whose name starts with `prefix`, sorted by name."""
 
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        """Rename atomically; `if_generation_match` is about the target."""
-
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
 

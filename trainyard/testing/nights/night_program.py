@@ -20,13 +20,13 @@ from typing import Any
 
 from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
+from trainyard.data.limited.service import kept_service
 from trainyard.night.deps import NightDeps, NightVerdict, Stores, Trained, TrainingRequest
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.clock import RealClock
 from trainyard.stores.documents import DocumentLedger
 from trainyard.stores.files import RealFiles
@@ -35,6 +35,7 @@ from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import this_owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.processes import boot_id
+from trainyard.stores.whole import write_json_durably
 
 RUN = "20270102"
 CONFIG: Mapping[str, Any] = {
@@ -173,7 +174,8 @@ def main() -> None:
     if "--state" in sys.argv:
         print(json.dumps(state(folder)))
         return
-    report = run(folder)
+    with kept_service():
+        report = run(folder)
     print(report.headline)
     sys.exit(report.exit_code)
 

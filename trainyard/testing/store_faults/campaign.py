@@ -40,7 +40,7 @@ KEYS = tuple(letter * 64 for letter in "ab")
 ROLES = ("bot", "coder")
 
 
-class Death(Exception):
+class Death(BaseException):
     """The process ends here."""
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainyard.data.readers.parts import split_document
 from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS, prompt
-from trainyard.serve.extraction.parts import split_document
 
 BODY = "A line of text.\n" * 10
 
@@ -24,7 +24,7 @@ def test_the_parts_are_the_document(text: str, most: int) -> None:
 
 
 def test_a_short_document_is_one_part() -> None:
-    assert split_document("# One\n") == ("# One\n",)
+    assert split_document("# One\n", 400) == ("# One\n",)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_where_a_document_is_cut(text: str, begins: list[str]) -> None:
 def test_every_part_fits_a_prompt_and_a_megabyte_is_quick() -> None:
     began = time.process_time()
     for text in ("# A\n" * 250_000, "x" * 1_000_000, "a b\n\n" * 200_000, f"# A\n{BODY}" * 6_000):
-        parts = split_document(text)
+        parts = split_document(text, MAX_DOCUMENT_CHARS)
         assert "".join(parts) == text
         assert len(parts) == -(-len(text) // MAX_DOCUMENT_CHARS) or len(parts) > len(text) // MAX_DOCUMENT_CHARS
         prompt(parts[-1], "meetings")

@@ -9,8 +9,6 @@ import re
 from bisect import bisect_right
 from typing import NamedTuple
 
-from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
-
 HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+\S")
 FENCE = re.compile(r" {0,3}(```|~~~)")
 UNDERLINE = re.compile(r" {0,3}(=|-){3,}[ \t]*$")
@@ -26,20 +24,25 @@ class Boundary(NamedTuple):
     rank: int
 
 
-def split_document(text: str, most: int = MAX_DOCUMENT_CHARS) -> tuple[str, ...]:
+def split_document(text: str, most: int) -> tuple[str, ...]:
     """The parts of a text, each of at most `most` characters; a part of blank lines alone is left out."""
+    return tuple(text[start:end] for start, end in find_parts(text, most))
+
+
+def find_parts(text: str, most: int) -> list[tuple[int, int]]:
+    """(start, end) of each part in the text."""
     if len(text) <= most:
-        return (text,)
+        return [(0, len(text))]
     boundaries = find_boundaries(text)
     places = [one.place for one in boundaries]
-    parts: list[str] = []
+    parts: list[tuple[int, int]] = []
     start = 0
     while len(text) - start > most:
         window = boundaries[bisect_right(places, start) : bisect_right(places, start + most)]
         end = best_cut(window, start, most) or blank_before(text, start, most)
-        parts.append(text[start:end])
+        parts.append((start, end))
         start = end
-    return tuple(part for part in (*parts, text[start:]) if part.strip())
+    return [(start, end) for start, end in (*parts, (start, len(text))) if text[start:end].strip()]
 
 
 def find_boundaries(text: str) -> list[Boundary]:
