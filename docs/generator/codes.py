@@ -93,7 +93,7 @@ def uses_table(found: Mapping[str, list[Use]]) -> str:
 
 
 def codes_in_sources() -> dict[str, list[Use]]:
-    """Every code that the sources name, with the messages that stand next to it, in the order of the codes."""
+    """Return every code that the sources name, with the messages next to it, in the order of the codes."""
     found: dict[str, list[Use]] = {}
     for room in ("trainyard", "flows", "nodes", "tasks"):
         for path in sorted((REPOSITORY / room).rglob("*.py")):
@@ -127,7 +127,7 @@ def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
 
 
 def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
-    """Every call, with the expressions that the names of its function stand for."""
+    """Yield every call, with the expressions that the names of its function refer to."""
     for node in ast.iter_child_nodes(tree):
         inner = dict(names)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
