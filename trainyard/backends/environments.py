@@ -30,7 +30,7 @@ from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 WORKERS = Path(workers.__file__).parent
 """The one folder of ours that an external interpreter sees."""

@@ -30,7 +30,8 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import Produced, write_json_durably
+from trainyard.stores.artifacts import Produced
+from trainyard.stores.whole import write_json_durably
 
 MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
 MEMORY_TEXTS = re.compile(
@@ -126,6 +127,12 @@ def remembered(job: TrainingJob, settings: Settings) -> TrainingJob | None:
         return None
     config = TrainerConfig.model_validate(orjson.loads(path.read_bytes())["config"])
     return job.model_copy(update={"config": config})
+
+
+def follow_restarts(work: Path) -> Path:
+    """The work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    path = work / REMEMBERED_FILE
+    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
 
 
 def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, settings: Settings) -> None:

@@ -41,7 +41,7 @@ class ExternalProgram:
         if job.adapter is not None and job.config.adapter == "continue" and not job.config.method.facts.adapter:
             because = f"Method {job.config.method} trains whole weights and cannot continue an adapter."
             instead = "Use the method of the earlier trainer."
-            found.append(Reason("R-ADAPTER-METHOD", job.node or None, "config.method", because, instead))
+            found.append(Reason("R-ADAPTER", job.node or None, "config.method", because, instead))
         return found
 
     def command(self, _job: TrainingJob, folder: Path) -> list[str]:

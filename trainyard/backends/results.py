@@ -23,7 +23,8 @@ from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.events import Event
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint
 
 Claimed = TypeVar("Claimed")

@@ -37,7 +37,7 @@ def read_source(
 ) -> Produced:
     """Read every set of the config into its own sub-folder of `folder`, named by the port that it fills.
 
-    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL…`),
+    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL`),
     `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
     rows of a set are bad; the quarantine is then kept under `TRAINYARD_HOME/quarantine`).
     """

@@ -40,7 +40,8 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import ValidatorConfig
-from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet, Reference
+from trainyard.stores.whole import write_json_durably
 
 __all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "validate"]
 

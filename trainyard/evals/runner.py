@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.evals.curves import loss_curves
 from trainyard.evals.gate import choose_primary
@@ -29,7 +30,8 @@ from trainyard.evals.report import build_report, headline, markdown
 from trainyard.evals.tasks import cases_of
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.whole import write_json_durably
 
 __all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_inputs"]
 

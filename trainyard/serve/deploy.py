@@ -33,8 +33,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
+from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256
+from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
 OLLAMA_URL = "http://127.0.0.1:11434"
@@ -95,7 +96,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if value["adapter_sha256"] != adapter.sha256:
         because = f"the report is about {value['adapter_sha256'][:12]}, the adapter is {adapter.sha256[:12]}."
         instead = "connect the deployer to the adapter that was evaluated."
-        raise Refused([Reason("R-REPORT-MISMATCH", None, "needs", because, instead)])
+        raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
     verdict: Mapping[str, Any] = value["gate"]
     if not verdict["better"]:
         raise TrainyardError(
@@ -180,9 +181,7 @@ def refuse_control(wanted: DeployRequest) -> list[Reason]:
     if not read_json(wanted.path / "training.json").get("control"):
         return []
     because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
-    return [
-        Reason("R-CONTROL-DEPLOY", None, "needs", because, "connect the deployer to the trainer without `control`.")
-    ]
+    return [Reason("R-CONTROL", None, "needs", because, "connect the deployer to the trainer without `control`.")]
 
 
 def check_template(wanted: DeployRequest) -> list[Reason]:

@@ -45,26 +45,26 @@ def install_line(settings: Settings) -> str:
 
 
 def require_gpu(read: Probe = read_gpus) -> None:
-    """Raises `Unavailable` (`R-VLLM-CUDA`) on a machine that cannot run it."""
+    """Raises `Unavailable` (`R-DEVICE`) on a machine that cannot run it."""
     readings = read()
     if not readings.gpus:
         raise Unavailable(
             "The engine vllm starts a server on a CUDA device, and this machine has none.",
             why=f"NVML says: {readings.state}.",
             do="Use engine openai with the address of a server, or engine local.",
-            code="R-VLLM-CUDA",
+            code="R-DEVICE",
         )
 
 
 def program(settings: Settings, given: str | None = None) -> Path:
-    """The executable: the given one, else as `executable` finds it. Raises `Unavailable` (`R-VLLM-MISSING`)."""
+    """The executable: the given one, else as `executable` finds it. Raises `Unavailable` (`R-PACKAGE-MISSING`)."""
     found = shutil.which(given) if given else executable(settings)
     if found is None:
         raise Unavailable(
             "The program vllm is not installed here.",
             why=f"Looked for {given or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
             do=f"Install it with `{install_line(settings)}`, or use engine openai or local.",
-            code="R-VLLM-MISSING",
+            code="R-PACKAGE-MISSING",
         )
     return Path(found).absolute()
 

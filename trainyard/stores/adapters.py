@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.files import Files, RealFiles, make_folders, write_whole
-from trainyard.stores.whole import MANIFEST, describe, files_below, fsync_path
+from trainyard.stores.files import NO_SPACE, Files, RealFiles, make_folders
+from trainyard.stores.whole import MANIFEST, describe, files_below, write_whole
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
@@ -39,7 +39,6 @@ PICKLED = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})")
 _FULL_NAME = re.compile(rf"(?P<tenant>{_NAME.pattern})/(?P<role>{_NAME.pattern})(?:/v(?P<version>[1-9][0-9]{{0,8}}))?")
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 
 
@@ -122,7 +121,7 @@ class AdapterRegistry:
         folder = self._folder(tenant, role)
         check_source(source, self.files)
         make_folders(self.files, folder)
-        with self.files.locked(folder / LOCK_FILE) if run_key else nothing():
+        with self.files.locked(folder / LOCK_FILE) if run_key else nullcontext():
             existing = self._with_key(tenant, role, source, run_key)
             if existing is not None:
                 return self.flushed(existing)
@@ -290,7 +289,7 @@ class AdapterRegistry:
             write_whole(self.files, target / MANIFEST, to_json(complete.model_dump(mode="json")))
         except OSError as error:
             empty(self.files, target)
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 raise
             raise LimitExceeded(
                 f"The disk is full; {version.name} was not registered.",
@@ -388,10 +387,9 @@ def take(files: Files, source: Path, target: Path) -> None:
             if error.errno not in _NO_LINK:
                 raise
             shutil.copyfile(source, target)
-        fsync_path(target)  # a linked file may be read-only, and is flushed all the same
     else:
         files.write(target, files.read(source))
-        files.fsync(target)
+    files.fsync(target)  # a linked file may be read-only, and is flushed all the same
     files.fsync_folder(target.parent)
 
 
@@ -422,8 +420,3 @@ def read_manifest(path: Path, files: Files) -> AdapterVersion:
 
 def files_digest(files: dict[str, dict[str, Any]]) -> str:
     return digest({name: entry["sha256"] for name, entry in files.items()})
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield

@@ -24,9 +24,10 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import Files, RealFiles, telling_full, translate_os_errors, write_whole
+from trainyard.stores.files import DISK, Files, telling_full, translate_os_errors
 from trainyard.stores.whole import (
     MANIFEST,
+    REPLACED,
     describe,
     describe_files,
     flush_name,
@@ -37,8 +38,6 @@ from trainyard.stores.whole import (
 )
 
 LOCK = ".lock"
-REPLACED = ".replaced"
-DISK = RealFiles()
 Facts = dict[str, Any]
 
 
@@ -91,15 +90,6 @@ class ProducedSet(BaseModel):
 
 
 Produced.model_rebuild()
-
-
-def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
-    """Write JSON so that a reader sees the old text or the new one, never a half; nothing is left of a failure.
-
-    Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
-    """
-    with translate_os_errors(f"{path} was not written"):
-        write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
@@ -157,8 +147,7 @@ class ArtifactStore:
         described = describe(self.files, temporary)
         outputs = {port: reference(final, temporary, port, part, described) for port, part in produced.outputs.items()}
         output = NodeOutput(key=key, outputs=outputs, facts=produced.facts)
-        manifest = {"files": described, "output": output.model_dump(mode="json")}
-        seal(self.files, temporary, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        seal(self.files, temporary, described, {"output": output.model_dump(mode="json")})
         if self.files.is_folder(final) and (replace or not self.files.exists(final / MANIFEST)):
             move_folder(self.files, final, replaced_by(temporary))
         try:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from trainyard.errors import InvalidInput
 from trainyard.settings import PREFECT_KEYS, Settings
-from trainyard.stores.whole import fsync_path
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.whole import new_file
 
 CLIENT_VARIABLE, SERVER_VARIABLE = PREFECT_KEYS[:2]
 """No child that trains, generates, evaluates, reads or runs a script has them: who knows the string starts anything."""
@@ -60,15 +61,12 @@ def keep_auth(settings: Settings, given: str | None = None) -> str:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file whole that was at no moment readable by others."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
-    fsync_path(path.parent)
+    make_folders(DISK, path.parent)
+    with new_file(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
 
 
 def usable(text: str, source: str) -> str:

@@ -22,9 +22,10 @@ from typing import Literal
 
 import orjson
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Unavailable
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
@@ -72,7 +73,7 @@ class DocumentLedger:
         files: Files | None = None,
         clock: Clock | None = None,
         *,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.path, self.at = path, at
         self._lock = path.with_name(f".{path.name}.lock")

@@ -24,9 +24,8 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
-from trainyard.stores.whole import file_sha256
+from trainyard.stores.whole import file_sha256, write_json_durably
 
 STARTER = "starter"
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"

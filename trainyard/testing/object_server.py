@@ -36,13 +36,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from trainyard.testing.buckets import Answered, Buckets
-from trainyard.testing.loopback import LoopbackServer, serving
+from trainyard.testing.loopback import LoopbackHandler, LoopbackServer, serving
 
 GRANULE = 256 << 10
 STATUSES = frozenset({"401", "403", "404", "408", "412", "429", "500", "502", "503", "504"})
@@ -97,7 +96,7 @@ class ObjectServer(Buckets):
         self._script: deque[str] = deque()
         for fault in self.rates:
             check_fault(fault)
-        self._server = _Listener(_handler(self), port)
+        self._server = _Listener(type("Handler", (_Handler,), {"double": self}), port)
         self._serving = ExitStack()
 
     def __enter__(self) -> ObjectServer:
@@ -147,30 +146,13 @@ class _Listener(LoopbackServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(LoopbackHandler):
     double: ObjectServer
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def do_PUT(self) -> None:
-        self._handle()
-
-    def do_DELETE(self) -> None:
-        self._handle()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: `requests` of the double is the log."""
 
     def _handle(self) -> None:
         parts = urlsplit(self.path)
         self.route, self.query = parts.path, dict(parse_qsl(parts.query, keep_blank_values=True))
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.command == "GET" and re.fullmatch(r"/storage/v1/b/[^/]+", self.route):  # not one of our operations
             return self._send(*self._json({"kind": "storage#bucket", "name": self.route[14:]}), whole=True)
         download = self.command == "GET" and self.query.get("alt") == "media"
@@ -199,9 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(status, headers, content, whole=fault != "broken-download")
 
     def _answer(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        match = re.fullmatch(
-            r"(?:/(upload|download))?/(?:resumable/)?storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", self.route
-        )
+        match = _ROUTE.fullmatch(self.route)
         if not match:
             raise Answered(404, f"There is no {self.route}.")
         kind, bucket, name = match[1] or "", unquote(match[2]), match[3]
@@ -307,9 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
-
-def _handler(double: ObjectServer) -> type[_Handler]:
-    return type("Handler", (_Handler,), {"double": double})
+    do_GET = do_POST = do_PUT = do_DELETE = _handle
 
 
 def multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.stores.files import file_exists
 
 
@@ -60,14 +61,10 @@ class Move:
     at: int
 
 
-def nothing(_call: str) -> None:
-    """The `before` of a disk on which nobody is killed."""
-
-
 class SimulatedFiles:
     """`Files` in memory. Deterministic for a seed."""
 
-    def __init__(self, seed: int = 0, *, before: Callable[[str], None] = nothing, root: Path = Path("/")) -> None:
+    def __init__(self, seed: int = 0, *, before: Callable[[str], None] = ignore, root: Path = Path("/")) -> None:
         self.random = random.Random(seed)
         self.before = before
         self.calls: Counter[str] = Counter()

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends import launching
-from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.backends.native.backend import SHARED_PROGRAM
+from trainyard.backends.results import TrainingStopped
 from trainyard.compute.events import Event
 from trainyard.compute.rank_process import read_notes
 from trainyard.compute.supervise import DesiredState

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard import settings as settings_module
-from trainyard.backends.base import TrainingStopped, probe
+from trainyard.backends.base import probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import TrainingStopped
 from trainyard.backends.script import files, templates
 from trainyard.backends.script.backend import BACKEND
 from trainyard.backends.script.program import shorten

@@ -40,7 +40,7 @@ from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import commit
 from trainyard.workers.trainyard_worker import names
 

@@ -51,7 +51,7 @@ from trainyard.inherited import installer_environment
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 Say = Callable[[str], None]
 LEAST_FREE_GIB = 6

@@ -27,8 +27,8 @@ from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import BatchPlan, Cut
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets

@@ -31,7 +31,7 @@ from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 

@@ -20,7 +20,7 @@ import orjson
 
 from trainyard.backends.external.installing import carry_out, failed
 from trainyard.inherited import child_environment, installer_environment
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 PACKAGE, RELEASE = "llama-cpp-python", "0.3.36"
 """The source distribution; its llama.cpp has ggml 0.25.3."""

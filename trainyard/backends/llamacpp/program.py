@@ -40,7 +40,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space
 from trainyard.train.schedules import SCHEDULES
 from trainyard.train.session.finite import require_finite_loss

@@ -38,7 +38,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.autotune import free_bytes
 from trainyard.train.checkpoints import require_space
 from trainyard.train.loop import StepRecord, done

@@ -27,6 +27,7 @@ from trainyard.data.limited.process import (
     limit_memory,
     refuse_calls,
 )
+from trainyard.data.limited.requests import ParsedItem
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 
@@ -48,6 +49,8 @@ class DocumentReply(msgspec.Struct, array_like=True):
     detail: str = ""
     error: SentError | None = None
     """The error of the whole file, if it is more than a bad row."""
+    parsed: ParsedItem | None = None
+    """What a parsed item gives instead of a row."""
 
 
 Work = Callable[[int], DocumentReply]
@@ -135,6 +138,10 @@ class Batch:
             reply = self.work(index)
         except (MemoryError, OSError):
             raise
+        except SystemError as error:
+            if not isinstance(error.__cause__, MemoryError):  # which orjson reports like that
+                return DocumentReply(None, "reader_failed", f"its reader failed: {error}"[:300])
+            raise error.__cause__ from error
         except Exception as error:
             return DocumentReply(None, "reader_failed", f"its reader failed: {type(error).__name__}: {error}"[:300])
         if reply.row is not None and len(reply.row.text) > self.limits.text:

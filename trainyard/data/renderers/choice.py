@@ -16,8 +16,8 @@ from pathlib import Path
 
 from trainyard.data.paths import resolve_inside
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec
-from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE, ROLE_COLON
-from trainyard.data.renderers.table import RENDERERS
+from trainyard.data.renderers.table import RENDERERS, ROLE_COLON
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput, NotFound
 
 AUTO = "auto"

@@ -25,8 +25,8 @@ from typing import Any
 
 import jinja2
 
-from trainyard.data.renderers.chatml import MARKED_TEMPLATES
 from trainyard.data.renderers.choice import by_digest, digest, shipped
+from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES
 from trainyard.errors import TrainyardError
 

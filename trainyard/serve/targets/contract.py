@@ -89,9 +89,5 @@ class Actions(NamedTuple):
     retire: Callable[[TargetDeployment], None]
 
 
-def nothing(_site: TargetDeployment) -> None:
-    """For a step that a kind of target does not have."""
-
-
 def no_objection(_site: TargetDeployment) -> list[Reason]:
     return []

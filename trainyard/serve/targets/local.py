@@ -27,7 +27,7 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 START_S = 300.0
 KINDS = tuple(target.value for target in TargetType if target.facts.server == "started")

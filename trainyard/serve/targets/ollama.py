@@ -73,13 +73,15 @@ def check(site: TargetDeployment) -> list[Reason]:
     tools = tools_of(tool_folder(site, BACKEND))
     if not (tools / "convert_hf_to_gguf.py").is_file():
         because = f"ollama takes GGUF files, and the converter of llama.cpp is not installed at {tools}."
-        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {BACKEND}`."))
+        instead = f"call `trainyard backends install {BACKEND}`."
+        reasons.append(site.reason("R-PACKAGE-MISSING", "type", because, instead))
     if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
         because = f"the base {site.candidate.base_model!r} is not a folder on this machine, and its files go to ollama."
-        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
+        reasons.append(site.reason("R-BASE-MISMATCH", "type", because, "download the base and train on its folder."))
     if site.candidate.template and go_template(site.candidate.template) is None:
         because = f"ollama runs no Jinja, and of its templates ({', '.join(TEMPLATES)}) none writes this one's text."
-        reasons.append(site.reason("R-OLLAMA-TEMPLATE", "type", because, "use target llama_server, which runs Jinja."))
+        instead = "use target llama_server, which runs Jinja."
+        reasons.append(site.reason("R-TEMPLATE-MISMATCH", "type", because, instead))
     if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
         what = f"{site.where} is no ollama server."
         raise Unavailable(what, do="Correct the target's url.", code="E-SERVER-RESPONSE")

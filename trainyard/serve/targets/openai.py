@@ -35,9 +35,7 @@ def refuse_whole_model(site: TargetDeployment) -> list[Reason]:
         return []
     because = f"a {site.target.type.value} server loads adapters while it runs, and this is a whole model."
     return [
-        site.reason(
-            "R-FULL-HOTLOAD", "type", because, "use target `registry` and start a server with the model's folder."
-        )
+        site.reason("R-TARGET", "type", because, "use target `registry` and start a server with the model's folder.")
     ]
 
 
@@ -47,14 +45,14 @@ def check_servable(site: TargetDeployment) -> list[Reason]:
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
     instead = "train with method lora and without lora.modules_to_save, or use target embedded."
     reasons = [
-        site.reason("R-TARGET-ADAPTER", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
+        site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
         for what in unserved(site.target.type, method, config.get("modules_to_save") or ())
     ]
     limit = site.target.max_lora_rank or facts.max_lora_rank
     if limit is not None and site.candidate.rank > limit:
         because = f"the adapter has rank {site.candidate.rank} and the server takes at most {limit}."
         instead = f"start vLLM with --max-lora-rank {site.candidate.rank} and say max_lora_rank, or train a lower rank."
-        reasons.append(site.reason("R-RANK-SERVER", "max_lora_rank", because, instead))
+        reasons.append(site.reason("R-TARGET", "max_lora_rank", because, instead))
     return reasons
 
 

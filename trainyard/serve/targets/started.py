@@ -42,15 +42,16 @@ def check_started(site: TargetDeployment, program: Path, backend: str) -> list[R
     kind = site.target.type.value
     if site.target.url:
         because = f"{kind} loads its adapters when it starts, so the deployer starts one itself for each version."
-        reasons.append(site.reason("R-TARGET-OWN", "url", because, "leave `url` out, or use target vllm."))
+        reasons.append(site.reason("R-TARGET", "url", because, "leave `url` out, or use target vllm."))
     if not program.is_file():
         because = f"{program.name} is not installed: there is none at {program}."
-        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {backend}`."))
+        instead = f"call `trainyard backends install {backend}`."
+        reasons.append(site.reason("R-PACKAGE-MISSING", "type", because, instead))
     if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
         because = (
             f"the base {site.candidate.base_model!r} is not a folder on this machine, and the server reads its files."
         )
-        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
+        reasons.append(site.reason("R-BASE-MISMATCH", "type", because, "download the base and train on its folder."))
     return reasons
 
 
@@ -107,5 +108,5 @@ def check_layout(site: TargetDeployment) -> list[Reason]:
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:
         instead = "train with method lora and without lora.modules_to_save, or use target embedded."
-        return [site.reason("R-TARGET-ADAPTER", "type", f"{error.what} {error.why}", instead)]
+        return [site.reason("R-TARGET", "type", f"{error.what} {error.why}", instead)]
     return []

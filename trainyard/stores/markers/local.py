@@ -8,16 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import (
-    Files,
-    RealFiles,
-    create_whole,
-    make_folders,
-    nothing,
-    translate_os_errors,
-    write_whole,
-)
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -33,6 +26,7 @@ from trainyard.stores.markers.records import (
     owner_alive,
     renewed,
 )  # fmt: skip
+from trainyard.stores.whole import create_whole, write_whole
 
 LOCK_FILE = ".lock"
 
@@ -52,7 +46,7 @@ class LocalMarkers:
         *,
         lease_s: float = LEASE_S,
         alive: Alive | None = None,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.folder, self.lease_s, self.at = folder, lease_s, at
         self.files: Files = files or RealFiles()

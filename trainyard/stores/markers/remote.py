@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -60,7 +60,7 @@ class ObjectMarkers:
         lease_s: float = LEASE_S,
         skew_s: float = SKEW_S,
         alive: Alive | None = None,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.store, self.prefix, self.lease_s, self.skew_s, self.at = store, checked_name(prefix), lease_s, skew_s, at
         self.clock: Clock = clock or RealClock()

@@ -32,7 +32,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from google.resumable_media import InvalidResponse
 
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.stores.files import RealFiles, make_folders, translate_os_errors
+from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects.store import (
     ObjectInfo,
     ObjectSettings,
@@ -41,6 +41,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.whole import new_file
 
 WRITER = "trainyard-write"
 """Metadata key of the word that one write carries."""
@@ -134,18 +135,10 @@ class GcsStore:
         blob = self._look(name)
         if blob is None:
             raise object_missing(name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with translate_os_errors(f"The object {name} was not stored as {path.name}"):
-            make_folders(RealFiles(), path.parent)
-            try:
-                with temporary.open("wb") as stream:
-                    self._fetch(name, stream, blob.generation)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                temporary.replace(path)
-                RealFiles().fsync_folder(path.parent)
-            finally:
-                temporary.unlink(missing_ok=True)
+            make_folders(DISK, path.parent)
+            with new_file(path) as temporary, temporary.open("wb") as stream:
+                self._fetch(name, stream, blob.generation)
         return self._info(blob)
 
     def head(self, name: str) -> ObjectInfo | None:

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -27,6 +28,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
 LOCK_FILE = ".lock"
@@ -66,7 +68,7 @@ class Book:
 class FolderStore:
     """`ObjectStore` in a folder."""
 
-    def __init__(self, root: Path, files: Files | None = None, *, at: Callable[[str], None] = nothing) -> None:
+    def __init__(self, root: Path, files: Files | None = None, *, at: Callable[[str], None] = ignore) -> None:
         self.root, self.at = root, at
         self.files: Files = files or RealFiles()
 

@@ -17,20 +17,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora
+from trainyard.data.readers.parts import split_document
 from trainyard.errors import TrainyardError
 from trainyard.night.deps import NightDeps, Stores
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
-from trainyard.night.streams import GONE, file_of
+from trainyard.night.streams import GONE, RememberedParse, file_of
 from trainyard.night.worker import poll
-from trainyard.serve.extraction.parts import split_document
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.markers.records import Owner
 from trainyard.testing.nights.cloud import (
@@ -51,6 +52,7 @@ from trainyard.testing.nights.doubles import (
     SimulatedDevice,
     SimulatedServer,
     SimulatedTrainer,
+    parse_here,
     run_in,
 )
 from trainyard.testing.simulated_files import SimulatedFiles
@@ -196,7 +198,7 @@ class NightCampaign:
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
                 markers=self.markers(self.at(process)),
-                corpora=Corpora(HOME / "acme" / "corpora", self.disk),
+                corpora=Corpora(HOME / "acme" / "corpora", self.disk, parse_here),
                 versions=versions,
                 objects=self.cloud,
             ),
@@ -206,6 +208,7 @@ class NightCampaign:
             boot_id="boot",
             base_model="base",
             alone=Lease({} if worker else self.lease, process).alone,
+            parse=RememberedParse(parse_here),
             at=self.at(process),
             loop=run_in(self.clock),
         )
@@ -213,7 +216,7 @@ class NightCampaign:
     def training_seconds(self) -> float:
         return 120.0 if self.quiet else self.random.choice([120.0, 600.0, 4_000.0])
 
-    def markers(self, at: Callable[[str], None] = nothing) -> WatchedMarkers:
+    def markers(self, at: Callable[[str], None] = ignore) -> WatchedMarkers:
         lease_s = float(self.config.phase2.lease_s)
         store: WatchedMarkers
         if self.remote and self.cloud is not None:
@@ -346,10 +349,10 @@ class NightCampaign:
         FLUSH(self.disk, DOCUMENTS / name)
         FLUSH_FOLDER(self.disk, DOCUMENTS)
         self.contents[name] = text
-        self.texts |= {content_sha256(part.encode()): part for part in split_document(text)}
+        self.texts |= {content_sha256(part.encode()): part for part in split_document(text, MAX_DOCUMENT_CHARS)}
 
     def fill_corpora(self, most: int) -> None:
-        corpora = Corpora(HOME / "acme" / "corpora", self.disk)
+        corpora = Corpora(HOME / "acme" / "corpora", self.disk, parse_here)
         for bucket in self.config.buckets:
             count = self.random.randint(0, most)
             start = self.corpora[bucket.name]
@@ -416,7 +419,7 @@ class NightCampaign:
 
     def digests(self, file: str) -> list[str]:
         """What the parts of a document contain now."""
-        return [content_sha256(part.encode()) for part in split_document(self.contents[file])]
+        return [content_sha256(part.encode()) for part in split_document(self.contents[file], MAX_DOCUMENT_CHARS)]
 
     def digest(self, name: str) -> str:
         """What a document, or a part of one, contains now."""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.store_faults.swaps import Swap, swapped
+from trainyard.testing.simulation import Swap
 
 
 def no_fsync(self: SimulatedFiles, path: Path) -> None:
@@ -203,8 +203,3 @@ def table() -> dict[str, tuple[Swap, ...]]:
 
 
 INJECTED_BUGS = tuple(table())
-
-
-def injected_bug(name: str | None) -> AbstractContextManager[None]:
-    """The night with this bug in it; None changes nothing."""
-    return swapped(table()[name] if name else ())

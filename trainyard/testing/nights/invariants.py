@@ -22,7 +22,7 @@ from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
 from trainyard.testing.nights.campaign import HOME, NightCampaign
-from trainyard.testing.nights.doubles import answer_of
+from trainyard.testing.nights.doubles import answer_of, parse_here
 
 STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0
@@ -131,7 +131,7 @@ def was_due(campaign: NightCampaign, record: MarkerRecord, completed: list[Marke
     """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
     marker = record.marker
     bucket = next(one for one in campaign.config.buckets if one.name == marker.bucket)
-    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk)
+    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk, parse_here)
     tuples = corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
     earlier = [one.marker for one in completed if one.marker.bucket == marker.bucket]
     known: set[str] = set()
