@@ -80,7 +80,7 @@ def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
     if fields.get("reasons"):
         return Refused([Reason(**reason) for reason in fields["reasons"]])
     kind = globals().get(str(fields.get("kind")), TrainyardError)
-    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
+    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)) or kind is Refused:  # one without reasons
         kind = TrainyardError
     text = {name: str(fields.get(name) or "") for name in ("why", "do")}
     return kind(str(fields.get("what")), **text, code=fields.get("code"))

@@ -54,7 +54,7 @@ class Program(Protocol):
         """argv of the supervised program that runs the job in `folder`."""
 
     def environment(self, job: TrainingJob) -> dict[str, str]:
-        """What the program needs in its environment beside ours."""
+        """Return the program's environment variables in addition to Trainyard's own."""
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class Preparing(Protocol):
     """A backend that also writes files into the work folder before its program is started."""
 
     def prepare(self, job: TrainingJob, folder: Path) -> None:
-        """Write what the program reads beside `spec.json`; called at every start."""
+        """Write what the program reads besides `spec.json`; called at every start."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Backend(Protocol):
         """Start the job, whose result will be in `folder`, and return at once."""
 
     def status(self, handle: Handle) -> JobStatus:
-        """Where the job stands."""
+        """Return the status of the job."""
 
     def cancel(self, handle: Handle) -> None:
         """Ask it to save and end; returns at once, and may be called twice."""

@@ -181,7 +181,7 @@ def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
 
 
 def name_base(job: TrainingJob, target: Path) -> None:
-    """Let an adapter's config name the base as the job does, not a copy or a quantised stand-in of a tool's own."""
+    """Let an adapter's config name the base as the job does, not a tool's copy or quantized replacement of it."""
     if job.config.method.facts.adapter:
         config = orjson.loads((target / ADAPTER_CONFIG).read_bytes())
         write_json_durably(target / ADAPTER_CONFIG, {**config, "base_model_name_or_path": job.base})

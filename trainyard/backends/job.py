@@ -1,4 +1,4 @@
-"""What a training child is told: `spec.json` as a model. Data, base and earlier adapter are folders, never content."""
+"""The input of a training child: `spec.json` as a model. Data, base and earlier adapter are folders, never content."""
 
 from __future__ import annotations
 

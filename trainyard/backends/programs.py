@@ -22,7 +22,7 @@ from trainyard.spec.compat.backends import backend_reasons
 
 @dataclass(frozen=True)
 class ExternalProgram:
-    """A trainer below a supervised child of ours, in an environment of its own."""
+    """A trainer below a supervised child of Trainyard, in its own environment."""
 
     name: BackendName
 
@@ -55,7 +55,7 @@ class ExternalProgram:
 
 @dataclass(frozen=True)
 class OwnProgram(ExternalProgram):
-    """A trainer in our interpreter, whose packages are dependencies of ours; in one process or in several."""
+    """A trainer in Trainyard's interpreter, whose packages are dependencies of Trainyard; in one or more processes."""
 
     distribution: str
     """The package whose version is the trainer's version."""

@@ -136,13 +136,13 @@ def every(step: int, progress: Callable[[int, int], None]) -> Callable[[int, int
     """Call `progress` once for every `step` bytes."""
     last = -step
 
-    def seldom(done: int, total: int) -> None:
+    def report_rarely(done: int, total: int) -> None:
         nonlocal last
         if done - last >= step:
             last = done
             progress(done, total)
 
-    return seldom
+    return report_rarely
 
 
 def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def command(program: Path, model: str, name: str, port: int) -> list[str]:
 def variables(program: Path) -> dict[str, str]:
     """The child's own environment variables.
 
-    The tools of vLLM's environment are found (it compiles kernels with its `ninja`), no key of the caller's is asked
-    of our own requests, and nothing is reported home.
+    The tools of vLLM's environment are found (it compiles kernels with its `ninja`), no API key is required
+    of Trainyard's own requests, and nothing is reported home.
     """
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1"}

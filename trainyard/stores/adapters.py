@@ -94,7 +94,7 @@ class Live:
 
 
 class AdapterRegistry:
-    """The registry below one folder. Safe for several processes."""
+    """The registry below one folder. Safe for concurrent processes."""
 
     def __init__(self, root: Path, files: Files | None = None, now: Callable[[], float] = time.time) -> None:
         self.root, self.now = root, now
@@ -114,7 +114,7 @@ class AdapterRegistry:
         """Store the files of `source` under the next free number of `<tenant>/<role>`.
 
         With a `run_key`, a version that was registered with the same key and the same files is returned instead. A
-        `number` is one that was reserved for this key elsewhere; what a crash left under it is written anew.
+        `number` is one that was reserved for this key elsewhere; what a crash left under it is overwritten.
         Raises `InvalidInput` (`E-NAME`, `E-ADAPTER-INVALID`, `E-MODEL-UNSAFE`), `LimitExceeded`
         (`E-DISK-FULL`), `Conflict` (`E-PUBLISH`); after a failure the number stays taken and nothing is listed.
         """
@@ -309,7 +309,7 @@ def parse_name(name: str) -> tuple[str, str, int | None]:
     match = _FULL_NAME.fullmatch(name)
     if not match:
         raise InvalidInput(
-            f"{name!r} is no adapter name.",
+            f"{name!r} is not a valid adapter name.",
             why="It has to be <tenant>/<role>, with /v<N> for one version, in small letters, digits and hyphens.",
             do="Write it like default/assistant/v3.",
             code="E-NAME",
@@ -321,7 +321,7 @@ def checked(name: str) -> str:
     """A tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"{name!r} is no tenant or role name.",
+            f"{name!r} is not a valid tenant or role name.",
             why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
             do="Rename it, such as `support-bot`.",
             code="E-NAME",
@@ -336,7 +336,7 @@ def check_source(source: Path, files: Files) -> None:
     links = [path for path in sorted(source.rglob("*")) if path.is_symlink()] if isinstance(files, RealFiles) else []
     if links:
         raise InvalidInput(
-            f"The adapter folder holds a symbolic link: {links[0].relative_to(source)}.",
+            f"The adapter folder contains a symbolic link: {links[0].relative_to(source)}.",
             why="A link could bring in a file from elsewhere, and its target can change after registration.",
             do="Replace the link by the file.",
             code="E-ADAPTER-INVALID",
@@ -345,14 +345,14 @@ def check_source(source: Path, files: Files) -> None:
     pickled = [path for path in paths if path.suffix in PICKLED]
     if pickled:
         raise InvalidInput(
-            f"The adapter folder holds pickled weights: {pickled[0].relative_to(source)}.",
+            f"The adapter folder contains pickled weights: {pickled[0].relative_to(source)}.",
             why="Loading a pickle runs whatever code it contains.",
             do="Save the weights as safetensors.",
             code="E-MODEL-UNSAFE",
         )
     if not any(path.suffix == ".safetensors" for path in paths):
         raise InvalidInput(
-            f"The adapter folder {source.name} holds no safetensors file.",
+            f"The adapter folder {source.name} contains no safetensors file.",
             do="Register the folder that a trainer wrote.",
             code="E-ADAPTER-INVALID",
         )

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import DISK, Files, telling_full, translate_os_errors
+from trainyard.stores.files import DISK, Files, translate_disk_full, translate_os_errors
 from trainyard.stores.whole import (
     MANIFEST,
     REPLACED,
@@ -101,7 +101,7 @@ def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str
 
 
 class ArtifactStore:
-    """The store under `TRAINYARD_HOME/artifacts`. Safe for several processes: a commit is one rename."""
+    """The store under `TRAINYARD_HOME/artifacts`. Safe for concurrent processes: a commit is one rename."""
 
     def __init__(self, root: Path, files: Files = DISK) -> None:
         self.root, self.files = root, files
@@ -131,14 +131,14 @@ class ArtifactStore:
     def produce(self, key: str, make: Callable[[Path], Produced], *, replace: bool = False) -> NodeOutput:
         """Call `make(folder)` with an empty folder and commit what it left; nothing is left behind if it fails.
 
-        With `replace`, a result that stands there already is exchanged, and kept for as long as the new one is not
-        whole. What a killed process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
+        With `replace`, an existing result is exchanged, and kept until the new one is complete. What a killed
+        process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
         """
         failed = f"The result {key[:12]} was not written to {self.root}"
         with translate_os_errors(failed):
             self.root.mkdir(parents=True, exist_ok=True)
             sweep_work_folders(self)
-        with telling_full(failed), work_folder(self, key) as temporary:
+        with translate_disk_full(failed), work_folder(self, key) as temporary:
             return self.commit(key, temporary, make(temporary), replace=replace)
 
     def commit(self, key: str, temporary: Path, produced: Produced, *, replace: bool = False) -> NodeOutput:
@@ -178,7 +178,7 @@ def replaced_by(temporary: Path) -> Path:
 def work_folder(store: ArtifactStore, key: str) -> Iterator[Path]:
     """An empty folder `root/.<key>-<random>`, removed at the end unless it was renamed.
 
-    A lock on the file beside it says that its owner lives. A lock of the operating system ends with its process, also
+    A lock on the file next to it says that its owner lives. A lock of the operating system ends with its process, also
     in another container, where a process id would say nothing.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{key[:12]}-", suffix=LOCK, dir=store.root)
@@ -195,7 +195,7 @@ def work_folder(store: ArtifactStore, key: str) -> Iterator[Path]:
 def sweep_work_folders(store: ArtifactStore) -> None:
     """Remove the work folders whose owners are dead."""
     for lock in store.root.glob(f".*{LOCK}"):
-        # The lock is held by a living owner, or its folder was finished in the meantime: nothing is left behind.
+        # A live owner has the lock, or its folder was finished in the meantime: there is nothing to remove.
         with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_work_folder(store, Path(str(lock).removesuffix(LOCK)))

@@ -2,7 +2,7 @@
 
 Prefect's basic authentication compares one text. The server has it as `PREFECT_SERVER_API_AUTH_STRING`; the worker, the
 watchdog, flows and `prefect` commands send it as `PREFECT_API_AUTH_STRING`; a person types it into the login page. It
-outlives restarts, because runs that are at work know no other. Delete the file while nothing runs to get a new one.
+outlives restarts, because running flows know no other value. Delete the file while nothing runs to get a new one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_auth(settings: Settings) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidInput(
             f"{path} cannot be read: {reason}.",
             why="It has the string that opens the home's Prefect server, and is for the home's owner alone.",

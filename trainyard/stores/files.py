@@ -159,7 +159,7 @@ class RealFiles:
         while True:
             with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _is_open(path, descriptor):  # whoever sweeps lock files removed it while we waited
+                if not _is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
                     continue
                 yield
                 return
@@ -173,7 +173,7 @@ def make_folders(files: Files, path: Path) -> None:
     """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file.
 
     A folder that is there and empty may be one whose maker failed or died before its name was flushed: it is flushed
-    again. Nobody puts anything into a folder before that, so that one which holds something needs no second look.
+    again. Nothing is written to a folder before that, so a folder with content needs no second flush.
     """
     flushed = _FLUSHED.setdefault(files, set())
     if files.is_folder(path):
@@ -201,22 +201,22 @@ def translate_os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error)
-        if told is None:
+        problem = disk_error(what, error)
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 @contextmanager
-def telling_full(what: str) -> Iterator[None]:
+def translate_disk_full(what: str) -> Iterator[None]:
     """Like `translate_os_errors`, for a block that reads other folders, too: only a full disk is translated."""
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error) if error.errno in NO_SPACE else None
-        if told is None:
+        problem = disk_error(what, error) if error.errno in NO_SPACE else None
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 def disk_error(what: str, error: OSError) -> TrainyardError | None:
@@ -281,7 +281,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """A write may be short (a signal, a nearly full disk): go on until all is written or the kernel says why not."""
+    """Write all of `data`: a write may be short (a signal, a nearly full disk), so repeat until done or an error."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -272,7 +272,7 @@ def settle(files: Files, replaced: Path, final: Path) -> None:
 
 
 def remove_folder(files: Files, folder: Path) -> None:
-    """Remove a folder and everything in it; nothing there is fine. The manifest goes first: the rest is no result."""
+    """Remove a folder, if it exists. The manifest goes first: without it the other files are not a result."""
     if not files.is_folder(folder):
         return
     if files.exists(folder / MANIFEST):

@@ -5,7 +5,7 @@
         store = open_store("gs://weights")
 
 It speaks the part of the JSON API that Trainyard uses (insert by multipart and resumable upload, get, download, list,
-move, delete, each with its generation preconditions) and keeps everything in memory. Popular emulators answer 200 to
+delete, each with its generation preconditions) and keeps everything in memory. Popular emulators answer 200 to
 `ifGenerationMatch=0` on an object that exists: what is tested on them is not tested.
 
 `script("503", "ok", "lost-ack")` says what the next requests meet; afterwards `rates` decide, by chance from `seed`:
@@ -36,7 +36,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -103,9 +102,7 @@ class ObjectServer(Buckets):
         self._serving.enter_context(serving(self._server))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.closing.set()
         self._serving.close()
 
@@ -195,10 +192,7 @@ class _Handler(LoopbackHandler):
 
     def _object(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
         if self.command == "POST":
-            source, _, target = name.partition("/moveTo/o/")
-            if not target:
-                raise Answered(404, "This double knows no such method.")
-            return self._json(self.double.rename(bucket, unquote(source), unquote(target), self.query))
+            raise Answered(404, "This double knows no such method.")
         if self.command == "DELETE":
             self.double.remove(bucket, unquote(name), self.query)
             return 204, {}, b""

@@ -7,7 +7,7 @@ that cannot be served fails here too.
     with vllm_server(base="org/model", max_lora_rank=16) as server:
         httpx.get(f"{server.url}/v1/models")
 
-`aliases=True` adds the one endpoint that the embedded server has beside vLLM's. Switches script failures: `mute` names
+`aliases=True` adds the one endpoint that the embedded server has besides vLLM's. Switches script failures: `mute` names
 models that answer nothing, `broken` maps a path to (status, body), sent as JSON if it begins like it, whole or not.
 """
 

@@ -1,8 +1,8 @@
 """A checkpoint exists whole and verified, or does not exist.
 
 Written to a temporary folder, every file fsynced, `manifest.json` with the SHA-256 of each last, then renamed and the
-parent fsynced. Whoever resumes takes the newest one whose files match their manifest; one that does not match is put
-aside (never deleted, never loaded) and told.
+parent fsynced. A resumed run takes the newest one whose files match their manifest; one that does not match is
+quarantined (never deleted, never loaded) and reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUARANTINE = "quarantine"
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest valid checkpoint, and what was put aside on the way to it."""
+    """The newest valid checkpoint, and the damaged ones that were quarantined on the way to it."""
 
     path: Path | None
     step: int
@@ -62,7 +62,7 @@ def commit(
     """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).
 
     A `write` that hashed what it wrote returns the digests, as `describe_files` does, and nothing is read again.
-    `facts` go into the manifest. `at` is told each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
+    `facts` go into the manifest. `at` gets each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
     `.replaced` where there was one of that step, `.renamed`): a test kills the process there. Raises `E-DISK-FULL`
     without leaving anything behind.
     """
@@ -109,8 +109,8 @@ def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
         if damage is None:
             flush_name(files, path)
             return FoundCheckpoint(path, step, tuple(aside))
-        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
-        put_aside(root, path, files)
+        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was quarantined.")
+        quarantine(root, path, files)
     return FoundCheckpoint(None, 0, tuple(aside))
 
 
@@ -140,7 +140,7 @@ def damage_of(folder: Path, files: Files = DISK) -> str | None:
     return None
 
 
-def put_aside(root: Path, path: Path, files: Files = DISK) -> None:
+def quarantine(root: Path, path: Path, files: Files = DISK) -> None:
     target = root / QUARANTINE / path.name
     number = 1
     while files.exists(target):

@@ -218,5 +218,5 @@ def test_trl_goes_on_in_several_processes_to_the_same_bits(
 
 @pytest.mark.slow
 def test_trl_does_not_cut_a_model_with_tied_embeddings(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be held in parts"):
+    with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be sharded"):
         train_as_child(by_trl(jobs, "fsdp", tiny_model), tmp_path)

@@ -108,7 +108,7 @@ def test_odd_spellings_of_numbers_are_refused(url: str, tmp_path: Path) -> None:
         ("ftp://example.org/x", "is not an http or https address"),
         ("file:///etc/passwd", "is not an http or https address"),
         ("http:///x", "is not an http or https address"),
-        ("http://user:pw@example.org/x", "holds a user or a password"),
+        ("http://user:pw@example.org/x", "contains a user or a password"),
         ("http://exa%6dple.org/x", "has a host with odd characters"),
         ("http://exam ple.org/x", "has a host with odd characters"),
         ("http://example.org:99999/x", "The address cannot be read: Port out of range"),

@@ -145,7 +145,7 @@ def test_a_server_that_is_not_there_or_another_is_told(yard: Yard) -> None:
         yard.deploy({"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
     with ollama_server() as other:
         other.broken["/api/version"] = (200, "<html>")
-        with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is no ollama server"):
+        with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is not an ollama server"):
             yard.deploy(at(other), unevaluated=True)
 
 

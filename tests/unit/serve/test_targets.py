@@ -179,7 +179,7 @@ def test_garbage_is_no_server(tmp_path: Path, path: str, answer: str) -> None:
     with (
         vllm_server("org/base", broken={path: (200, answer)}) as double,
         site(tmp_path, double) as one,
-        pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is no OpenAI-compatible server"),
+        pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is not an OpenAI-compatible server"),
     ):
         step(one)
 

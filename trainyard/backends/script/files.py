@@ -41,7 +41,7 @@ PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def plain_spec(job: TrainingJob) -> dict[str, Any]:
-    """What a script is told: a job without our identifiers."""
+    """Return the input of a script: a job without Trainyard's identifiers."""
     config = job.config.model_dump(mode="json")
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
     return {

@@ -1,7 +1,7 @@
 """The wordings of questions: for each language and rule eight of them, of which the last is the reserved one.
 
 They are in `wordings.json`, by language (`""` is the neutral one) and rule; a rule with one text has it eight times.
-`{topic}` and `{title}` stand for the fact's own words; `{clause}` of the rule `named` is the question as a subordinate
+`{topic}` and `{title}` become the fact's own words; `{clause}` of the rule `named` is the question as a subordinate
 clause ("how long the battery lasts"). Neighbours in the list differ in form, so that two wordings of one fact do, too.
 
 Adding a language: a table in `wordings.json`, a row in `trainyard.data.language`, and what `grammar` knows of it.

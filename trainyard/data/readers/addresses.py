@@ -56,7 +56,7 @@ SUFFIX_OF_TYPE = {
 }
 UNANSWERED = (
     httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.UnsupportedProtocol,
-    ssl.SSLError, ValueError,  # from a header that is no number, or a redirect to what is no address
+    ssl.SSLError, ValueError,  # a header that is not a number, or a redirect to an invalid address
 )  # fmt: skip
 """How a request ends that brings no answer."""
 Resolve = Callable[..., list[tuple[Any, ...]]]
@@ -77,7 +77,7 @@ def refused(url: str, because: str, instead: str) -> Refused:
 
 
 def shown(url: str) -> str:
-    """An address for messages: no user, no password, no query, where secrets stand, and no more than a line."""
+    """Return an address for messages: one line without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
@@ -107,7 +107,7 @@ def check_url(url: str) -> tuple[str, int]:
     if parts.scheme not in ("http", "https") or not host:
         raise refused(url, "is not an http or https address", plainly)
     if parts.username is not None or parts.password is not None or "@" in re.split(r"[/\\]", url, maxsplit=3)[2]:
-        raise refused(url, "holds a user or a password, which a chain must not store", plainly)
+        raise refused(url, "contains a user or a password, which a chain must not store", plainly)
     if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
         raise refused(url, "has a host with odd characters", plainly)
     if not host.isascii():
@@ -202,7 +202,7 @@ def fetch(
             url = sent(url)
             try:
                 target = follow(pool, url, folder, budget)
-            except TrainyardError:  # some of ours are ValueErrors, too
+            except TrainyardError:  # some of these are ValueErrors, too
                 raise
             except UNANSWERED as error:
                 raise Unavailable(

@@ -88,7 +88,7 @@ def named(name: str) -> RendererSpec:
 def read(path: Path) -> str:
     """The text of a template file. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     if not path.is_file() or path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
-        raise unreadable(path, "It is no file, or far too long.")
+        raise unreadable(path, "It is not a file, or far too long.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

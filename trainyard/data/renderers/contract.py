@@ -1,4 +1,4 @@
-"""The words of this folder: what a renderer's row holds, and what rendering and parsing give.
+"""The terms of this folder: the fields of a renderer's row, and the results of rendering and parsing.
 
 A turn is a message as OpenAI's API and chat templates write it: {"role", "content"} and, where there are such,
 "reasoning_content" and "tool_calls" (a list of {"type": "function", "function": {"name", "arguments"}}).
@@ -43,7 +43,7 @@ class Termination(StrEnum):
     LENGTH = "length"
     """Without a stop token: the answer was cut off."""
     MALFORMED = "malformed"
-    """With a stop token, but its thoughts or calls cannot be read; the message holds the plain text."""
+    """With a stop token, but its thoughts or calls cannot be read; the message contains the plain text."""
 
     @property
     def finished(self) -> bool:
@@ -58,12 +58,12 @@ class RendererSpec:
     name: str
     templates: Mapping[str, frozenset[Flavour]]
     """Known chat templates (names of files that TRL ships, or of `own`) and the kinds of conversation in which each
-    has the extension property. The first is the one that the renderer's name stands for. The claim is probed."""
+    has the extension property. The first is the renderer's default. The claim is probed."""
     grammar: Grammar
     own: Mapping[str, str] = field(default_factory=dict)
     """Texts of templates that TRL does not ship."""
     stops: tuple[str, ...] = ()
-    """Stop tokens beside those that the template itself writes after an answer."""
+    """Stop tokens besides those that the template itself writes after an answer."""
     tokens: tuple[str, ...] = ()
     """Tokens of the family that the pattern of `verify` does not find in the template's text."""
 

@@ -63,7 +63,7 @@ class TargetDeployment:
     settings: Settings | None = None
     """For the targets that start a server or write files of their own."""
     server: Replacement | None = None
-    """The server that this deployment started beside the one that answers now."""
+    """The server that this deployment started next to the one that answers now."""
 
     @property
     def new(self) -> AdapterVersion:

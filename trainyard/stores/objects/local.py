@@ -131,35 +131,6 @@ class FolderStore:
             found = [self._book(name).now for name in sorted(names)]
         return [info for info in found if info is not None]
 
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        path, goal = self._path(source), self._path(target)
-        with translate_os_errors(f"The object {source} was not moved"), self._locked():
-            old, book = self._book(source), self._book(target)
-            if old.now is None:
-                raise object_missing(source)
-            expect(source, if_source_generation_match, old.now)
-            expect(target, if_generation_match, book.now)
-            if source == target:
-                return old.now
-            info = ObjectInfo(target, book.last + 1, old.now.size, old.now.crc32c, old.now.metadata)
-            self._make_folder(goal.parent, target)
-            self._announce(book, info)
-            self.files.replace(path, goal)
-            self.files.fsync_folder(goal.parent)
-            self.files.fsync_folder(path.parent)
-            self.at("object.renamed")
-            self._keep(Book(info.generation, info), target)
-            self._keep(Book(old.last), source)
-            self.at("object.settled")
-            return info
-
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         path = self._path(name)
         with translate_os_errors(f"The object {name} was not removed"), self._locked():

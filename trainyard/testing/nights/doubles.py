@@ -45,7 +45,7 @@ class Crash(BaseException):
 
 
 class SimulatedClock:
-    """Wall and monotonic time, moved by whoever waits."""
+    """Wall and monotonic time; waiting advances it."""
 
     def __init__(self) -> None:
         self.wall, self.steady = EPOCH, 1_000.0
@@ -137,9 +137,9 @@ class SimulatedDevice:
     """Who computes on it: `server`, `training`, `external`."""
 
     holders: dict[str, float] = field(default_factory=dict)
-    """Holder -> monotonic second at which it leaves by itself; infinity: never."""
+    """Holder -> monotonic second at which it leaves; infinity: never."""
     stuck: bool = False
-    """The server does not end when it is told to."""
+    """The server does not end when it is asked to."""
 
     def present(self, now: float) -> set[str]:
         self.holders = {name: until for name, until in self.holders.items() if until > now}
@@ -202,7 +202,7 @@ class SimulatedServer:
         if self.device.present(self.clock.monotonic()):
             self.clock.sleep(timeout_s)
         if self.device.present(self.clock.monotonic()):
-            raise Conflict("Somebody holds the device.", do="End that program.", code="E-DEVICE-OCCUPIED")
+            raise Conflict("The device is in use.", do="End that program.", code="E-DEVICE-OCCUPIED")
 
 
 def parse_here(items: Sequence[ParseItem]) -> list[ParsedItem]:
@@ -246,7 +246,7 @@ class FlakyGraph(MemoryGraph):
 
 @dataclass
 class SimulatedTrainer:
-    """Makes adapters whose weights are the digest of what they learned from; stops and goes on like a real one."""
+    """Makes adapters whose weights are the digest of what they learned from; stops and resumes like a real one."""
 
     clock: SimulatedClock
     disk: SimulatedFiles
@@ -272,7 +272,7 @@ class SimulatedTrainer:
         if not self.disk.exists(result / "training.json"):
             self.work(order, saved)
             if "dies" in self.trouble:
-                raise Unavailable("The training ended by itself.", do="Read its log.", code="E-KILLED")
+                raise Unavailable("The training ended unexpectedly.", do="Read its log.", code="E-KILLED")
             self.leave(order, result)
         return Trained(result, json.loads(self.disk.read(result / "training.json")))
 

@@ -169,7 +169,7 @@ class StoreCampaign:
             registry.promote(version.name)
             self.live[role] = {version.version}
 
-    # What has to hold.
+    # The invariants.
 
     def check(self) -> None:
         """Everything that was promised is there and whole."""

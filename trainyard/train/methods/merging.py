@@ -1,6 +1,6 @@
 """Write adapters into a base for good, and prove that the model still says the same.
 
-The base is loaded anew in float32: a sum in 4 bits rounds the adapter away (it moves logits by more than one), and in
+The base is loaded again in float32: a sum in 4 bits rounds the adapter away (it moves logits by more than one), and in
 bfloat16 it loses the small half of it. The logits of the merged model are compared with those of base plus adapters
 before anything is kept.
 """

@@ -25,7 +25,7 @@ from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import store as objects
 from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
-from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, put_aside
+from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
@@ -256,7 +256,7 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
             flush_tree(DISK, folder)
             move_folder(DISK, folder, root / name)
         else:
-            put_aside(root, folder)
+            quarantine(root, folder)
     temporary.rmdir()
     return damage
 

@@ -111,7 +111,7 @@ def train_into(
     root: Path, key: str, recipe: StarterRecipe, sources: list[PackageSource], *, threads: int, report: Report
 ) -> None:
     """Train in a temporary folder, then rename: the folder of a key exists whole or does not exist."""
-    for left_over in root.glob(".build-*"):  # we hold the lock, so the process that made these is dead
+    for left_over in root.glob(".build-*"):  # this process has the lock, so the one that made these is dead
         shutil.rmtree(left_over)
     work = Path(tempfile.mkdtemp(prefix=".build-", dir=root))
     try:

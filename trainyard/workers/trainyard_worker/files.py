@@ -79,7 +79,7 @@ class WorkerFiles:
         )
 
     def begin(self, **facts: Any) -> None:
-        """Tell how the run starts; `restarted_from` is None, {step} or "zero"."""
+        """Report how the run starts; `restarted_from` is None, {step} or "zero"."""
         total = self.plan["total_steps"]
         restarted = self.resume["restarted_from"]
         epochs = round(total / self.plan["steps_per_epoch"], 4)
