@@ -4,8 +4,8 @@
     <root>/snapshots/<bucket>/<sha256>.jsonl    what one training learned from, canonical, never written again
 
 An *engineering* tuple is a commit: `{diff, message, brief?}`, or whole `{messages: [...]}`. An *apprenticeship* tuple
-is a correction: `{prompt, shadow, verdict}` (the model's own answer, and the one a person stands for), or
-`{prompt, rejected, chosen}`. A line that is no such tuple is counted with its reason and never trained on; two lines
+is a correction: `{prompt, shadow, verdict}` (the model's own answer, and the one that a person approved), or
+`{prompt, rejected, chosen}`. A line that is not such a tuple is counted with its reason and never trained on; two lines
 that mean the same count once. A tuple is *new* while no completed training has had it in its snapshot: there is no
 second mark of "how far" that a crash could leave behind. Lines are parsed in limited children (`data/limited`).
 """
@@ -26,10 +26,11 @@ from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.whole import create_whole
 
 MOST_LINE_BYTES = 4_000_000
-LEAST_HELD_OUT = 10
+MIN_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
 CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
 """Of source code and small vocabularies; prose has four characters a token."""
@@ -50,7 +51,7 @@ class CorpusTuple:
 
 @dataclass(frozen=True)
 class Invalid:
-    """A line that is no tuple, and why."""
+    """A line that is not a valid tuple, and why."""
 
     line: int
     reason: str
@@ -94,7 +95,7 @@ class Corpora:
     def add(self, bucket: str, method: str, values: Iterable[Value]) -> tuple[int, int]:
         """Append tuples durably; returns (added, those that were there already). Appending twice adds nothing.
 
-        Raises `InvalidInput` (`E-CORPUS`) for the first value that is no tuple of the method, before writing.
+        Raises `InvalidInput` (`E-CORPUS`) for the first value that is not a tuple of the method, before writing.
         """
         return self.append(bucket, method, [tuple_of(value, method) for value in values])
 
@@ -154,17 +155,10 @@ class Corpora:
         """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
-        path = self.place(bucket, sha256)
-        with translate_os_errors("The snapshot was not written"):
-            make_folders(self.files, path.parent)
-            try:
-                create_whole(self.files, path, data)
-            except Conflict:
-                self.verified(path, sha256)
-        return CorpusSnapshot(sha256, len(reading.tuples), path)
+        return CorpusSnapshot(sha256, len(reading.tuples), self.keep(bucket, sha256, data))
 
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
-        """Keep a snapshot that came from elsewhere, after a check of its digest. Raises `Corrupt`."""
+        """Keep a snapshot, which may come from elsewhere, after a check of its digest. Raises `Corrupt`."""
         path = self.place(bucket, sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise changed(path)
@@ -230,7 +224,7 @@ def with_digest(value: Value) -> CorpusTuple:
 
 
 def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
-    """Raises `InvalidInput` (`E-CORPUS`) for a line that is no tuple."""
+    """Raises `InvalidInput` (`E-CORPUS`) for a line that is not a tuple."""
     if isinstance(one, str):
         raise bad(f"{where}{one}")
     return one
@@ -238,7 +232,7 @@ def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
 
 def bad(why: str) -> InvalidInput:
     return InvalidInput(
-        "This is no tuple of the bucket.",
+        "This is not a tuple of the bucket.",
         why=why,
         do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
         code="E-CORPUS",
@@ -248,7 +242,7 @@ def bad(why: str) -> InvalidInput:
 def tuple_of(value: Any, method: str) -> CorpusTuple:
     """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
-        raise bad("it is no JSON object")
+        raise bad("it is not a JSON object")
     return with_digest(engineering(value) if method == "sft" else apprenticeship(value))
 
 
@@ -275,17 +269,17 @@ def apprenticeship(value: Mapping[str, Any]) -> Value:
 def text(value: Mapping[str, Any], key: str) -> str:
     found = value.get(key)
     if not isinstance(found, str) or not found.strip():
-        raise bad(f"`{key}` is no text" if key in value else f"`{key}` is missing")
+        raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
     if len(found) > MOST_CHARS:
         raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
     if "\ud800" <= max(found) <= "\udfff":
-        raise bad(f"`{key}` holds half a character")
+        raise bad(f"`{key}` contains an unpaired surrogate")
     return found.strip()
 
 
 def turns(value: Any, key: str) -> list[Value]:
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
-        raise bad(f"`{key}` is no list of messages")
+        raise bad(f"`{key}` is not a list of messages")
     unread = sorted(
         {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
     )
@@ -335,14 +329,14 @@ def preference_row(one: CorpusTuple) -> PreferenceRow:
 
 
 def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
-    """(to train on, for the gate alone): those with the smallest digests stay apart, at least `LEAST_HELD_OUT`.
+    """(to train on, for the gate alone): those with the smallest digests stay apart, at least `MIN_HELD_OUT`.
 
     Digests decide, not the order, so that a tuple is on the same side night after night: as a corpus grows, tuples
-    leave the side of the gate, and those that were trained on seldom come to it.
+    leave the side of the gate, and those that were trained on rarely move to it.
     """
     if share == 0:
         return tuples, []
-    count = max(min(LEAST_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
+    count = max(min(MIN_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
     apart = {one.digest for one in sorted(tuples, key=lambda one: one.digest)[:count]}
     return [one for one in tuples if one.digest not in apart], [one for one in tuples if one.digest in apart]
 

@@ -31,9 +31,9 @@ from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
-from trainyard.testing import night_program
-from trainyard.testing.night_program import CONFIG, RUN, QuickServer, QuickTrainer
+from trainyard.testing.nights import night_program
 from trainyard.testing.nights.doubles import parse_here
+from trainyard.testing.nights.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.testing.object_server import ObjectServer
 
 

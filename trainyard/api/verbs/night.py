@@ -115,7 +115,7 @@ def config_of(config: Path | None, preset: str | None, settings: Settings) -> Ni
         raise NotFound(f"There is no config {path}.", do="Give a YAML file, or leave it out.", code="E-SPEC")
     value = parse_text(path.read_bytes())
     if not isinstance(value, dict):
-        raise InvalidInput(f"{path.name} is no mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
+        raise InvalidInput(f"{path.name} is not a mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 
@@ -153,24 +153,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
         fraction = min(1.0, done / given.nights)
         context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
 
-    found = simulate(
-        given.nights,
-        given.seed,
-        inject=given.inject,
-        processes=given.processes,
-        campaign=given.campaign,
-        on_progress=progress,
-    )
-    return Simulated(
-        seed=found.seed,
-        nights=found.nights,
-        attempts=found.attempts,
-        seconds=round(found.seconds, 1),
-        inject=found.inject,
-        violations=found.violations,
-        failed=found.failed,
-        last_line=found.last_line,
-    )
+    return Simulated.model_validate(simulate(**vars(given), on_progress=progress), from_attributes=True)
 
 
 def run_worker(given: WorkerInput, context: Context) -> Worked:

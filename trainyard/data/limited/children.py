@@ -77,7 +77,7 @@ class Batch:
                 yield reply
 
     def child_replies(self, first: int) -> Iterator[DocumentReply]:
-        """The replies of one child; the last one tells of its breach if there was one."""
+        """The replies of one child; the last one reports its breach, if there was one."""
         last = min(len(self.sizes), first + self.limits.documents_per_child)
         receive, send = os.pipe()
         child = os.fork()
@@ -167,7 +167,7 @@ def confine_child(memory_bytes: int, kept: int) -> None:
 
 
 def widen(descriptor: int) -> None:
-    """Make a pipe large enough for many documents, so that the two processes seldom wait for each other."""
+    """Make a pipe large enough for many documents, so that the two processes rarely wait for each other."""
     try:
         fcntl.fcntl(descriptor, F_SETPIPE_SZ, PIPE_BYTES)
     except OSError:
@@ -178,4 +178,4 @@ def kill(child: int) -> None:
     try:
         os.kill(child, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it ended by itself
+        return  # it has already ended

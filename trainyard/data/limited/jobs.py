@@ -95,7 +95,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
         if named is opened.port or (named is Port.SFT and opened.port is Port.PREFERENCE):
             return named
         raise InvalidInput(
-            f"The set {named.value!r} holds rows for {opened.port.value} ({opened.name}).",
+            f"The set {named.value!r} contains rows for {opened.port.value} ({opened.name}).",
             why=f"Its first rows are in the format {opened.format.value}.",
             do=f"Name the set {opened.port.value}, or give another file.",
             code="E-DATA-FORMAT",
@@ -104,7 +104,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
     if opened.port in expected:
         return opened.port
     raise InvalidInput(
-        f"{opened.name} holds rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
+        f"{opened.name} contains rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
         why=f"Its first rows are in the format {opened.format.value}, which the name does not say.",
         do=f"Give format: {opened.format.value}.",
         code="E-DATA-FORMAT",

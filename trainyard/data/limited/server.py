@@ -5,7 +5,7 @@
       └──────────────────┴─────────────────────┘◀────────────────────────────┘
 
 It imports the readers once and never looks at data itself, so each request costs a fork. It has a minimal environment,
-no connections (seccomp), and ends with the pipe of its parent. Requests come from our own parent and are unpickled;
+no connections (seccomp), and ends with the pipe of its parent. Requests come from the parent process and are unpickled;
 what goes back is decoded into known types.
 """
 
@@ -97,13 +97,13 @@ def memory_error(request: Request) -> LimitExceeded:
 def serve(given: int, out: int) -> None:
     """Fork a process for each request, one after another, until the parent closes its pipe."""
     for payload in read_frames(given, MOST_REQUEST_BYTES):
-        alive, held = os.pipe()
+        alive, kept_open = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(alive)
             os.dup2(os.open(os.devnull, os.O_RDONLY), given)
             carry_out_limited(payload, out)
-        os.close(held)
+        os.close(kept_open)
         ended, _, _ = select.select([alive, given], [], [])
         if alive not in ended:  # the parent is gone, or speaks out of turn: nobody waits for this set
             os.kill(child, signal.SIGKILL)

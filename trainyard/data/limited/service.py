@@ -57,7 +57,7 @@ LOGGER = logging.getLogger("trainyard.data")
 
 @dataclass
 class ReadingService:
-    """A running server of reading processes. A context manager; requests of several threads wait for each other."""
+    """A running server of reading processes. A context manager; requests of concurrent threads wait for each other."""
 
     process: subprocess.Popen[bytes] | None = None
     sealed: bool = True
@@ -150,7 +150,7 @@ class ReadingService:
             for payload in self._answers:
                 yield decode(payload, Answer)
         except (msgspec.DecodeError, TooLong):
-            self.stop()  # what follows cannot be told apart from what a hostile file made its reader send
+            self.stop()  # what follows may be what a hostile file made its reader send
 
     def note(self, sealed: bool) -> None:
         self.sealed = sealed
