@@ -22,7 +22,7 @@ from trainyard.stores.models import resolve_model
 def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[Complete | None]:
     """The function that answers prompts; None for the extractive engine, which asks nobody.
 
-    A server that the engine vllm started is ended with the block. `read` tells the GPUs of this machine.
+    A server that the engine vllm started is ended with the block. `read` lists the GPUs of this machine.
 
     Raises `Refused` (`R-ENDPOINT`) for a model without an endpoint: it is never replaced by another one, and
     `Unavailable` for a server that cannot be started.

@@ -65,7 +65,7 @@ class Dependency(NamedTuple):
 
 
 def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, str]:
-    """What the result depends on beside its config and inputs: name -> digest."""
+    """Return what the result depends on besides its config and inputs: name -> digest."""
     return {one.name: one.digest() for one in dependencies(node, settings, run_id)}
 
 
@@ -152,7 +152,7 @@ def model_digest(name: str, settings: Settings) -> str:
 
 
 def live_digest(settings: Settings) -> str:
-    """Digest of what is deployed now, so that a comparison with the live adapter is made anew when it changes."""
+    """Return a digest of what is deployed now: a comparison with the live adapter is repeated when it changes."""
     live = sorted(AdapterRegistry(settings.adapters).root.glob("*/*/live.json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in live)).hexdigest()
 

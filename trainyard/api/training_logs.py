@@ -1,7 +1,7 @@
 """What the trainers of a run left in their work folders: how far they are, their curve, their log, their checkpoints.
 
-A run's events name the work folder of each trainer (`job`); a training that did not fit the memory goes on in another
-one, which the first one names. All of it is read from files: it works while the run works, and without Prefect.
+A run's events name the work folder of each trainer (`job`); a training that did not fit the memory continues in another
+one, which the first one names. All of it is read from files, while the run is running, and without Prefect.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StepLog:
 
 
 FRUITLESS = 3
-"""A run whose trainer was preempted so often without a further step is not continued by itself any more."""
+"""After so many preemptions without a further step a run is no longer continued automatically."""
 
 
 def saved_and_left(run_folder: Path) -> list[TrainingLogs]:

@@ -49,13 +49,13 @@ FAILED_EXIT = 1
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
-"""What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
+"""Time for a child to save after its parent died; `compute/orphans.py` ends a child that ignores it."""
 
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
 """A file that is there from the start, and how many bytes of `error.json` fit into it."""
 
 MOST_KILLS = 10
-"""Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
+"""Rounds of killing a tree, each up to 1 s; a process in an uninterruptible wait must not block the caller for ever."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -101,7 +101,7 @@ def orphaned(parent: int | None) -> bool:
 def tie_to_parent() -> int | None:
     """Die with the parent: SIGTERM arrives when the thread that started this process ends. Returns the parent's pid.
 
-    The variable that names the parent is taken out of the environment: it is not true for our own children.
+    The variable that names the parent is taken out of the environment: it is not true for this process's own children.
     """
     given = os.environ.pop(PARENT_VARIABLE, None)
     if given is None:
@@ -177,7 +177,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # it ended by itself, which is what was wanted
+            continue  # it has already ended, as wanted
     deadline = time.monotonic() + 1
     while any(map(alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -27,9 +27,9 @@ Event = dict[str, Any]
 
 UNREADABLE = "E-EVENT"
 MAX_EVENT_BYTES = 1 << 20
-"""A longer line is not an event of ours; it is skipped and reported as a warning."""
+"""A longer line is not an event of Trainyard; it is skipped and reported as a warning."""
 READ_BYTES = 1 << 22
-"""Events read at one poll, so that a flood of them cannot hold the loop."""
+"""Events read at one poll, so that a flood of them cannot block the loop."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
-    """Say how this process stands, so that a reader sees all of it or nothing."""
+    """Write this process's status, so that a reader sees all of it or nothing."""
     place = folder / RANKS_FOLDER
     place.mkdir(exist_ok=True)
     write_json_durably(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})

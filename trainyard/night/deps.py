@@ -52,7 +52,7 @@ class ModelServer(Protocol):
         """Admit nothing more and let what is in flight end."""
 
     def stop(self) -> object:
-        """End our own process tree. A server that is not there is stopped."""
+        """End the process tree that this object started. A server that is not there counts as stopped."""
 
     def prove_free(self, timeout_s: float) -> object:
         """Return when nobody computes on the device, by its measured memory. Raises `Conflict`."""
@@ -75,7 +75,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished adapter: its folder, and what is told about it."""
+    """A finished adapter: its folder, and the facts that are reported about it."""
 
     folder: Path
     facts: Facts = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Documents into the graph: a bounded number in flight, batches written graph first and ledger second.
 
-The model is asked about a document only once: what the ledger's current entries stand on is not asked again, whatever
-its name; a second name of a content is told to the graph without the model. An answer that does not conform puts its
-document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
+The model reads a document only once: a content that the ledger's current entries are based on is not read again under
+any name; a second name of a content is written to the graph without the model. An answer that does not conform puts
+its document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
 phase when nothing gets through any more.
 """
 
@@ -61,7 +61,7 @@ class PhaseTally:
 class Intents:
     """What is about to be written to the graph, noted before: `<root>/intent.json`.
 
-    After a crash between graph and ledger the graph may hold an edit that the ledger does not know. If the edit is
+    After a crash between graph and ledger the graph may contain an edit that the ledger does not know. If the edit is
     then taken back, ledger and document agree and only this note says that the graph has to be written again.
     """
 
@@ -109,10 +109,10 @@ def thinking_of(serving: Serving) -> Thinking:
 
 
 def survey(config: NightConfig, world: NightDeps) -> tuple[list[StreamDocument], list[Content]]:
-    """The documents that wait for the model, stream by stream; and those whose content is known under another name.
+    """Return the documents that wait for the model, stream by stream; and those whose content is known by another name.
 
-    The first have a present content that the ledger does not stand on. The second need no model: their content is done
-    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named;
+    The current content of the first is not in the ledger. The second need no model: their content is done under
+    a name that keeps it (a name that is about to get another content keeps nothing), so that only the name is written;
     or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}

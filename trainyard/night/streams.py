@@ -1,4 +1,4 @@
-"""The documents of a night: found by the streams' patterns, read with care, told apart by what they contain.
+"""The documents of a night: found by the streams' patterns, read within limits, identified by their content.
 
 A document that cannot be read (too large, no text, no valid YAML or JSON) is data like any other: it goes to quarantine
 with its reason, and is looked at again when its content has changed. A link that leads out of the folder of documents
@@ -101,7 +101,7 @@ def inside(path: Path, root: Path) -> bool:
 
 
 def matches(name: str, glob: str) -> bool:
-    """Whether a path matches a pattern, part by part; `**` stands for any number of folders."""
+    """Return whether a path matches a pattern, part by part; `**` matches any number of folders."""
     return match_parts(name.split("/"), glob.split("/"))
 
 
@@ -215,15 +215,15 @@ def gone_part(stream: str, name: str, version: str) -> Content:
 
 
 def refused(document: StreamDocument, version: str, why: str, more: str = "") -> Content:
-    """A document whose bytes were not read: its name stands for its content."""
+    """Return a document whose bytes were not read: its digest is made from its name instead of its content."""
     digest = hashlib.sha256(f"unread\0{document.name}\0{why}\0{more}".encode()).hexdigest()
     return Content(document, DocumentKey(digest, document.stream, version), unreadable=why)
 
 
 def decode(data: bytes) -> tuple[str, str]:
-    """(text, why there is none) of bytes."""
+    """Return (text, why there is none) of bytes."""
     if b"\x00" in data:
-        return "", "it holds NUL bytes, so it is no text"
+        return "", "it contains NUL bytes, so it is not text"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The four templates: a short form each, and the chain that it stands for.
+"""The four templates: a short form each, and the chain that it describes.
 
 A template's core nodes are fixed. The switches under `steps` insert the others, visibly: what runs is always the chain
 that `trainyard plan` prints. To add a template: a model with a `build` method and a row in `TEMPLATES`.
@@ -83,9 +83,7 @@ class AlignmentForm(Form):
     """How preferences are learned (direct preference optimisation)."""
 
     loss: PreferenceLoss = Field(PreferenceLoss.SIGMOID, title="Loss")
-    beta: float = Field(
-        0.1, gt=0, le=100, title="Beta", description="How strongly the model is held to where it began."
-    )
+    beta: float = Field(0.1, gt=0, le=100, title="Beta", description="How strongly the model is kept near its start.")
     epochs: float = Field(1, gt=0, le=1000, title="Epochs")
     max_steps: int | None = Field(
         None, ge=1, le=10_000_000, title="Steps", description="Optimizer steps; wins over epochs."
@@ -109,7 +107,7 @@ class PublishForm(Form):
     targets: tuple[TargetForm, ...] = Field((TargetForm(),), title="Targets")
     unevaluated: bool = Field(False, title="Without evaluation", description="Deploy even if `evaluate` is off.")
     tolerance: float | None = Field(
-        None, ge=0, le=1, title="Tolerance", description="Share by which metrics beside the primary may be worse."
+        None, ge=0, le=1, title="Tolerance", description="Share by which metrics besides the primary may be worse."
     )
     quotes: int = Field(
         0, ge=0, le=1000, title="Questions", description="Held-out questions that all models answer, to count quotes."
@@ -120,7 +118,7 @@ Validate = Annotated[
     bool,
     Field(alias="validate", title="Validate", description="Filter, remove duplicates and set evaluation rows aside."),
 ]
-Evaluate = Annotated[bool, Field(title="Evaluate", description="Compare with the base model on rows set aside.")]
+Evaluate = Annotated[bool, Field(title="Evaluate", description="Compare with the base model on held-out rows.")]
 Deploy = Annotated[bool, Field(title="Deploy", description="Register the adapter and switch the targets.")]
 Control = Annotated[
     bool, Field(title="Control", description="Train a second adapter on shuffled answers to compare with.")
@@ -143,7 +141,7 @@ class EvaluateSteps(Form):
 
 
 class Steps(Form):
-    """Which further nodes the chain has, in the order in which they stand in it."""
+    """Which further nodes the chain has, in their order."""
 
     validate_rows: Validate = True
     evaluate: Evaluate = True
@@ -343,7 +341,7 @@ def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model
 
 
 def control_node(trainer: TrainerNode, before: str) -> TrainerNode:
-    """The last trainer's twin on shuffled answers, beside it and not after it."""
+    """Return the last trainer's twin on shuffled answers, parallel to it and not after it."""
     config = trainer.config.model_copy(update={"control": "shuffled_answers"})
     return TrainerNode(type="trainer", id="control", needs=(before,), config=config)
 
@@ -375,7 +373,7 @@ TemplateForm = QaPipeline | AlignmentPipeline | RagTuning | CodeTuning
 
 @dataclass(frozen=True)
 class Template:
-    """One row of the table: the form, and what is told about it."""
+    """One row of the table: the form, and its description."""
 
     name: str
     model: type[TemplateForm]

@@ -25,8 +25,8 @@ STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
 """Prefect's state types in our words: of a run (state, detail), and of a node."""
 
 PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
-"""Names of states of ours: Scheduled again because its machine was taken back; Failed because its time is up;
-Scheduled for a day that does not come, because its trainer is not installed."""
+"""Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
+Scheduled for a day that never comes, because the trainer is not installed."""
 NEVER = timedelta(days=36_525)
 """A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
@@ -67,9 +67,9 @@ def node_state(state: State[Any] | None) -> NodeState:
 
 
 def preempted(words: str, *, after_s: float) -> State[Any]:
-    """The state of a run that somebody continues by itself, after some seconds."""
+    """Return the state of a run that is continued automatically after some seconds."""
     when = datetime.now(UTC) + timedelta(seconds=after_s)
-    message = f"Its machine was taken back; it continues by itself. {words}".strip()
+    message = f"Its machine was taken back; it continues automatically. {words}".strip()
     state: State[Any] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
     return state
 

@@ -44,11 +44,11 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     gc.enable()
     progress = LateProgress()
     try:
-        tell = partial(print_part, name, as_json)
-        result = implementation(request, Context(settings(), progress.say, progress.event, tell))
+        on_part = partial(print_part, name, as_json)
+        result = implementation(request, Context(settings(), progress.say, progress.event, on_part))
     finally:
         progress.close()
-    if getattr(result, "told", False):
+    if getattr(result, "streamed", False):
         return 0
     print(result.model_dump_json(indent=2) if as_json else render(name, result))
     return int(getattr(result, "exit_code", 0))
