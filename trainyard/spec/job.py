@@ -1,4 +1,4 @@
-"""One training execution asked for by itself: a body with a data set and a trainer's settings, and its chain."""
+"""One training execution without a chain: a body with a data set and a trainer's settings, and its chain."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Serving(Strict):
     """Which model reads the documents, and how."""
 
     profile: Name = Field("rules", description="A model profile of TRAINYARD_HOME/profiles or deployments/profiles.")
-    model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything anew.")
+    model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything again.")
     concurrency: int = Field(8, ge=1, le=1024, description="Documents in flight.")
     thinking: bool = Field(False, description="Let a reasoning model think before its answer: 5 to 8 times slower.")
     thinking_tokens: int = Field(2_000, ge=1, le=32_768)
@@ -162,8 +162,8 @@ class Phase2(Strict):
         given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if getattr(training, name) != usual}
         if given:
             names = " and ".join(f"`{name}`" for name in given)
-            told = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
-            raise PydanticCustomError("night_setting", "In a night {why}", told)
+            context = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
+            raise PydanticCustomError("night_setting", "In a night {why}", context)
         return training
 
 
@@ -180,7 +180,7 @@ class NightConfig(Strict):
     graph: str = Field("", max_length=1024, description="URL of a graph server; default: the store of this home.")
 
     @model_validator(mode="after")
-    def names_are_told_apart(self) -> NightConfig:
+    def names_are_distinct(self) -> NightConfig:
         for kind, names in (
             ("stream", [one.name for one in self.streams]),
             ("bucket", [one.name for one in self.buckets]),
@@ -292,7 +292,7 @@ def checked_name(text: str, what: str) -> str:
     """A tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(
-            f"{text[:80]!r} is no {what}.",
+            f"{text[:80]!r} is not a valid {what}.",
             why="It becomes part of a path: 1 to 63 small letters, digits and hyphens, no dot and no slash.",
             do="Rename it, such as `engineering`.",
             code="E-NAME",

@@ -223,7 +223,7 @@ def disk_error(what: str, error: OSError) -> TrainyardError | None:
     """The error with an answer for a kernel error; None for one that says nothing about the disk."""
     why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
     if error.errno in NO_SPACE:
-        do = "Free some space on that disk and run it again; nothing that was complete is lost."
+        do = "Free some space on that disk and run it again; a training continues from its last checkpoint."
         return LimitExceeded(f"{what}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
     if error.errno in _NOT_WRITABLE:
         do = "Mount it writable, or give this user the right to write there, and run it again."

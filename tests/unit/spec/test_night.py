@@ -101,7 +101,7 @@ def test_a_form_refuses_what_the_night_decides_itself() -> None:
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "A", "", "a" * 64, "a.b"])
 def test_names_become_paths_only_when_they_are_names(name: str) -> None:
-    with pytest.raises(InvalidInput, match="is no role"):
+    with pytest.raises(InvalidInput, match="is not a valid role"):
         checked_name(name, "role")
 
 

@@ -258,7 +258,7 @@ def test_rules_of_our_own_are_told_in_their_words() -> None:
     assert only(reasons(node("data_source", format="alpaca"))).because.endswith("given: none.")
     assert (
         only(reasons(node("data_source", url="https://b", data_worker="http://c"))).because
-        == "A data_worker needs exactly a path beside it."
+        == "A data_worker needs exactly a path with it."
     )
     assert "give either path, url or repository, or sets; not both" in only(
         reasons(node("data_source", path="a", sets={"sft": {"path": "b"}}))

@@ -93,7 +93,7 @@ def rollouts_of(job: TrainingJob) -> RolloutSettings:
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
-            f"A step has {drawn} completions, which is not a multiple of {settings.num_generations}, a group.",
+            f"A step has {drawn} completions, which is not a multiple of {settings.num_generations}.",
             do="Make batch_size × gradient_accumulation × processes a multiple of rollouts.num_generations.",
             code="E-BATCH",
         )
