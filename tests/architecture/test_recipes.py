@@ -62,7 +62,7 @@ RECIPES = {
         ),
         "toy = Config(method='toy')\n"
         "assert refused_settings(toy) == {} and toy.method.facts.adapter\n"
-        "from trainyard.train.methods.table import METHODS; assert METHODS[toy.method].adapter_config\n",
+        "from trainyard.train.methods.table import METHODS; assert METHODS[toy.method.type].adapter_config\n",
     ),
     "stage": Recipe(
         (

@@ -154,7 +154,7 @@ def job_facts(job: TrainingJob) -> dict[str, Any]:
     config = job.config
     return {
         "stage": config.stage.value,
-        "method": config.method.value,
+        "method": config.method.type.value,
         "backend": config.backend.value,
         "base_model": config.base_model,
         "base_path": job.base,

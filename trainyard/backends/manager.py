@@ -236,7 +236,7 @@ def first_record(job_id: str, name: str, job: TrainingJob, settings: Settings) -
         id=job_id,
         name=name,
         stage=config.stage,
-        method=config.method,
+        method=config.method.type,
         backend=config.backend,
         base_model=config.base_model or job.base,
         work=str(work_folder(job, settings)),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from pydantic_core import PydanticCustomError
+
+from trainyard.spec.axes.axis import AxisValue, Variant
+from trainyard.spec.axes.methods import ADAPTER_PROFILES, METHOD_SETTINGS
 from trainyard.spec.axes.stages import Stage
 
 OBJECTIVES = {**{stage.value: stage.value for stage in Stage}, "rlhf": Stage.PPO.value}
@@ -17,7 +21,22 @@ ADAPTERS = ("lora", "qlora", "dora")
 """Methods that a job may name as its `adapter`."""
 RENAMED = {"hyperparams": "hyperparameters"}
 HYPERPARAMETERS = {"lr_scheduler": "schedule"}
-DEFAULT_METHOD = "lora"
+USUAL = {"method": "lora"}
+"""Axis that is written as a variant -> its value where none is written."""
+VARIANTS: dict[str, Mapping[Any, type[Variant]]] = {"method": METHOD_SETTINGS}
+MOVED = {
+    **{
+        f"lora.{name}": f"method.{name}"
+        for name in ("profile", "rank", "alpha", "dropout", "target_modules", "modules_to_save", "layers", "rslora")
+    },
+    "lora.lora_plus_ratio": "method.ratio",
+    "engine.oft_block_size": "method.block_size",
+    "engine.freeze_blocks": "method.blocks",
+    "engine.freeze_head": "method.head",
+}
+"""Settings that earlier versions had in groups of their own -> where they are now."""
+EMPTIED = {"lora": "method"}
+"""Group that has no setting any more -> the axis into which they moved."""
 INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 DEVICES = {"metal": "mps", "wgpu": "auto"}
 """Devices of other tools -> ours. WebGPU computes on whatever is there, which `auto` takes and records."""
@@ -38,14 +57,14 @@ def trainer_words(given: Any) -> Any:
     method = words.get("method")
     stage = OBJECTIVES.get(method.lower()) if isinstance(method, str) else None
     if stage is not None and words.get("stage") in (None, stage):
-        words |= {"stage": stage, "method": DEFAULT_METHOD}
+        words |= {"stage": stage, "method": USUAL["method"]}
     if isinstance(hyper := words.get("hyperparameters"), Mapping):
         words["hyperparameters"] = hyperparameter_words(hyper)
     folder, engine = words.get("checkpoint_dir"), words.get("engine", {})
     if isinstance(folder, str) and isinstance(engine, Mapping) and "mirror" not in engine:
         words["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
         del words["checkpoint_dir"]
-    return words
+    return move_settings(words)
 
 
 def hyperparameter_words(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +99,103 @@ def aligned(found: Mapping[str, Any], preference: Any) -> dict[str, Any]:
     if "loss" in found and isinstance(preference, Mapping):
         words["preference"] = {"loss": found["loss"], **preference}
     return words
+
+
+# Settings that moved into their method
+
+
+def move_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the settings of the groups of earlier versions inside their method.
+
+    One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
+    `PydanticCustomError` for another value of it, and for one that contradicts what the method says.
+    """
+    words = {key: value for key, value in given.items() if key not in EMPTIED or value is not None}
+    for group in dict.fromkeys(old.partition(".")[0] for old in MOVED):
+        settings = words.get(group)
+        if not isinstance(settings, Mapping):
+            continue
+        for key, value in settings.items():
+            old = f"{group}.{key}"
+            if old in MOVED:
+                move_setting(words, old, value)
+            elif group in EMPTIED:  # a misspelt one, which is refused there
+                words[EMPTIED[group]] = {**variant_of(words, EMPTIED[group]), key: value}
+        words[group] = {key: value for key, value in settings.items() if f"{group}.{key}" not in MOVED}
+        if group in EMPTIED:
+            del words[group]
+    return words
+
+
+def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
+    axis, _, name = MOVED[old].partition(".")
+    variant, readers = variant_of(words, axis), readers_of(old)
+    if variant["type"] in readers:
+        if variant.get(name, value) != value:
+            told = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
+            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", told)
+        words[axis] = {**variant, name: value}
+    elif variant["type"] in list(VARIANTS[axis]) and not is_default(words, old, value):
+        told = {
+            "old": old,
+            "readers": f"{axis} {', '.join(readers)}",
+            "instead": f"Remove {old}, or use {axis} {next(iter(readers))}.",
+            "code": "E-SPEC-KEY",
+        }
+        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", told)
+
+
+def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:
+    """What is written of an axis, as a mapping with a `type`."""
+    chosen = words.get(axis) or USUAL[axis]
+    chosen = chosen.model_dump(exclude_unset=True) if isinstance(chosen, Variant) else chosen
+    return {"type": USUAL[axis], **chosen} if isinstance(chosen, Mapping) else {"type": chosen}
+
+
+def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
+    """The values of the axis that have a setting of an earlier group, with their models."""
+    axis, _, name = MOVED[old].partition(".")
+    return {value: model for value, model in VARIANTS[axis].items() if name in model.model_fields}
+
+
+def is_default(words: Mapping[str, Any], old: str, value: Any) -> bool:
+    """Whether a setting is as an earlier version left it or wrote it out."""
+    group, _, name = old.partition(".")
+    usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
+    if group == "lora":
+        profile, rank = words[group].get("profile", "platform"), words[group].get("rank")
+        usual.append(ADAPTER_PROFILES.get(profile, {}).get(name))
+        usual.append(2.0 * rank if name == "alpha" and isinstance(rank, int) else None)
+    return (tuple(value) if isinstance(value, list) else value) in usual
+
+
+def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with every stage and method as a mapping with its `type`."""
+    return {**words, **{axis: variant_of(words, axis) for axis in VARIANTS.keys() & words.keys()}}
+
+
+def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete config with the settings in the groups of earlier versions, which is what scripts read."""
+    words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
+    for old, new in MOVED.items():
+        (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
+        if words[axis] in readers_of(old):
+            words[group] = {**words[group], key: config[axis][name]}
+    return words
+
+
+def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
+    """A line for each setting in a plain value, at any depth, that is where earlier versions had it."""
+    if isinstance(value, Mapping):
+        for old, new in MOVED.items():
+            group, _, name = old.partition(".")
+            if isinstance(value.get(group), Mapping) and name in value[group]:
+                yield f"{where}{old} is deprecated: write {where}{new}."
+        for key, one in value.items():
+            yield from list_deprecated(one, f"{where}{key}.")
+    elif isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            yield from list_deprecated(one, f"{where}{at}.")
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

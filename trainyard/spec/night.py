@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
@@ -25,7 +26,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.parse import reasons_of
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, SourceSet, TrainerNode
-from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, PreferenceSettings, TrainerConfig
 
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
@@ -144,9 +145,8 @@ class Phase2(Strict):
     train: bool = Field(True, description="false: only leave the markers.")
     training: TrainerConfig = Field(
         default_factory=lambda: TrainerConfig(
-            method=Method.QLORA,
+            method=Method.QLORA.settings(profile="nightly"),
             hyperparameters=Hyperparameters(epochs=2, max_length=512, gradient_checkpointing=True),
-            lora=LoraSettings(profile="nightly"),
         ),
         description="The stage is the bucket's method. `budget_s` bounds one training, within the budget of phase 2.",
     )
@@ -265,7 +265,7 @@ def located(reasons: Iterable[Reason]) -> list[Reason]:
 
 def whole_weights(config: NightConfig) -> list[Reason]:
     """A reason against a method that leaves no adapter, which is all that a night can publish."""
-    method = config.phase2.training.method
+    method = config.phase2.training.method.type
     if method.facts.adapter:
         return []
     because = f"A night publishes adapters, and method {method} makes a whole model."

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import (
+    ADAPTER_PROFILES,
+    AdapterSettings,
+    AnyMethod,
+    LowRankSettings,
+    Method,
+    MethodSettings,
+)
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
-
-
-class Strict(BaseModel):
-    """A misspelt key is an error here, never a silent default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
 NO_STEP_OF_THEIR_OWN = {
@@ -66,26 +67,6 @@ class Hyperparameters(Strict):
             told = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
             raise PydanticCustomError("no_step", "The optimizer {name} {why}", told)
         return given
-
-
-class LoraSettings(Strict):
-    """Shape of an adapter. `profile` fills what is left None.
-
-    `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
-    projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
-    """
-
-    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills what is empty.")
-    rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
-    alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
-    dropout: float | None = Field(None, ge=0, lt=1, description="Of the inputs of the adapter.")
-    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = Field(
-        None, description="Layers that get an adapter: a word, or names of modules."
-    )
-    modules_to_save: tuple[str, ...] = Field((), description="Modules that are trained whole.")
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="Only these block indices.")
-    rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
-    lora_plus_ratio: float = Field(16.0, ge=1, le=1024, description="Learning rate of B over that of A (lora_plus).")
 
 
 class PreferenceSettings(Strict):
@@ -210,9 +191,6 @@ class EngineSettings(Strict):
         "auto", description="How the output layer and the cross-entropy are computed."
     )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
-    freeze_blocks: int = Field(2, ge=1, le=1024, description="Last blocks that move (freeze).")
-    freeze_head: bool = Field(False, description="Whether the output layer moves, too (freeze).")
-    oft_block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together (oft).")
     reward_centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2 (reward).")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")
@@ -248,11 +226,14 @@ class TrainingSettings(Strict):
     """What a trainer node and the body of a job have in common."""
 
     stage: Stage = Stage.SFT
-    method: Method = Method.LORA
+    method: AnyMethod = Field(
+        Method.LORA.settings(),
+        description="Which weights are trainable: a word, or its settings with the word as `type`.",
+        json_schema_extra={"default": Method.LORA.value},
+    )
     backend: BackendName = BackendName.NATIVE
     base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
-    lora: LoraSettings = Field(default_factory=LoraSettings)
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
     rollouts: RolloutSettings | None = Field(None, description="Completions and their rewards (grpo).")
     quantization: Quantization | None = None
@@ -295,18 +276,6 @@ class TrainerConfig(TrainingSettings):
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
 
 
-LORA_PROFILES: dict[str, dict[str, object]] = {
-    "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
-    "classic": {"rank": 8, "alpha": 16.0, "dropout": 0.05, "target_modules": ("q_proj", "v_proj")},
-    "nightly": {
-        "rank": 16,
-        "alpha": 32.0,
-        "dropout": 0.0,
-        "target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    },
-}
-
-
 def default_learning_rate(stage: Stage, method: Method) -> float:
     return stage.facts.learning_rates[method.facts.adapter]
 
@@ -319,12 +288,14 @@ def needs_reference(config: TrainerConfig) -> bool:
     return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
 
 
-def resolve_lora(lora: LoraSettings) -> LoraSettings:
-    """The same settings with every None filled from the profile."""
-    filled = {key: value for key, value in LORA_PROFILES[lora.profile].items() if getattr(lora, key) is None}
-    if "alpha" in filled and lora.rank is not None:
-        filled["alpha"] = 2.0 * lora.rank
-    return lora.model_copy(update=filled)
+def resolve_method(method: MethodSettings) -> MethodSettings:
+    """The same settings with every None of an adapter that its profile knows filled; alpha is twice a given rank."""
+    if not isinstance(method, AdapterSettings):
+        return method
+    filled = {key: value for key, value in ADAPTER_PROFILES[method.profile].items() if getattr(method, key, 0) is None}
+    if isinstance(method, LowRankSettings) and method.rank is not None and "alpha" in filled:
+        filled["alpha"] = 2.0 * method.rank
+    return method.model_copy(update=filled)
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
@@ -332,13 +303,13 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:
-        updates["learning_rate"] = default_learning_rate(config.stage, config.method)
+        updates["learning_rate"] = default_learning_rate(config.stage, config.method.type)
     if hyper.epochs is None and hyper.max_steps is None:
         updates["epochs"] = 3.0
     return config.model_copy(
         update={
             "base_model": config.base_model or default_base_model,
             "hyperparameters": hyper.model_copy(update=updates),
-            "lora": resolve_lora(config.lora),
+            "method": resolve_method(config.method),
         }
     )

@@ -24,7 +24,8 @@ def test_defaults_are_the_documented_profile() -> None:
         ("engineering", "sft", 50), ("apprenticeship", "dpo", 50),
     ]  # fmt: skip
     training = config.phase2.training
-    assert (training.method, training.hyperparameters.epochs, training.hyperparameters.max_length) == ("qlora", 2, 512)
+    assert (training.method.type, training.method.profile) == ("qlora", "nightly")
+    assert (training.hyperparameters.epochs, training.hyperparameters.max_length) == (2, 512)
     assert training.hyperparameters.gradient_checkpointing
     assert (config.window.window_s, config.window.boot_s, config.window.phase1_s) == (14_400, 5_400, 7_200)
 

@@ -135,7 +135,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-setting-unused-generator", "model", [("1.config.model", "m"), ("1.config.wordings", DROP)]),
     ("r-setting-unused-generator", "qa", [("1.config", {"wordings": 2})]),
     ("r-setting-unused-target", "vllm", [("4.config.targets.0.type", "vllm"), ("4.config.targets.1.type", "vllm"),
-                                         ("2.config", {"lora": {"rank": 8}})]),
+                                         ("2.config", {"method": {"type": "lora", "rank": 8}})]),
     ("r-setting-unused-target", "registry", [("4.config.targets", [{"type": "registry", "max_lora_rank": 32}])]),
     ("r-port-documents", "documents", [("0.config.path", "docs")]),
     ("r-port-rows", "rows", [("0.config.path", "rows.jsonl")]),
@@ -174,7 +174,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-backend-setting-native", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
         "script": "mine"})]),
     ("r-backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
-    ("r-backend-setting-trl", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("r-backend-setting-trl", "left out", [("1.config.method.target_modules", ["q_proj"])]),
     ("r-backend-setting-grpo", "trl", [("1.config.backend", "trl")]),
     ("r-backend-setting-grpo", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
     ("r-backend-setting-sharded", "ddp", [("1.config.launch.strategy", "ddp")]),
@@ -211,11 +211,11 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-rollouts-unused", "left out", [("1.config.rollouts", DROP)]),
     ("r-rollouts-unused", "grpo", [("1.config.stage", "grpo"), ("1.config.hyperparameters", {"batch_size": 8})]),
     ("r-kto-batch", "two", [("1.config.hyperparameters.batch_size", 2)]),
-    ("r-lora-layers", "attention", [("1.config.lora.target_modules", "attention-only")]),
-    ("r-lora-layers", "named", [("1.config.lora.target_modules", ["q_proj"])]),
-    ("r-lora-layers", "all layers", [("1.config.lora.layers", DROP)]),
-    ("r-lora-unused", "default", [("1.config.lora.rank", 32)]),
-    ("r-lora-unused", "lora", [("1.config.method", "lora")]),
+    ("r-lora-layers", "attention", [("1.config.method.target_modules", "attention-only")]),
+    ("r-lora-layers", "named", [("1.config.method.target_modules", ["q_proj"])]),
+    ("r-lora-layers", "all layers", [("1.config.method.layers", DROP)]),
+    ("e-spec-key-method", "lora", [("1.config.method.type", "lora")]),
+    ("e-spec-key-method", "full", [("1.config.method", "full")]),
     ("r-preference-unused", "default", [("1.config.preference.beta", 0.1)]),
     ("r-preference-unused", "dpo", [("1.config.stage", "dpo")]),
     ("r-preference-unused", "kto", [("1.config.stage", "kto")]),
@@ -231,8 +231,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-adapter-method", "merge", [("2.config", {"adapter": "merge"})]),
     ("r-adapter-method", "merge into the weights", [("2.config", {"method": "full", "adapter": "merge"})]),
     ("r-adapter-method", "after full", [("1.config", {"method": "full"})]),
-    ("r-adapter-shape", "same", [("2.config.lora.rank", 16)]),
-    ("r-adapter-shape", "left out", [("2.config.lora", DROP)]),
+    ("r-adapter-shape", "same", [("2.config.method.rank", 16)]),
+    ("r-adapter-shape", "left out", [("2.config.method", DROP)]),
     ("r-adapter-shape", "stack", [("2.config.adapter", "stack")]),
     ("r-adapter-compose", "continue", [("2.config", {"method": "dora"})]),
     ("r-adapter-compose", "lora", [("1.config.method", "lora")]),
@@ -250,10 +250,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-engine-unused", "default", [("1.config.engine.batching", "auto")]),
     ("r-engine-unused", "native", [("1.config.backend", "native")]),
     ("r-engine-unused", "by default", [("1.config.backend", DROP)]),
-    ("r-setting-unused", "none", [("1.config.engine", DROP), ("1.config.lora", DROP)]),
-    ("r-setting-unused", "freeze", [("1.config", {"method": "freeze", "engine": {"freeze_blocks": 4}})]),
-    ("r-setting-unused", "oft", [("1.config", {"method": "oft", "engine": {"oft_block_size": 64}})]),
-    ("r-setting-unused", "lora_plus", [("1.config", {"method": "lora_plus", "lora": {"lora_plus_ratio": 8}})]),
+    ("r-setting-unused", "none", [("1.config.engine", DROP)]),
+    ("r-setting-unused", "dpo", [("1.config.stage", "dpo")]),
     ("r-batching", "auto", [("1.config.engine.batching", "auto")]),
     ("r-batching", "buckets", [("1.config.engine.batching", "buckets")]),
     ("r-batching", "padded", [("1.config.engine.batching", "padded")]),
@@ -323,8 +321,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
     ("r-full-hotload", "lora", [("2.config.method", "lora")]),
     ("r-target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
-    ("r-rank-server", "16", [("2.config.lora.rank", 16)]),
+    ("r-target-adapter-vllm", "lora", [("2.config", {"method": {"type": "lora", "rank": 16}})]),
+    ("r-rank-server", "16", [("2.config.method.rank", 16)]),
     ("r-rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
     ("r-rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
@@ -339,7 +337,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("r-control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
     ("e-spec-cycle", "straight", [("1.needs", ["data-source"])]),
     ("e-spec-id", "own", [("1.id", "other")]),
-    ("e-spec-value", "256", [("1.config.lora.rank", 256)]),
+    ("e-spec-value", "256", [("1.config.method.rank", 256)]),
     ("e-spec-optimizer", "adafactor", [("1.config.hyperparameters.optimizer", "adafactor")]),
 ]  # fmt: skip
 STILL = {"r-control-stage", "r-no-heldout"}
@@ -481,15 +479,17 @@ VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
 
 
 def test_each_target_is_judged_by_itself() -> None:
-    found = deployed({"lora": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
+    found = deployed(
+        {"method": {"type": "lora", "rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32}
+    )
     assert [(reason.code, reason.field) for reason in found] == [("R-RANK-SERVER", "config.targets.1.max_lora_rank")]
     assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
 
 
 def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
-    found = deployed({"lora": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
+    found = deployed({"method": {"type": "lora", "rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
     assert [reason.code for reason in found] == ["R-RANK-SERVER"]
-    assert deployed({"lora": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
+    assert deployed({"method": {"type": "lora", "rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
 
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
@@ -500,7 +500,7 @@ def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
 
 def test_all_reasons_of_a_target_are_told_at_once() -> None:
     found = deployed(
-        {"method": "dora", "lora": {"rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
+        {"method": {"type": "dora", "rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
         {"type": "vllm", "base_model": "org/other"},
     )
     assert [reason.code for reason in found] == [

@@ -33,7 +33,9 @@ def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
     assert trl(stage="grpo") == ["R-GRPO-REWARD"]
     assert trl(stage="grpo", rollouts=EXACT) == ["R-GRPO-BATCH"]
     lora = {"target_modules": ["q_proj", "lm_head"]}
-    assert trl(stage="grpo", lora=lora, rollouts={**EXACT, "num_generations": 4}) == ["R-BACKEND-SETTING"]
+    assert trl(stage="grpo", method={"type": "lora", **lora}, rollouts={**EXACT, "num_generations": 4}) == [
+        "R-BACKEND-SETTING"
+    ]
 
 
 def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
@@ -122,25 +124,37 @@ def test_a_kto_stage_with_other_batches_and_other_stages_with_batches_of_one() -
 
 @pytest.mark.parametrize("method", ["full", "freeze"])
 def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> None:
-    assert native(method=method, lora={"rank": 16}) == ["R-LORA-UNUSED"]
-    assert native(method=method, lora={"lora_plus_ratio": 8}) == ["R-LORA-UNUSED"]
+    (rank,) = reasons(source(), node("trainer", method={"type": method, "rank": 16}))
+    assert (rank.code, rank.field) == ("E-SPEC-KEY", "config.method.rank")
+    assert rank.instead == "`rank` is a setting of method lora, qlora, dora, lora_plus."
+    (ratio,) = reasons(source(), node("trainer", method={"type": method, "ratio": 8}))
+    assert ratio.instead == "`ratio` is a setting of method lora_plus."
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "readers"),
+    [
+        ("lora", "blocks", "freeze"), ("full", "head", "freeze"), ("lora", "block_size", "oft"),
+        ("lora", "ratio", "lora_plus"), ("oft", "rank", "lora, qlora, dora, lora_plus"),
+        ("oft", "alpha", "lora, qlora, dora, lora_plus"), ("oft", "rslora", "lora, qlora, dora, lora_plus"),
+        ("freeze", "dropout", "lora, qlora, dora, lora_plus, oft"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_method_is_refused_with_the_methods_that_have_it(
+    method: str, setting: str, readers: str
+) -> None:
+    (reason,) = reasons(source(), node("trainer", method={"type": method, setting: 1}))
+    assert (reason.code, reason.field) == ("E-SPEC-KEY", f"config.method.{setting}")
+    assert reason.instead == f"`{setting}` is a setting of method {readers}."
 
 
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"method": "lora", "engine": {"freeze_blocks": 3}}, "engine.freeze_blocks"),
-        ({"method": "full", "engine": {"freeze_head": True}}, "engine.freeze_head"),
-        ({"method": "lora", "engine": {"oft_block_size": 16}}, "engine.oft_block_size"),
         ({"stage": "dpo", "engine": {"reward_centering": 0.01}}, "engine.reward_centering"),
         ({"engine": {"batching": "padded", "token_budget": 512}}, "engine.token_budget"),
         ({"stage": "kto", "engine": {"token_budget": 512}}, "engine.token_budget"),
         ({"stage": "reward", "engine": {"head": "chunked"}}, "engine.head"),
-        ({"method": "lora", "lora": {"lora_plus_ratio": 8}}, "lora.lora_plus_ratio"),
-        ({"method": "oft", "lora": {"rank": 16}}, "lora.rank"),
-        ({"method": "oft", "lora": {"alpha": 16}}, "lora.alpha"),
-        ({"method": "oft", "lora": {"rslora": True}}, "lora.rslora"),
-        ({"method": "oft", "lora": {"profile": "classic", "rank": 32}}, "lora.rank"),
         ({"stage": "kto", "preference": {"loss": "hinge"}}, "preference.loss"),
         ({"stage": "kto", "preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
         ({"stage": "dpo", "preference": {"desirable_weight": 2}}, "preference.desirable_weight"),
@@ -165,20 +179,20 @@ def test_too_long_says_nothing_to_running_text() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"method": "freeze", "engine": {"freeze_blocks": 3, "freeze_head": True}},
-        {"method": "oft", "engine": {"oft_block_size": 16}},
-        {"method": "oft", "lora": {"profile": "classic"}},
-        {"method": "oft", "lora": {"dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
+        {"method": {"type": "freeze", "blocks": 3, "head": True}},
+        {"method": {"type": "oft", "block_size": 16}},
+        {"method": {"type": "oft", "profile": "classic"}},
+        {"method": {"type": "oft", "dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
         {"stage": "reward", "engine": {"reward_centering": 0.01}},
         {"engine": {"token_budget": 512}},
         {"stage": "dpo", "engine": {"batching": "buckets", "token_budget": 512, "head": "chunked"}},
         {"engine": {"batching": "packed", "token_budget": 512, "too_long": "refuse"}},
-        {"method": "lora_plus", "lora": {"lora_plus_ratio": 8, "rank": 8}},
+        {"method": {"type": "lora_plus", "ratio": 8, "rank": 8}},
         {"stage": "kto", "preference": {"desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
         {"stage": "dpo", "preference": {"loss": "sigmoid", "label_smoothing": 0.1}},
         {"stage": "dpo", "preference": {"loss": "simpo", "simpo_gamma": 1.6}},
         {"stage": "sft", "engine": {"head": "liger", "fp8": "torchao", "attention": "fa3"}},
-        {"method": "freeze", "lora": {}, "hyperparameters": {"optimizer": "galore"}},
+        {"method": {"type": "freeze"}, "hyperparameters": {"optimizer": "galore"}},
     ],
 )
 def test_a_setting_that_is_read_is_taken(config: dict[str, Any]) -> None:
@@ -187,12 +201,9 @@ def test_a_setting_that_is_read_is_taken(config: dict[str, Any]) -> None:
 
 def test_a_group_that_nothing_reads_is_told_as_one() -> None:
     """Not once more for each of its settings."""
-    assert trl(engine={"freeze_blocks": 3}) == ["R-ENGINE-UNUSED"]
     assert trl(engine={"fp8": "ms-amp"}) == ["R-ENGINE-UNUSED"]
     assert trl(stage="dpo", engine={"batching": "packed"}) == ["R-ENGINE-UNUSED"]
-    assert native(method="full", lora={"lora_plus_ratio": 8}) == ["R-LORA-UNUSED"]
     assert native(preference={"desirable_weight": 2}) == ["R-PREFERENCE-UNUSED"]
-    assert trl(lora={"lora_plus_ratio": 8}) == ["R-SETTING-UNUSED"]
 
 
 @pytest.mark.parametrize(
@@ -257,9 +268,17 @@ def test_only_low_rank_sums_are_written_as_one_adapter(way: str, old: str, new: 
 @pytest.mark.parametrize("way", ["stack", "merge"])
 def test_two_adapters_cannot_hold_one_whole_module(way: str) -> None:
     head, both = {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}
-    assert twice({"lora": head}, {"lora": both, "adapter": way}) == ["R-ADAPTER-COMPOSE"]
-    assert twice({"lora": head}, {"lora": {"modules_to_save": ["embed_tokens"]}, "adapter": way}) == []
-    assert twice({"lora": head}, {"adapter": way}) == []
+    assert twice({"method": {"type": "lora", **head}}, {"method": {"type": "lora", **both}, "adapter": way}) == [
+        "R-ADAPTER-COMPOSE"
+    ]
+    assert (
+        twice(
+            {"method": {"type": "lora", **head}},
+            {"method": {"type": "lora", "modules_to_save": ["embed_tokens"]}, "adapter": way},
+        )
+        == []
+    )
+    assert twice({"method": {"type": "lora", **head}}, {"adapter": way}) == []
 
 
 @pytest.mark.parametrize("method", ["full", "freeze"])
@@ -271,13 +290,11 @@ def test_whole_weights_take_an_earlier_adapter_in_and_stack_nothing(method: str,
 
 
 def test_a_continued_rotation_keeps_its_blocks() -> None:
-    first = {"method": "oft", "engine": {"oft_block_size": 16}}
+    first = {"method": {"type": "oft", "block_size": 16}}
     assert twice(first, {"method": "oft"}) == []
-    (reason,) = reasons(
-        source(), node("trainer", **first), node("trainer", method="oft", engine={"oft_block_size": 64})
-    )
-    assert (reason.code, reason.field) == ("R-ADAPTER-SHAPE", "config.engine.oft_block_size")
-    assert reason.instead == "Write `oft_block_size: 16`, or leave it out."
+    (reason,) = reasons(source(), node("trainer", **first), node("trainer", method={"type": "oft", "block_size": 64}))
+    assert (reason.code, reason.field) == ("R-ADAPTER-SHAPE", "config.method.block_size")
+    assert reason.instead == "Write `block_size: 16`, or `method: oft` without settings."
 
 
 @pytest.mark.parametrize(
@@ -290,10 +307,19 @@ def test_a_continued_rotation_keeps_its_blocks() -> None:
 def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: object) -> None:
     modules = {"target_modules": ["q_proj"]} if name == "layers" else {}
     shape = {"rank": 32, **modules, name: value}
-    found = reasons(source(), node("trainer", lora={**modules}), node("trainer", lora=shape))
-    assert [(reason.code, reason.field) for reason in found] == [("R-ADAPTER-SHAPE", f"config.lora.{name}")]
+    found = reasons(
+        source(), node("trainer", method={"type": "lora", **modules}), node("trainer", method={"type": "lora", **shape})
+    )
+    assert [(reason.code, reason.field) for reason in found] == [("R-ADAPTER-SHAPE", f"config.method.{name}")]
     assert found[0].instead.startswith(f"Write `{name}: ")
-    assert codes(source(), node("trainer", lora=shape), node("trainer", lora=shape)) == []
+    assert (
+        codes(
+            source(),
+            node("trainer", method={"type": "lora", **shape}),
+            node("trainer", method={"type": "lora", **shape}),
+        )
+        == []
+    )
 
 
 def test_full_weights_after_an_adapter_cannot_continue_it() -> None:

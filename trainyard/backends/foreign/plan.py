@@ -26,6 +26,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
+from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
@@ -168,7 +169,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         with torch.device("meta"):
             shape = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
             model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
-        named = targets(model, job.config.lora)
+        named = targets(model, adapter_settings(job.config.method))
         modules = sorted({name.rpartition(".")[2] for name, _ in adapted(model, named)})
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base

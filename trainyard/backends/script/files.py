@@ -26,6 +26,7 @@ from trainyard.data.renderers.limited import is_known, limited
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.migrate import in_groups
 from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template
@@ -42,7 +43,7 @@ PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 def plain_spec(job: TrainingJob) -> dict[str, Any]:
     """What a script is told: a job without our identifiers."""
-    config = job.config.model_dump(mode="json")
+    config = in_groups(job.config.model_dump(mode="json"))
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
     return {
         **{name: config[name] for name in names},

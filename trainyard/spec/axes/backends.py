@@ -128,7 +128,7 @@ class BackendName(AxisValue):
             settings={
                 "quantization": (None, Quantization.NF4),
                 "hyperparameters.precision": IN_BFLOAT,
-                "lora.modules_to_save": ((),),
+                "method.modules_to_save": ((),),
             },
             cuda_methods=(Method.QLORA,),
         ),
@@ -162,7 +162,7 @@ class BackendName(AxisValue):
                 "hyperparameters.precision": IN_BFLOAT,
                 "preference.loss": PAIRWISE,
             },
-            whole_numbers=("lora.alpha",),
+            whole_numbers=("method.alpha",),
             cuda_methods=(Method.QLORA,),
         ),
     )
@@ -190,7 +190,7 @@ class BackendName(AxisValue):
             devices=(Device.CPU, Device.MPS),
             optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
             schedules=BY_STEP,
-            settings={"quantization": (None,), "lora.modules_to_save": ((),)},
+            settings={"quantization": (None,), "method.modules_to_save": ((),)},
         ),
     )
     LLAMACPP = "llamacpp", BackendFacts(

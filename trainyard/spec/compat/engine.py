@@ -16,11 +16,9 @@ from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
-    LoraSettings,
     PreferenceSettings,
     RolloutSettings,
     TrainerConfig,
-    resolve_lora,
 )
 
 CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
@@ -51,10 +49,6 @@ class Reader:
     reads: Callable[[TrainerConfig], bool]
 
 
-def method(*wanted: Method) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.method in wanted
-
-
 def stage(*wanted: Stage) -> Callable[[TrainerConfig], bool]:
     return lambda config: config.stage in wanted
 
@@ -78,20 +72,10 @@ def clips(config: TrainerConfig) -> bool:
 
 
 ENGINE_READERS = (
-    Reader("engine.freeze_blocks", "method freeze", method(Method.FREEZE)),
-    Reader("engine.freeze_head", "method freeze", method(Method.FREEZE)),
-    Reader("engine.oft_block_size", "method oft", method(Method.OFT)),
     Reader("engine.reward_centering", "stage reward", stage(Stage.REWARD)),
     Reader("engine.token_budget", "batching in buckets or packs", has_budget),
     Reader("engine.head", "a stage that predicts tokens", without_stage(Stage.REWARD)),
     Reader("engine.too_long", "a stage other than cpt", without_stage(Stage.CPT)),
-)
-LORA_READERS = (
-    Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
-    *(
-        Reader(f"lora.{name}", "a low-rank method such as lora", lambda config: config.method.facts.low_rank)
-        for name in ("rank", "alpha", "rslora")
-    ),
 )
 PREFERENCE_READERS = (
     *(Reader(f"preference.{name}", "stage dpo", stage(Stage.DPO)) for name in ("loss", "label_smoothing")),
@@ -111,7 +95,6 @@ def unread(config: TrainerConfig, _: NodeView) -> Hits:
     """
     readers: list[Reader] = []
     readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
-    readers += LORA_READERS if config.method.facts.adapter else ()
     readers += PREFERENCE_READERS if config.stage.facts.preference else ()
     readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
     defaults = at_defaults(config)
@@ -123,15 +106,9 @@ def unread(config: TrainerConfig, _: NodeView) -> Hits:
 
 
 def at_defaults(config: TrainerConfig) -> TrainerConfig:
-    """The same trainer if nothing were written under engine, lora, preference and rollouts but a profile and rewards.
-
-    An alpha that follows from the rank was not written either.
-    """
-    own = resolve_lora(LoraSettings(profile=config.lora.profile))
-    following = resolve_lora(LoraSettings(profile=config.lora.profile, rank=config.lora.rank))
-    lora = own.model_copy(update={"alpha": following.alpha})
+    """The same trainer if nothing were written under engine, preference and rollouts but rewards."""
     rollouts = RolloutSettings(rewards=config.rollouts.rewards) if config.rollouts else None
-    defaults = {"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings(), "rollouts": rollouts}
+    defaults = {"engine": EngineSettings(), "preference": PreferenceSettings(), "rollouts": rollouts}
     return config.model_copy(update=defaults)
 
 
@@ -173,7 +150,7 @@ def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | 
 def trained_through(config: TrainerConfig) -> Quantization | None:
     """The format of the base that qlora trains through; None where no adapter can be trained through it."""
     format = config.quantization or Quantization.NF4
-    return format if config.method is Method.QLORA and format.facts.trains else None
+    return format if config.method.type is Method.QLORA and format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -205,7 +182,7 @@ ENGINE_ROWS = (
     ),
     Row(
         "R-FP8-QLORA", "trainer", "config.engine.fp8",
-        on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
+        on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method.type is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
     ),

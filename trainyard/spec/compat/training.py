@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, Method, adapter_settings
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.compat.place import Hits, NodeView, Row, value_at
-from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
+from trainyard.spec.training import PreferenceSettings, TrainerConfig
 
+WITHOUT_SHAPE = ("type", "profile", "ratio")
+"""Settings of an adapter method that change nothing of its shape."""
 CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
 
 
@@ -25,34 +27,31 @@ def earlier(at: NodeView) -> TrainerConfig | None:
 def other_shape(config: TrainerConfig, at: NodeView) -> Hits:
     """A continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
-    if before is None or config.adapter != "continue" or config.method is not before.method:
+    if before is None or config.adapter != "continue" or config.method.type is not before.method.type:
         return False
     pairs = [(setting, value_at(config, setting), value_at(before, setting)) for setting in shape_of(config)]
     return [
-        {"setting": setting, "name": name, "old": old, "left_out": "`lora`" if group == "lora" else "it"}
+        {"setting": setting, "name": setting.rpartition(".")[2], "old": old}
         for setting, new, old in pairs
         if new != old
-        for group, _, name in [setting.partition(".")]
     ]
 
 
 def shape_of(config: TrainerConfig) -> Iterator[str]:
     """The settings that make the shape of an adapter."""
-    names = ("rank", "alpha", "dropout", "target_modules", "modules_to_save", "layers", "rslora")
-    yield from (f"lora.{name}" for name in names)
-    if config.method is Method.OFT:
-        yield "engine.oft_block_size"
+    yield from (f"method.{name}" for name in type(config.method).model_fields if name not in WITHOUT_SHAPE)
 
 
 def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
     """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
     before = earlier(at)
-    if config.adapter == "continue" or before is None or not config.method.facts.adapter:
+    if config.adapter == "continue" or before is None or not isinstance(config.method, AdapterSettings):
         return False
     other = [method for method in (before.method, config.method) if not method.facts.summed]
     if other:
         return {"why": f"an adapter of method {other[0]} is no sum of low-rank matrices"}
-    common = [module for module in config.lora.modules_to_save if module in before.lora.modules_to_save]
+    earlier_modules = adapter_settings(before.method).modules_to_save
+    common = [module for module in config.method.modules_to_save if module in earlier_modules]
     return bool(common) and {"why": f"both hold the whole module {common[0]!r}, and one of them would be lost"}
 
 
@@ -97,7 +96,7 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-QUANT-EXPORT", "trainer", "config.quantization",
-        lambda config, _: config.method is Method.QLORA and config.quantization is not None
+        lambda config, _: config.method.type is Method.QLORA and config.quantization is not None
         and not config.quantization.facts.trains,
         "No adapter can be trained through a base in {config.quantization}.",
         "Use nf4, fp4 or int8.",
@@ -109,16 +108,11 @@ TRAINER_ROWS = (
         "Use a batch_size of at least 2.",
     ),
     Row(
-        "R-LORA-LAYERS", "trainer", "config.lora.layers",
-        lambda config, _: config.lora.layers is not None and config.lora.target_modules == "all-linear",
+        "R-LORA-LAYERS", "trainer", "config.method.layers",
+        lambda config, _: isinstance(config.method, AdapterSettings) and config.method.layers is not None
+        and config.method.target_modules == "all-linear",
         "PEFT cannot pick layers when all linear modules are targeted by one word.",
-        "Name the modules in lora.target_modules, or use attention-only.",
-    ),
-    Row(
-        "R-LORA-UNUSED", "trainer", "config.lora",
-        lambda config, _: not config.method.facts.adapter and config.lora != resolve_lora(LoraSettings()),
-        "Method {config.method} moves the model's own weights; the settings under `lora` would be ignored.",
-        "Remove `lora`, or use method lora.",
+        "Name the modules in method.target_modules, or use attention-only.",
     ),
     Row(
         "R-PREFERENCE-UNUSED", "trainer", "config.preference",
@@ -150,14 +144,14 @@ TRAINER_ROWS = (
     Row(
         "R-ADAPTER-METHOD", "trainer", "config.method",
         lambda config, at: (before := earlier(at)) is not None and config.adapter == "continue"
-        and config.method is not before.method and {"old": before.method},
+        and config.method.type is not before.method.type and {"old": before.method},
         "Method {config.method} cannot continue an adapter of method {old}.",
         "Use method {old}.", chained=True,
     ),
     Row(
         "R-ADAPTER-SHAPE", "trainer", "config.{setting}", other_shape,
         "The earlier adapter has {name} {old}, and a continued adapter keeps its shape.",
-        "Write `{name}: {old}`, or leave {left_out} out.", chained=True,
+        "Write `{name}: {old}`, or `method: {config.method}` without settings.", chained=True,
     ),
     Row(
         "R-ADAPTER-COMPOSE", "trainer", "config.adapter", no_common_form,
