@@ -38,7 +38,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
-from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate
@@ -47,7 +47,7 @@ from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
-from trainyard.spec.migrate import VARIANTS, list_deprecated
+from trainyard.spec.migrate import list_deprecated, spell_out
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import TrainerConfig
@@ -188,11 +188,14 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     """`above` laid over `below`, group by group; a stage or method of another type replaces the one below."""
     result = dict(below)
     for key, value in above.items():
-        under = {"type": result[key]} if key in VARIANTS and isinstance(result.get(key), str) else result.get(key)
+        under = spell_out({key: result[key]})[key] if key in result else None
         both = isinstance(value, Mapping) and isinstance(under, Mapping)
-        same = both and value.get("type", under.get("type")) == under.get("type")
-        result[key] = merged(under, value) if same else value
+        result[key] = merged(under, value) if both and is_same_type(under, value) else value
     return result
+
+
+def is_same_type(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    return "type" not in above or above["type"] == below.get("type")
 
 
 def located(wanted: Asked, settings: Settings) -> Asked:

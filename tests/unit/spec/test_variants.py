@@ -16,7 +16,7 @@ from trainyard.api.verbs.chains.plan import plan
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import METHOD_SETTINGS, Method
-from trainyard.spec.compat.place import ABSENT, value_at
+from trainyard.spec.compat.context import ABSENT, value_at
 from trainyard.spec.graph import resolve
 from trainyard.spec.migrate import in_groups, list_deprecated, trainer_words
 from trainyard.spec.training import TrainerConfig

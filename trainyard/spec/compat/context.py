@@ -20,8 +20,8 @@ from trainyard.spec.training import TrainerConfig
 
 ABSENT = object()
 """The value of a setting that the chosen variant does not have."""
-Words = Mapping[str, object]
-Hits = bool | Words | Sequence[Words] | None
+MessageArgs = Mapping[str, object]
+Match = bool | MessageArgs | Sequence[MessageArgs] | None
 """What a `when` answers: no, yes, yes with words for the texts, or several times yes."""
 
 
@@ -104,7 +104,7 @@ class NodeView:
         return self.view.facts or RunFacts()
 
 
-When = Callable[[Any, NodeView], Hits]
+When = Callable[[Any, NodeView], Match]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def apply_row(row: Row, place: NodeView) -> Iterator[Reason]:
         yield fill(row, filled, place.node.id, row.field.format(**filled))
 
 
-def answers(hits: Hits) -> Sequence[Words]:
+def answers(hits: Match) -> Sequence[MessageArgs]:
     """The words of each hit; empty for a no."""
     if not hits:
         return ()
@@ -168,6 +168,6 @@ def answers(hits: Hits) -> Sequence[Words]:
     return ({},) if hits is True else hits
 
 
-def fill(row: Row, words: Words, node: str | None, field: str) -> Reason:
+def fill(row: Row, words: MessageArgs, node: str | None, field: str) -> Reason:
     """The reason of a row with its texts filled."""
     return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words))
