@@ -74,7 +74,7 @@ RECIPES = {
         ),
         "from trainyard.spec.training import resolve_trainer; from trainyard.train.stages.table import STAGES\n"
         "toy = resolve_trainer(Config(stage='riddle', backend='script', launch={'script': 'mine'}), 'base')\n"
-        "assert toy.hyperparameters.learning_rate == 1e-4 and STAGES[toy.stage] and refused_settings(toy) == {}\n",
+        "assert toy.hyperparameters.learning_rate == 1e-4 and STAGES[toy.stage.type] and refused_settings(toy) == {}\n",
     ),
     "quantization": Recipe(
         (

@@ -188,7 +188,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     """`above` laid over `below`, group by group; a stage or method of another type replaces the one below."""
     result = dict(below)
     for key, value in above.items():
-        under = spell_out({key: result[key]})[key] if key in result else None
+        under: Any = spell_out({key: result[key]})[key] if key in result else None
         both = isinstance(value, Mapping) and isinstance(under, Mapping)
         result[key] = merged(under, value) if both and is_same_type(under, value) else value
     return result

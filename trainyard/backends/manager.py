@@ -235,7 +235,7 @@ def first_record(job_id: str, name: str, job: TrainingJob, settings: Settings) -
     return JobRecord(
         id=job_id,
         name=name,
-        stage=config.stage,
+        stage=config.stage.type,
         method=config.method.type,
         backend=config.backend,
         base_model=config.base_model or job.base,

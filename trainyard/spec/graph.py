@@ -318,7 +318,8 @@ def fill_tokenizers(
         if isinstance(config, ValidatorConfig):
             name = config.tokenizer or wanted.get(one.id, defaults.base_model)
             config = configs[one.id] = config.model_copy(update={"tokenizer": name})
-        name = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}.get(type(config), "")
+        names: dict[type[Strict], str] = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}
+        name = names.get(type(config), "")
         if not name:
             continue
         for port, sources in wiring.inputs[one.id].items():

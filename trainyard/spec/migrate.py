@@ -11,19 +11,19 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.spec.axes.axis import AxisValue, Variant
 from trainyard.spec.axes.methods import ADAPTER_PROFILES, METHOD_SETTINGS
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 
 OBJECTIVES = {**{stage.value: stage.value for stage in Stage}, "rlhf": Stage.PPO.value}
 """Objectives that some tools call a method -> our stage. RLHF is PPO against a reward model."""
-ALIGNMENTS: dict[str, dict[str, Any]] = {"dpo": {"stage": "dpo"}, "orpo": {"stage": "dpo", "loss": "orpo"}}
-"""What a job's `alignment` names -> our stage, and the loss where it is not the usual one."""
+ALIGNMENTS: dict[str, Any] = {"dpo": "dpo", "orpo": {"type": "dpo", "loss": "orpo"}}
+"""What a job's `alignment` names -> our stage."""
 ADAPTERS = ("lora", "qlora", "dora")
 """Methods that a job may name as its `adapter`."""
 RENAMED = {"hyperparams": "hyperparameters"}
 HYPERPARAMETERS = {"lr_scheduler": "schedule"}
-USUAL = {"method": "lora"}
+USUAL = {"stage": "sft", "method": "lora"}
 """Axis that is written as a variant -> its value where none is written."""
-VARIANTS: dict[str, Mapping[Any, type[Variant]]] = {"method": METHOD_SETTINGS}
+VARIANTS: dict[str, Mapping[Any, type[Variant]]] = {"stage": STAGE_SETTINGS, "method": METHOD_SETTINGS}
 MOVED = {
     **{
         f"lora.{name}": f"method.{name}"
@@ -33,10 +33,25 @@ MOVED = {
     "engine.oft_block_size": "method.block_size",
     "engine.freeze_blocks": "method.blocks",
     "engine.freeze_head": "method.head",
-}
+    **{
+        f"preference.{name}": f"stage.{name}"
+        for name in ("loss", "beta", "label_smoothing", "desirable_weight", "undesirable_weight")
+    },
+    "preference.simpo_gamma": "stage.gamma",
+    "engine.reward_centering": "stage.centering",
+    **{
+        f"rollouts.{name}": f"stage.{name}"
+        for name in (
+            "rewards", "num_generations", "max_completion_length", "temperature", "beta", "num_iterations", "epsilon",
+            "loss", "scale_rewards",
+        )
+    },
+}  # fmt: skip
 """Settings that earlier versions had in groups of their own -> where they are now."""
-EMPTIED = {"lora": "method"}
+EMPTIED = {"lora": "method", "preference": "stage", "rollouts": "stage"}
 """Group that has no setting any more -> the axis into which they moved."""
+READERS = {"preference": (Stage.DPO, Stage.KTO), "rollouts": (Stage.GRPO,)}
+"""Group of names that other stages have as well -> the stages whose group it was."""
 INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 DEVICES = {"metal": "mps", "wgpu": "auto"}
 """Devices of other tools -> ours. WebGPU computes on whatever is there, which `auto` takes and records."""
@@ -56,8 +71,8 @@ def trainer_words(given: Any) -> Any:
     words = renamed(given, RENAMED)
     method = words.get("method")
     stage = OBJECTIVES.get(method.lower()) if isinstance(method, str) else None
-    if stage is not None and words.get("stage") in (None, stage):
-        words |= {"stage": stage, "method": USUAL["method"]}
+    if stage is not None and ("stage" not in words or variant_of(words, "stage")["type"] == stage):
+        words |= {"stage": words.get("stage", stage), "method": USUAL["method"]}
     if isinstance(hyper := words.get("hyperparameters"), Mapping):
         words["hyperparameters"] = hyperparameter_words(hyper)
     folder, engine = words.get("checkpoint_dir"), words.get("engine", {})
@@ -86,29 +101,30 @@ def job_words(given: Any) -> Any:
     if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in words:
         words["method"] = words.pop("adapter").lower()
     if isinstance(alignment, str) and alignment.lower() in ALIGNMENTS and "stage" not in words:
-        words |= aligned(ALIGNMENTS[words.pop("alignment").lower()], words.get("preference", {}))
+        words["stage"] = ALIGNMENTS[words.pop("alignment").lower()]
     if isinstance(dataset, Mapping) and "tenant_id" in dataset and words.get("tenant") in (None, dataset["tenant_id"]):
         words["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
         words["tenant"] = dataset["tenant_id"]
     return trainer_words(words)
 
 
-def aligned(found: Mapping[str, Any], preference: Any) -> dict[str, Any]:
-    """The stage of an alignment and, where it is not the usual one, its loss."""
-    words = {"stage": found["stage"]}
-    if "loss" in found and isinstance(preference, Mapping):
-        words["preference"] = {"loss": found["loss"], **preference}
-    return words
+def night_words(given: Any) -> Any:
+    """The training of a night in our words: `preference` has the settings of its dpo buckets."""
+    if not isinstance(given, Mapping) or not isinstance(preference := given.get("preference"), Mapping):
+        return given
+    known = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
+    written = any(not is_default(given, old, value) for old, value in known.items())
+    return {**given, "stage": Stage.DPO.value} if written and variant_of(given, "stage")["type"] == "sft" else given
 
 
-# Settings that moved into their method
+# Settings that moved into their stage or method
 
 
 def move_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the settings of the groups of earlier versions inside their method.
+    """The same with the settings of the groups of earlier versions inside their stage and method.
 
     One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
-    `PydanticCustomError` for another value of it, and for one that contradicts what the method says.
+    `PydanticCustomError` for another value of it, and for one that contradicts what is there.
     """
     words = {key: value for key, value in given.items() if key not in EMPTIED or value is not None}
     for group in dict.fromkeys(old.partition(".")[0] for old in MOVED):
@@ -155,7 +171,8 @@ def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:
 def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
     """The values of the axis that have a setting of an earlier group, with their models."""
     axis, _, name = MOVED[old].partition(".")
-    return {value: model for value, model in VARIANTS[axis].items() if name in model.model_fields}
+    known = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
+    return {value: VARIANTS[axis][value] for value in known if name in VARIANTS[axis][value].model_fields}
 
 
 def is_default(words: Mapping[str, Any], old: str, value: Any) -> bool:

@@ -184,7 +184,7 @@ def take(node: PortNode, offers: Offers) -> Inputs:
     if node.type == "validator":
         return pick(offers, "documents", *map(channel_of, ROW_PORTS)) if has_rows(offers) else {}
     if isinstance(node.config, TrainerConfig):
-        return {**training_data(node.config.stage, offers), **pick(offers, "weights")}
+        return {**training_data(node.config.stage.type, offers), **pick(offers, "weights")}
     if node.type == "evaluator":
         return {**pick(offers, *map(channel_of, ROW_PORTS)), **candidate_and_control(offers)}
     if node.type == "deployer":

@@ -39,7 +39,7 @@ from trainyard.spec.nodes import (
     ValidatorConfig,
     ValidatorNode,
 )
-from trainyard.spec.training import Hyperparameters, PreferenceSettings, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
 
@@ -307,11 +307,10 @@ def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model
     own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
     hyperparameters = hyperparameters_of(training).model_copy(update=own)
     config = TrainerConfig(
-        stage=Stage.DPO,
+        stage=Stage.DPO.settings(loss=alignment.loss, beta=alignment.beta),
         method=method_of(training),
         base_model=base_model,
         hyperparameters=hyperparameters,
-        preference=PreferenceSettings(loss=alignment.loss, beta=alignment.beta),
     )
     return TrainerNode(type="trainer", id="trainer-2", config=config)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
+from pydantic_core import PydanticCustomError
 
 from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
@@ -21,7 +21,7 @@ from trainyard.spec.axes.methods import (
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import AnyStage, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
 
@@ -69,109 +69,6 @@ class Hyperparameters(Strict):
         return given
 
 
-class PreferenceSettings(Strict):
-    """Settings of the dpo and kto stages."""
-
-    loss: PreferenceLoss = PreferenceLoss.SIGMOID
-    beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of wrong labels (sigmoid).")
-    simpo_gamma: float = Field(
-        0.5, ge=0, le=100, description="Margin between the mean log-probabilities of the two answers (simpo)."
-    )
-    desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers (kto).")
-    undesirable_weight: float = Field(1.0, gt=0, le=100, description="Of bad answers (kto).")
-
-
-class RewardSource(Strict):
-    """What a completion of stage grpo is worth; several are added, each times its weight."""
-
-    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
-
-
-class ExactMatchReward(RewardSource):
-    """1 where the completion is the row's answer, spaces around both aside."""
-
-    type: Literal["exact_match"] = "exact_match"
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class ContainsReward(RewardSource):
-    """1 where the completion contains a text: the row's answer, or the one that is named."""
-
-    type: Literal["contains"] = "contains"
-    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class RegexReward(RewardSource):
-    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
-    there are no look-arounds and no back-references."""
-
-    type: Literal["regex"] = "regex"
-    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
-    full: bool = Field(False, description="Whether the whole completion has to match.")
-
-    @field_validator("pattern")
-    @classmethod
-    def that_compiles(cls, pattern: str) -> str:
-        try:
-            compiled(pattern)
-        except SchemaError as error:
-            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
-            told = {"pattern": pattern, "why": why.rstrip(".")}
-            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", told) from None
-        return pattern
-
-
-class LengthReward(RewardSource):
-    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
-
-    type: Literal["length"] = "length"
-    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
-    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
-
-    @model_validator(mode="after")
-    def one_bound(self) -> LengthReward:
-        if (self.target_tokens is None) == (self.max_tokens is None):
-            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
-        return self
-
-
-Reward = Annotated[ExactMatchReward | ContainsReward | RegexReward | LengthReward, Field(discriminator="type")]
-
-
-def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
-    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
-
-    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
-    """
-    whole = rf"\A(?:{pattern})\z" if full else pattern
-    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
-
-
-class RolloutSettings(Strict):
-    """Stage grpo: how completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
-
-    rewards: tuple[Reward, ...] = Field(min_length=1, max_length=32, description="Added, each times its weight.")
-    num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
-    max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
-    temperature: float = Field(1.0, gt=0, le=100, description="Of the sampling.")
-    beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
-    num_iterations: int = Field(
-        1, ge=1, le=100, description="Optimizer steps that learn from the same completions before new ones are drawn."
-    )
-    epsilon: float = Field(
-        0.2, gt=0, lt=1,
-        description="Change of a token's probability above which it is clipped; needs num_iterations above 1.",
-    )  # fmt: skip
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
-        "dapo", description="How the tokens of a step are averaged."
-    )
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="Whose deviation divides the rewards."
-    )
-
-
 class EngineSettings(Strict):
     """How the native engine carries a training out; other backends take none of it."""
 
@@ -191,7 +88,6 @@ class EngineSettings(Strict):
         "auto", description="How the output layer and the cross-entropy are computed."
     )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
-    reward_centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2 (reward).")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")
     mirror: str | None = Field(
@@ -225,7 +121,11 @@ class LaunchSettings(Strict):
 class TrainingSettings(Strict):
     """What a trainer node and the body of a job have in common."""
 
-    stage: Stage = Stage.SFT
+    stage: AnyStage = Field(
+        Stage.SFT.settings(),
+        description="Which objective is trained: a word, or its settings with the word as `type`.",
+        json_schema_extra={"default": Stage.SFT.value},
+    )
     method: AnyMethod = Field(
         Method.LORA.settings(),
         description="Which weights are trainable: a word, or its settings with the word as `type`.",
@@ -234,8 +134,6 @@ class TrainingSettings(Strict):
     backend: BackendName = BackendName.NATIVE
     base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
-    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
-    rollouts: RolloutSettings | None = Field(None, description="Completions and their rewards (grpo).")
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
@@ -280,14 +178,6 @@ def default_learning_rate(stage: Stage, method: Method) -> float:
     return stage.facts.learning_rates[method.facts.adapter]
 
 
-def needs_reference(config: TrainerConfig) -> bool:
-    """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
-    if config.stage is Stage.DPO:
-        return config.preference.loss.facts.needs_reference
-    drawn = config.rollouts if config.stage.facts.rollouts else None
-    return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
-
-
 def resolve_method(method: MethodSettings) -> MethodSettings:
     """The same settings with every None of an adapter that its profile knows filled; alpha is twice a given rank."""
     if not isinstance(method, AdapterSettings):
@@ -303,7 +193,7 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:
-        updates["learning_rate"] = default_learning_rate(config.stage, config.method.type)
+        updates["learning_rate"] = default_learning_rate(config.stage.type, config.method.type)
     if hyper.epochs is None and hyper.max_steps is None:
         updates["epochs"] = 3.0
     return config.model_copy(

@@ -61,7 +61,7 @@ def grpo(
     given = {"batch_size": BATCH, "max_steps": 4, "learning_rate": 2e-3, "schedule": "constant", **(hyper or {})}
     trainer = {name: rest.pop(name) for name in ("method", "launch", "lora") if name in rest}
     drawn = {"num_generations": GROUP, "max_completion_length": 6, "rewards": rewards or (YES,), **rest}
-    return jobs(stage="grpo", hyperparameters=given, rollouts=drawn, adapter=adapter, **trainer)
+    return jobs(stage={"type": "grpo", **drawn}, hyperparameters=given, adapter=adapter, **trainer)
 
 
 def told(ran: Ran, name: str) -> list[float]:
@@ -101,8 +101,8 @@ def test_reward_rises_and_the_adapter_says_what_was_rewarded(learned: Ran, undec
 def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran) -> None:
     assert learned.record.keys() - sft_run.record.keys() == {"rollouts"}
     assert sft_run.record.keys() <= learned.record.keys()
-    assert (learned.record["stage"], learned.record["preference"]) == ("grpo", None)
-    assert learned.record["rollouts"]["num_generations"] == GROUP
+    assert learned.record["stage"] == "grpo"
+    assert learned.record["stage_settings"]["num_generations"] == GROUP
     assert sorted(path.name for path in learned.folder.iterdir()) == sorted(
         path.name for path in sft_run.folder.iterdir()
     )

@@ -78,7 +78,7 @@ def test_kto_begins_at_its_reference_and_learns_the_verdicts(kto_run: Ran) -> No
     """A policy that is its reference loses 1/2 on every row, whatever its verdict."""
     assert kto_run.record["first_loss"] == pytest.approx(0.5, abs=1e-5)
     assert statistics.mean(losses(kto_run)[6:]) < 0.45
-    assert kto_run.record["preference"]["desirable_weight"] == 1.0
+    assert kto_run.record["stage_settings"]["desirable_weight"] == 1.0
     told = kto_run.of("progress")
     assert [event["step"] for event in told] == list(range(1, 13))
     assert all(event["kl"] >= 0 for event in told)

@@ -35,7 +35,7 @@ def test_muon_on_an_adapter_is_told(method: str, count: int) -> None:
     ("given", "count"),
     [
         ({"stage": "kto"}, 1),
-        ({"stage": "dpo", "preference": {"loss": "kto_pair"}}, 1),
+        ({"stage": {"type": "dpo", "loss": "kto_pair"}}, 1),
         ({"stage": "dpo"}, 0),
         ({"stage": "kto", "backend": "trl"}, 0),
     ],

@@ -214,7 +214,7 @@ def test_pairs_take_two_sequences_and_full_dpo_a_reference() -> None:
     full = memory_of(TINY, trainer(method="full"), Device.CPU)
     reference = memory_of(TINY, trainer(method="full", stage="dpo"), Device.CPU)
     assert reference.weights == full.weights + 4 * TINY.parameters
-    free = memory_of(TINY, trainer(method="full", stage="dpo", preference={"loss": "simpo"}), Device.CPU)
+    free = memory_of(TINY, trainer(method="full", stage={"type": "dpo", "loss": "simpo"}), Device.CPU)
     assert free.weights == full.weights
     kto = memory_of(TINY, trainer(method="full", stage="kto"), Device.CPU)
     assert (kto.weights, kto.logits) == (reference.weights, sft.logits)

@@ -51,7 +51,7 @@ def test_a_lora_job_for_mlx() -> None:
     found = job("lora-job-mlx")
     trainer = found.node("trainer").config
     assert found.name == "finetune-llama"
-    assert (trainer.stage, trainer.method.type, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
+    assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
     assert trainer.base_model == "mlx-community/Llama-3.2-3B-Instruct-4bit"
     assert (trainer.method.rank, trainer.method.alpha) == (16, 32)
     hyper = trainer.hyperparameters
@@ -62,7 +62,7 @@ def test_a_lora_job_for_mlx() -> None:
 def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     found = job("dpo-job-trl")
     trainer = found.node("trainer").config
-    assert (trainer.stage, trainer.method.type, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
+    assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
     assert trainer.hyperparameters.learning_rate == 5e-5
     assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
 
@@ -116,8 +116,8 @@ def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own
     assert run_reasons(found, RunFacts(path_problem=asked.append)) == []
     assert asked == ["/data/train.jsonl", "checkpoints/"]
     aligned = job("local-dpo-job").node("trainer").config
-    assert (aligned.stage, aligned.method.type) == (Stage.DPO, Method.LORA)
-    assert aligned.preference.loss is PreferenceLoss.SIGMOID
+    assert (aligned.stage.type, aligned.method.type) == (Stage.DPO, Method.LORA)
+    assert aligned.stage.loss is PreferenceLoss.SIGMOID
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_a_scheduler_in_the_words_of_an_enumeration(given: str, schedule: str) -
 def test_an_alignment_is_a_stage_and_a_loss(given: str, loss: str) -> None:
     body = {"dataset": {"path": "a.jsonl"}, "adapter": "QLoRA", "alignment": given, "preference": {"beta": 0.3}}
     found = JobSpec.model_validate(body)
-    assert (found.stage, found.method.type) == (Stage.DPO, Method.QLORA)
-    assert (found.preference.loss, found.preference.beta) == (loss, 0.3)
+    assert (found.stage.type, found.method.type) == (Stage.DPO, Method.QLORA)
+    assert (found.stage.loss, found.stage.beta) == (loss, 0.3)
 
 
 def test_the_tenant_of_a_data_set_is_the_tenant_of_its_job() -> None:
@@ -227,7 +227,7 @@ def test_a_wrong_body_is_refused(body: Any, match: str) -> None:
 def test_an_objective_that_is_called_a_method(given: str, stage: str, method: str) -> None:
     assert trainer_words({"method": given}) == {"method": method, "stage": stage}
     config = TrainerConfig.model_validate({"method": given})
-    assert (config.stage, config.method.type) == (Stage(stage), Method(method))
+    assert (config.stage.type, config.method.type) == (Stage(stage), Method(method))
 
 
 def test_words_that_need_no_change_stay() -> None:
@@ -251,7 +251,7 @@ def test_two_spellings_of_one_key_are_not_merged() -> None:
 
 def test_a_trainer_in_a_chain_is_read_in_the_same_words() -> None:
     found = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
-    assert found.node("trainer").config.stage is Stage.DPO
+    assert found.node("trainer").config.stage.type is Stage.DPO
 
 
 def test_rewards_of_a_job_reach_its_trainer() -> None:
@@ -259,9 +259,8 @@ def test_rewards_of_a_job_reach_its_trainer() -> None:
     job = JobSpec.model_validate({"dataset": {"path": "a.jsonl"}, "method": "grpo", "rollouts": rollouts})
     trainer = chain_of_job(job).nodes[-1].config
     assert isinstance(trainer, TrainerConfig)
-    assert trainer.rollouts is not None
-    assert [reward.type for reward in trainer.rollouts.rewards] == ["regex", "length"]
-    assert (trainer.rollouts.num_generations, trainer.rollouts.loss, trainer.rollouts.beta) == (8, "dapo", 0.0)
+    assert [reward.type for reward in trainer.stage.rewards] == ["regex", "length"]
+    assert (trainer.stage.num_generations, trainer.stage.loss, trainer.stage.beta) == (8, "dapo", 0.0)
 
 
 @pytest.mark.parametrize("name", ["openai", "together", "fireworks", "anyscale", "bedrock", "vertex", "OpenAI"])

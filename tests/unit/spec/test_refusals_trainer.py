@@ -27,27 +27,31 @@ DRAWING: dict[str, Any] = {"backend": "trl", "stage": "grpo", "hyperparameters":
 """A trainer whose steps are whole groups of the usual size."""
 
 
+def drawing(**settings: Any) -> dict[str, Any]:
+    return {**DRAWING, "stage": {"type": "grpo", **EXACT, **settings}}
+
+
 def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
-    assert trl(stage="grpo", rollouts=EXACT, hyperparameters={"batch_size": 8}) == []
-    assert trl(method="grpo", rollouts={**EXACT, "num_generations": 2}) == []
+    assert trl(stage={"type": "grpo", **EXACT}, hyperparameters={"batch_size": 8}) == []
+    assert trl(method="grpo", stage={"type": "grpo", **EXACT, "num_generations": 2}) == []
     assert trl(stage="grpo") == ["R-GRPO-REWARD"]
-    assert trl(stage="grpo", rollouts=EXACT) == ["R-GRPO-BATCH"]
+    assert trl(stage={"type": "grpo", **EXACT}) == ["R-GRPO-BATCH"]
     lora = {"target_modules": ["q_proj", "lm_head"]}
-    assert trl(stage="grpo", method={"type": "lora", **lora}, rollouts={**EXACT, "num_generations": 4}) == [
+    assert trl(stage={"type": "grpo", **EXACT, "num_generations": 4}, method={"type": "lora", **lora}) == [
         "R-BACKEND-SETTING"
     ]
 
 
 def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
-    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.1, "num_iterations": 2})) == []
-    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.2})) == []
+    assert reasons(source(), node("trainer", **drawing(epsilon=0.1, num_iterations=2))) == []
+    assert reasons(source(), node("trainer", **drawing(epsilon=0.2))) == []
 
 
 @pytest.mark.parametrize(
     ("rollouts", "message"),
     [
-        ({"rewards": []}, "Give at least 1"),
-        ({}, "Add `rewards:`"),
+        ({"rewards": []}, "R-GRPO-REWARD"),
+        ({}, "such as `stage: {type: grpo, rewards: [{type: exact_match}]}`"),
         ({**EXACT, "num_generations": 1}, "at least 2"),
         ({**EXACT, "temperature": 0}, "above 0"),
         ({**EXACT, "loss": "vespo"}, "Write one of: grpo, dr_grpo, dapo, bnpo"),
@@ -60,8 +64,7 @@ def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
     ],
 )
 def test_rollouts_that_cannot_be_are_told(rollouts: dict[str, Any], message: str) -> None:
-    given = {"backend": "trl", "stage": "grpo", "hyperparameters": {"batch_size": 8}}
-    (reason,) = reasons(source(), node("trainer", rollouts=rollouts, **given))
+    (reason,) = reasons(source(), node("trainer", **{**DRAWING, "stage": {"type": "grpo", **rollouts}}))
     assert message in reason.line()
 
 
@@ -132,36 +135,36 @@ def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "setting", "readers"),
+    ("axis", "word", "setting", "readers"),
     [
-        ("lora", "blocks", "freeze"), ("full", "head", "freeze"), ("lora", "block_size", "oft"),
-        ("lora", "ratio", "lora_plus"), ("oft", "rank", "lora, qlora, dora, lora_plus"),
-        ("oft", "alpha", "lora, qlora, dora, lora_plus"), ("oft", "rslora", "lora, qlora, dora, lora_plus"),
-        ("freeze", "dropout", "lora, qlora, dora, lora_plus, oft"),
+        ("method", "lora", "blocks", "freeze"), ("method", "full", "head", "freeze"),
+        ("method", "lora", "block_size", "oft"), ("method", "lora", "ratio", "lora_plus"),
+        ("method", "oft", "rank", "lora, qlora, dora, lora_plus"),
+        ("method", "oft", "alpha", "lora, qlora, dora, lora_plus"),
+        ("method", "oft", "rslora", "lora, qlora, dora, lora_plus"),
+        ("method", "freeze", "dropout", "lora, qlora, dora, lora_plus, oft"),
+        ("stage", "sft", "beta", "dpo, kto, grpo"), ("stage", "cpt", "centering", "reward"),
+        ("stage", "dpo", "centering", "reward"), ("stage", "kto", "loss", "dpo, grpo"),
+        ("stage", "kto", "label_smoothing", "dpo"), ("stage", "dpo", "desirable_weight", "kto"),
+        ("stage", "kto", "gamma", "dpo"), ("stage", "dpo", "rewards", "grpo"),
     ],
 )  # fmt: skip
-def test_a_setting_of_another_method_is_refused_with_the_methods_that_have_it(
-    method: str, setting: str, readers: str
+def test_a_setting_of_another_value_is_refused_with_those_that_have_it(
+    axis: str, word: str, setting: str, readers: str
 ) -> None:
-    (reason,) = reasons(source(), node("trainer", method={"type": method, setting: 1}))
-    assert (reason.code, reason.field) == ("E-SPEC-KEY", f"config.method.{setting}")
-    assert reason.instead == f"`{setting}` is a setting of method {readers}."
+    (reason,) = reasons(source(), node("trainer", **{axis: {"type": word, setting: 1}}))
+    assert (reason.code, reason.field) == ("E-SPEC-KEY", f"config.{axis}.{setting}")
+    assert reason.instead == f"`{setting}` is a setting of {axis} {readers}."
 
 
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"stage": "dpo", "engine": {"reward_centering": 0.01}}, "engine.reward_centering"),
         ({"engine": {"batching": "padded", "token_budget": 512}}, "engine.token_budget"),
         ({"stage": "kto", "engine": {"token_budget": 512}}, "engine.token_budget"),
         ({"stage": "reward", "engine": {"head": "chunked"}}, "engine.head"),
-        ({"stage": "kto", "preference": {"loss": "hinge"}}, "preference.loss"),
-        ({"stage": "kto", "preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
-        ({"stage": "dpo", "preference": {"desirable_weight": 2}}, "preference.desirable_weight"),
-        ({"stage": "dpo", "preference": {"undesirable_weight": 2}}, "preference.undesirable_weight"),
-        ({"stage": "dpo", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
-        ({"stage": "kto", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
-        ({**DRAWING, "rollouts": {**EXACT, "epsilon": 0.1}}, "rollouts.epsilon"),
+        ({"stage": {"type": "dpo", "gamma": 1}}, "stage.gamma"),
+        (drawing(epsilon=0.1), "stage.epsilon"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting: str) -> None:
@@ -183,14 +186,14 @@ def test_too_long_says_nothing_to_running_text() -> None:
         {"method": {"type": "oft", "block_size": 16}},
         {"method": {"type": "oft", "profile": "classic"}},
         {"method": {"type": "oft", "dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
-        {"stage": "reward", "engine": {"reward_centering": 0.01}},
+        {"stage": {"type": "reward", "centering": 0.01}},
         {"engine": {"token_budget": 512}},
         {"stage": "dpo", "engine": {"batching": "buckets", "token_budget": 512, "head": "chunked"}},
         {"engine": {"batching": "packed", "token_budget": 512, "too_long": "refuse"}},
         {"method": {"type": "lora_plus", "ratio": 8, "rank": 8}},
-        {"stage": "kto", "preference": {"desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
-        {"stage": "dpo", "preference": {"loss": "sigmoid", "label_smoothing": 0.1}},
-        {"stage": "dpo", "preference": {"loss": "simpo", "simpo_gamma": 1.6}},
+        {"stage": {"type": "kto", "desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
+        {"stage": {"type": "dpo", "loss": "sigmoid", "label_smoothing": 0.1}},
+        {"stage": {"type": "dpo", "loss": "simpo", "gamma": 1.6}},
         {"stage": "sft", "engine": {"head": "liger", "fp8": "torchao", "attention": "fa3"}},
         {"method": {"type": "freeze"}, "hyperparameters": {"optimizer": "galore"}},
     ],
@@ -203,7 +206,6 @@ def test_a_group_that_nothing_reads_is_told_as_one() -> None:
     """Not once more for each of its settings."""
     assert trl(engine={"fp8": "ms-amp"}) == ["R-ENGINE-UNUSED"]
     assert trl(stage="dpo", engine={"batching": "packed"}) == ["R-ENGINE-UNUSED"]
-    assert native(preference={"desirable_weight": 2}) == ["R-PREFERENCE-UNUSED"]
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_other_kinds_of_wrong_values() -> None:
     )
     assert only(reasons(node("data_source", path=""))).instead == "Write at least 1 character(s)."
     assert only(reasons(node("data_source", path="x" * 4097))).instead == "Write at most 4,096 characters."
-    below = only(reasons(source(), node("trainer", preference={"label_smoothing": 0.5})))
+    below = only(reasons(source(), node("trainer", stage={"type": "dpo", "label_smoothing": 0.5})))
     assert below.instead == "Write a number below 0.5."
     assert only(reasons(source(), node("trainer", method=3))).instead == "Write a mapping of keys to values."
     assert only(reasons(source(include="x"))).instead == "Write a list."

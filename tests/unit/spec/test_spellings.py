@@ -57,7 +57,7 @@ def test_a_setting_in_another_group_is_answered_with_its_place() -> None:
         "config.rank": "Write `method.rank`.",
         "config.r": "Write `method.rank`.",
         "config.load_in_4bit": "Write `method: qlora`.",
-        "config.beta": "Write `preference.beta` or `rollouts.beta`.",
+        "config.beta": "Write `stage.beta`.",
         "config.hyperparameters.lora_r": "Write `method.rank`.",
         "config.hyperparameters.method": "Write `method`.",
     }

@@ -14,7 +14,7 @@ from typing import Any
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.methods import LowRankSettings, Method
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import DpoSettings, KtoSettings, Stage
 
 OUTPUT_FOLDER, PREPARED_FOLDER, ROWS_FILE = "axolotl-output", "axolotl-prepared", "axolotl.jsonl"
 TRIGGER_FILE = "axolotl_checkpoint.save"
@@ -47,7 +47,7 @@ def config_of(job: TrainingJob, facts: Facts) -> dict[str, Any]:
         "tokenizer_config": str(facts.tokenizer),
         "tokenizer_type": "AutoTokenizer",
         "trust_remote_code": False,
-        **STAGES[job.config.stage](job, facts),
+        **STAGES[job.config.stage.type](job, facts),
         **adapter(job, facts),
         "dataset_prepared_path": str(facts.folder / PREPARED_FOLDER),
         "dataset_num_proc": 1,
@@ -114,7 +114,8 @@ def sft(job: TrainingJob, facts: Facts) -> dict[str, Any]:
 
 def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     """Rendered prompt, chosen and rejected, taken as they are."""
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, DpoSettings), preference
     return {
         "rl": "dpo",
         "dpo_beta": preference.beta,
@@ -128,7 +129,8 @@ def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
 
 def kto(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     """Rendered prompt and completion with a verdict; the fields are named, since they are already whole texts."""
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, KtoSettings), preference
     fields = {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}
     return {
         "rl": "kto",

@@ -50,7 +50,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     place.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(job)
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
-    if job.config.stage in (Stage.SFT, Stage.CPT):
+    if job.config.stage.type in (Stage.SFT, Stage.CPT):
         ledger, shares = write_tokens(job, tokenizer, folder / TOKENS_FILE)
         widths = [share.trained + share.masked for share in shares]
     else:
@@ -84,7 +84,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
-    examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
+    examples, account = STAGES[job.config.stage.type].encode(rows_of(job), tokenizer, job.config)
     require_targets(account)
     with path.open("wb") as stream:
         for example in examples:
@@ -106,11 +106,11 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     max_length) is not written.
     """
     rows, hyper = list(rows_of(job)), job.config.hyperparameters
-    examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
+    examples, account = STAGES[job.config.stage.type].encode(rows, tokenizer, job.config)
     require_targets(account)
-    share = kto.share if job.config.stage is Stage.KTO else pairs.share
+    share = kto.share if job.config.stage.type is Stage.KTO else pairs.share
     renderer = Renderer(tokenizer)
-    kept: Any = kto.encode_labelled if job.config.stage is Stage.KTO else encode_preference
+    kept: Any = kto.encode_labelled if job.config.stage.type is Stage.KTO else encode_preference
     whole = account.rows["trained"] == account.rows["read"]
     texts = [
         as_text(renderer, row)

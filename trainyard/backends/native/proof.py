@@ -42,7 +42,6 @@ from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import (
     EngineSettings,
     Hyperparameters,
-    PreferenceSettings,
     TrainerConfig,
     resolve_trainer,
 )
@@ -150,13 +149,12 @@ def small_method(method: Method) -> MethodSettings:
 
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     config = TrainerConfig(
-        stage=cell.stage,
+        stage=cell.stage.settings(**({"loss": cell.loss} if cell.loss else {})),
         method=small_method(cell.method),
         hyperparameters=Hyperparameters(
             max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
             max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
         ),
-        preference=PreferenceSettings(loss=cell.loss or PreferenceLoss.SIGMOID),
         engine=EngineSettings(batching="padded"),
         device=Device.CPU,
     )  # fmt: skip

@@ -99,7 +99,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
     """
     base = Path(job.base)
     text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)
-    if text is None or is_known(text) or job.config.stage is Stage.CPT:
+    if text is None or is_known(text) or job.config.stage.type is Stage.CPT:
         return
     child = limited(text)
     with rows.open("rb") as lines:

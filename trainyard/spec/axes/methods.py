@@ -106,7 +106,7 @@ class MethodFacts:
     """One method."""
 
     settings: type[MethodSettings] = LowRankSettings
-    """The model of its settings."""
+    """Its settings."""
     summed: bool = True
     """Whether its adapter is a plain sum of low-rank matrices, so that two can be written as one."""
     quantised: bool = False

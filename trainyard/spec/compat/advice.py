@@ -9,7 +9,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.optimizers import Optimizer
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -32,7 +32,7 @@ def unusual_rank(config: TrainerConfig) -> bool:
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
     """Whether the loss compares the rows of a micro-batch, of which a step has several."""
-    pairs = config.stage is Stage.DPO and config.preference.loss.facts.compares_rows
+    pairs = isinstance(config.stage, DpoSettings) and config.stage.loss.facts.compares_rows
     several = config.hyperparameters.gradient_accumulation > 1
     return config.backend is BackendName.NATIVE and several and (pairs or config.stage.facts.compares_rows)
 

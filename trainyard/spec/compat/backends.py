@@ -45,7 +45,7 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     if facts.strategies == ALONE:
         yield Limit("launch.processes", (1,))
     unread = {"launch.launcher"} if launch.strategy is Strategy.SINGLE else set()
-    unread |= {"preference.loss"} if config.stage is not Stage.DPO else set()
+    unread |= {"stage.loss"} if config.stage.type is not Stage.DPO else set()
     yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
     yield from (Limit(setting, (value_at(USUAL, setting),)) for setting in facts.default_only)
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
@@ -64,7 +64,7 @@ def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
         value = value_at(config, setting)
         if value not in (ABSENT, None) and not float(value).is_integer():
             found[setting] = Limit(setting, ("a whole number",))
-    if config.stage in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
+    if config.stage.type in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
         why = f"stage {config.stage} multiplies by the output layer itself, so an adapter on it would not learn"
         found["method.target_modules"] = Limit("method.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
     return found

@@ -12,12 +12,10 @@ from trainyard.spec.axes.devices import EVERY_DEVICE, Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, PreferenceLoss, Stage
 from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
-    PreferenceSettings,
-    RolloutSettings,
     TrainerConfig,
 )
 
@@ -49,12 +47,8 @@ class Reader:
     reads: Callable[[TrainerConfig], bool]
 
 
-def stage(*wanted: Stage) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.stage in wanted
-
-
 def without_stage(*other: Stage) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.stage not in other
+    return lambda config: config.stage.type not in other
 
 
 def has_budget(config: TrainerConfig) -> bool:
@@ -63,29 +57,23 @@ def has_budget(config: TrainerConfig) -> bool:
 
 
 def has_simpo(config: TrainerConfig) -> bool:
-    return config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.SIMPO
+    return isinstance(config.stage, DpoSettings) and config.stage.loss is PreferenceLoss.SIMPO
 
 
 def clips(config: TrainerConfig) -> bool:
     """With one step for each drawing the policy is the one that drew: no probability has changed, none is clipped."""
-    return config.rollouts is not None and config.rollouts.num_iterations > 1
+    return isinstance(config.stage, GrpoSettings) and config.stage.num_iterations > 1
 
 
 ENGINE_READERS = (
-    Reader("engine.reward_centering", "stage reward", stage(Stage.REWARD)),
     Reader("engine.token_budget", "batching in buckets or packs", has_budget),
     Reader("engine.head", "a stage that predicts tokens", without_stage(Stage.REWARD)),
     Reader("engine.too_long", "a stage other than cpt", without_stage(Stage.CPT)),
 )
-PREFERENCE_READERS = (
-    *(Reader(f"preference.{name}", "stage dpo", stage(Stage.DPO)) for name in ("loss", "label_smoothing")),
-    *(
-        Reader(f"preference.{name}", "stage kto", stage(Stage.KTO))
-        for name in ("desirable_weight", "undesirable_weight")
-    ),
-    Reader("preference.simpo_gamma", "loss simpo", has_simpo),
+STAGE_READERS = (
+    Reader("stage.gamma", "loss simpo", has_simpo),
+    Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
 )
-ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
 def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
@@ -93,23 +81,13 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
 
     Where a whole group is not read, the group's own row says so instead.
     """
-    readers: list[Reader] = []
-    readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
-    readers += PREFERENCE_READERS if config.stage.facts.preference else ()
-    readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
-    defaults = at_defaults(config)
+    readers = (*STAGE_READERS, *(ENGINE_READERS if config.backend is BackendName.NATIVE else ()))
+    defaults = config.model_copy(update={"engine": EngineSettings(), "stage": config.stage.type.settings()})
     return [
         {"setting": reader.setting, "by": reader.by}
         for reader in readers
         if not reader.reads(config) and value_at(config, reader.setting) != value_at(defaults, reader.setting)
     ]
-
-
-def at_defaults(config: TrainerConfig) -> TrainerConfig:
-    """The same trainer if nothing were written under engine, preference and rollouts but rewards."""
-    rollouts = RolloutSettings(rewards=config.rollouts.rewards) if config.rollouts else None
-    defaults = {"engine": EngineSettings(), "preference": PreferenceSettings(), "rollouts": rollouts}
-    return config.model_copy(update=defaults)
 
 
 # What fits a stage and a device

@@ -9,9 +9,9 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import AdapterSettings, Method, adapter_settings
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import DpoSettings, PreferenceLoss, Stage
 from trainyard.spec.compat.context import Match, NodeView, Row, value_at
-from trainyard.spec.training import PreferenceSettings, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 WITHOUT_SHAPE = ("type", "profile", "ratio")
 """Settings of an adapter method that change nothing of its shape."""
@@ -69,7 +69,7 @@ def other_base(config: TrainerConfig, at: NodeView) -> Match:
 def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
-    if config.control is None or before is None or before.stage is not config.stage:
+    if config.control is None or before is None or before.stage.type is not config.stage.type:
         return False
     return {"trainer": at.sources(Port.ADAPTER, Port.MODEL)[0].id}
 
@@ -115,16 +115,10 @@ TRAINER_ROWS = (
         "Name the modules in method.target_modules, or use attention-only.",
     ),
     Row(
-        "R-PREFERENCE-UNUSED", "trainer", "config.preference",
-        lambda config, _: not config.stage.facts.preference and config.preference != PreferenceSettings(),
-        "Stage {config.stage} has no preference loss; the settings under `preference` would be ignored.",
-        "Remove `preference`, or use stage dpo.",
-    ),
-    Row(
-        "R-SMOOTHING-LOSS", "trainer", "config.preference.label_smoothing",
-        lambda config, _: config.preference.label_smoothing > 0
-        and config.preference.loss is not PreferenceLoss.SIGMOID,
-        "Label smoothing is defined for the sigmoid loss, not for {config.preference.loss}.",
+        "R-SMOOTHING-LOSS", "trainer", "config.stage.label_smoothing",
+        lambda config, _: isinstance(config.stage, DpoSettings) and config.stage.label_smoothing > 0
+        and config.stage.loss is not PreferenceLoss.SIGMOID,
+        "Label smoothing is defined for the sigmoid loss, not for {config.stage.loss}.",
         "Use `loss: sigmoid`, or remove label_smoothing.",
     ),
     Row(
@@ -182,8 +176,8 @@ TRAINER_ROWS = (
     ),
     Row(
         "R-REWARD-CONTINUE", "trainer", "needs",
-        lambda config, at: (before := at.trainer()) is not None and before.stage is Stage.REWARD
-        and config.stage is not Stage.PPO,
+        lambda config, at: (before := at.trainer()) is not None and before.stage.type is Stage.REWARD
+        and config.stage.type is not Stage.PPO,
         "The trainer before it makes a reward model, which gives scores and no text.",
         "Let this trainer need the trainer of the stage that it continues.", chained=True,
     ),

@@ -152,7 +152,7 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
     if not rung.facts.quantised:
         updates["quantization"] = None
     rate = config.hyperparameters.learning_rate
-    before, after = (default_learning_rate(config.stage, method) for method in (config.method.type, rung))
+    before, after = (default_learning_rate(config.stage.type, method) for method in (config.method.type, rung))
     if rate == before:
         updates["hyperparameters"] = config.hyperparameters.model_copy(update={"learning_rate": after})
     return config.model_copy(update=updates)

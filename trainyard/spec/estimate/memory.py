@@ -30,7 +30,7 @@ from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.sharing import divided, gathered
-from trainyard.spec.training import TrainerConfig, needs_reference
+from trainyard.spec.training import TrainerConfig
 
 GIB = 2**30
 TRL_BYTES = int(0.1 * GIB)
@@ -75,7 +75,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
     weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
-    if not adapter and needs_reference(config):
+    if not adapter and config.stage.needs_reference:
         weights += half * shape.parameters
     activations, dropped = activation_bytes(shape, config, tokens, device), dropout_bytes(shape, config, tokens, device)
     logits = logit_bytes(shape, config, tokens, device)
