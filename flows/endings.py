@@ -52,14 +52,14 @@ def interruptible() -> Iterator[None]:
 
 
 def stopped(nodes: tuple[NodeResult, ...]) -> bool:
-    """Whether the run was told to stop, rather than finished or failed."""
+    """Return whether the run was asked to stop, rather than finished or failed."""
     return any(node.state is NodeState.CANCELED for node in nodes)
 
 
 async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, unfinished: bool) -> State[Any]:
     """End a run that was stopped: the state of a cancelled one, or this process's end for one that somebody continues.
 
-    Raises Prefect's `Pause`, which leaves the run's state as it stands on the server.
+    Raises Prefect's `Pause`, which leaves the run's state on the server unchanged.
     """
     state = await server_state(run_id)
     words = "; ".join(f"{node.id}: {node.message}" for node in nodes if node.state is NodeState.CANCELED)
@@ -86,7 +86,7 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
 def go(state: State[Any], unfinished: bool) -> None:
     """End this process, leaving the run's state alone; at once if a node cannot be stopped.
 
-    What such a node was making is not in the store, and whoever continues makes it again.
+    What such a node was making is not in the store; the process that continues the run makes it again.
     """
     if unfinished:
         os._exit(0)

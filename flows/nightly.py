@@ -18,6 +18,7 @@ from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.api.runs.nights import night_slot
 from trainyard.api.verbs.night import at_home, unfit_words
+from trainyard.data.limited.service import kept_service
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skipped
@@ -45,12 +46,13 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = make_night_deps(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
+            world = make_night_deps(config, own, say=get_run_logger().info, locked=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
-            report = carry_out(night) if night else skipped(config, run, "this night is done already")
+            with kept_service():
+                report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:
         return Failed(message=str(error))
-    return told(report)
+    return night_state(report)
 
 
 def carry_out(night: Night) -> NightReport:
@@ -60,7 +62,7 @@ def carry_out(night: Night) -> NightReport:
     return publish.report(night, first, second)
 
 
-def told(report: NightReport) -> State[dict[str, Any]]:
+def night_state(report: NightReport) -> State[dict[str, Any]]:
     """The night's state in Prefect, with its report as an artifact."""
     text = markdown(report)[:MAX_REPORT_CHARS]
     create_markdown_artifact(text, key="nightly-report", description=report.headline)

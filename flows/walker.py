@@ -97,13 +97,13 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
         result = await conclude(chain, run, record, futures, time.time() - started)
         if stopped(result.nodes):
             return await leave(run.run_id, result.nodes, record, unfinished=not all(map(done, futures.values())))
-    if not await tell_end(progress, result):
+    if not await report_end(progress, result):
         await server_back(run.run_id)
-        await tell_end(progress, result)
+        await report_end(progress, result)
     return final_state(result, name=failed_name(futures))
 
 
-async def tell_end(progress: RunProgress, result: RunResult) -> bool:
+async def report_end(progress: RunProgress, result: RunResult) -> bool:
     """The last word of the progress bar, and the report; whether the server took both."""
     return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result))))
 
@@ -150,7 +150,7 @@ async def quietly(note: Awaitable[None]) -> bool:
     try:
         await note
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        logger.warning("Prefect's pages could not be told how the run stands: %s", error)
+        logger.warning("The run's state could not be reported to Prefect's pages: %s", error)
         return False
     return True
 
@@ -159,18 +159,18 @@ def done(future: Future) -> bool:
     return future.wrapped_future.done()
 
 
-def state_of(future: Future, told: str = "") -> State[Any]:
-    """How a node ended; `told` is what it said when it was stopped.
+def state_of(future: Future, reason: str = "") -> State[Any]:
+    """Return how a node ended; `reason` is the message of a node that was stopped.
 
     Prefect raises `Pause` in a node that it did not start, or whose end it saw suspended.
     """
     if not done(future):
-        return Cancelled(name=PREEMPTED, message="it was still at work")
+        return Cancelled(name=PREEMPTED, message="it was still running")
     if future.wrapped_future.cancelled():
         return Pending(name="NotReady")
     error = future.wrapped_future.exception()
     if isinstance(error, Pause):
-        return Cancelled(name="Paused", message=told or "the run was paused")
+        return Cancelled(name="Paused", message=reason or "the run was paused")
     if error is not None:
         return Crashed(message=f"{type(error).__name__}: {error}")
     return future.wrapped_future.result()
@@ -210,12 +210,12 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
 async def conclude(
     chain: ResolvedChain, run: RunInfo, record: RunRecord, futures: Futures, seconds: float
 ) -> RunResult:
-    """Every node's end in one result, written beside the run's events."""
+    """Collect every node's end in one result, written next to the run's events."""
     spans = node_seconds(record.folder)
     types = {node.id: node.type for node in chain.nodes}
     given = {one: {"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order}
-    told = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
-    states = {one: state_of(futures[one], told.get(one, "")) for one in chain.order}
+    why = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
+    states = {one: state_of(futures[one], why.get(one, "")) for one in chain.order}
     nodes = tuple([await node_result(given[one], states[one]) for one in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
@@ -265,9 +265,9 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        told = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
+        messages = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
         count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
-        return "; ".join([count, *told]) + "."
+        return "; ".join([count, *messages]) + "."
     lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")

@@ -1,9 +1,9 @@
 """What a process that this product starts inherits: environment variables by one table, and the mode of its files.
 
-A shell holds cloud keys, tokens and the string that opens the Prefect server. A child runs models, data and scripts of
-other people, and needs none of that: it gets the variables of `PASSED`, never one whose name looks like a secret, and
-those that the operator lists in `child_variables` of trainyard.toml. The worker calls the endpoints, so it alone gets
-the variables that hold their keys.
+A shell has cloud keys, tokens and the Prefect server's auth string in its environment. A child runs models, data and
+scripts of other people and needs none of them: it gets the variables of `PASSED`, never one whose name looks like a
+secret, and those that the operator lists in `child_variables` of trainyard.toml. The worker calls the endpoints, so
+only the worker gets the variables with their keys.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Passed:
     names: str
     why: str
 
-    def holds(self, name: str) -> bool:
-        """Whether this row passes a variable on; its own name counts whatever it looks like."""
-        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # this holds a name, and no key
+    def passes(self, name: str) -> bool:
+        """Return whether this row passes a variable on; a name that the row lists may look like a secret."""
+        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # its value is a name, not a key
         return name in words or (SECRET.search(plain) is None and any(fnmatchcase(name, word) for word in words))
 
 
@@ -124,7 +124,7 @@ def operator_environment() -> dict[str, str]:
 def chosen(given: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
     """The variables that a row passes on, or that are listed by name."""
     table = tuple(rows)
-    return {name: value for name, value in given.items() if name in listed or any(row.holds(name) for row in table)}
+    return {name: value for name, value in given.items() if name in listed or any(row.passes(name) for row in table)}
 
 
 def close_to_others(home: Path) -> int:

@@ -113,10 +113,10 @@ def fact(value: object) -> str:
         return f"{value:,}" if isinstance(value, int) or value < MANY else f"{value:g}"
     if isinstance(value, Enum | Package):
         return code(value.value if isinstance(value, Enum) else value.name)
-    return several(value) if isinstance(value, Mapping | list | tuple | set | frozenset) else cell(str(value))
+    return collection_cell(value) if isinstance(value, Mapping | list | tuple | set | frozenset) else cell(str(value))
 
 
-def several(values: Collection[object]) -> str:
+def collection_cell(values: Collection[object]) -> str:
     if isinstance(values, Mapping):
         between = ", " if isinstance(next(iter(values)), Enum) else "<br>"
         return collected([*values], between.join(pair(key, one) for key, one in values.items()))

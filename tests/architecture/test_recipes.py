@@ -91,7 +91,7 @@ RECIPES = {
             Edit("spec/axes/targets.py", "    EMBEDDED = ", '    TOY = "toy", TargetFacts(server="none")\n'),
             Edit(
                 "serve/targets/table.py", "    TargetType.EMBEDDED: ",
-                "    TargetType.TOY: Actions(no_objection, nothing, nothing, nothing, nothing, nothing),\n",
+                "    TargetType.TOY: Actions(no_objection, ignore, ignore, ignore, ignore, ignore),\n",
             ),
         ),
         "from trainyard.spec.nodes import Target; from trainyard.serve.targets.table import TARGETS\n"

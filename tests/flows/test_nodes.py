@@ -129,7 +129,7 @@ def test_a_path_outside_is_refused_before_any_node_runs(work: Path) -> None:
 def test_a_model_without_an_endpoint_is_never_replaced(work: Path) -> None:
     state = run(source(), {"type": "ai_generator", "config": {"model": "llama3.2"}})
     assert state.is_failed()
-    assert "R-ENGINE-UNRESOLVED ai-generator.config.model" in (state.message or "")
+    assert "R-ENDPOINT ai-generator.config.model" in (state.message or "")
 
 
 def test_a_chain_that_is_no_chain_fails_with_all_reasons(work: Path) -> None:
@@ -167,7 +167,7 @@ def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) 
     )
     assert state.is_failed()
     assert (
-        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file holds"
+        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file contains"
     ) in result_of(state).node("trainer").message
 
 

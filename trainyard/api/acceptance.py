@@ -121,8 +121,8 @@ def refuse_unreachable(one: Dependency, node: ResolvedNode, settings: Settings) 
     if name and offline and resolve_model(name, settings).path is None:
         raise NotFound(
             f"There is no model {name!r} on this machine.",
-            why=f"It is no folder (a relative path starts at {settings.working_folder}), it is not in the cache of the "
-            "Hub, and HF_HUB_OFFLINE says not to ask the Hub.",
+            why=f"It is not a folder (a relative path starts at {settings.working_folder}), it is not in the cache "
+            "of the Hub, and HF_HUB_OFFLINE forbids a download.",
             do="Correct the path, or download the model first.",
             code="E-MODEL-NOT-FOUND",
         )

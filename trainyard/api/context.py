@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.callbacks import ignore
 from trainyard.compute.events import Event
 from trainyard.settings import Settings
-
-
-def ignore(_event: Any) -> None:
-    """Default of `on_progress` and `tell`."""
 
 
 @dataclass(frozen=True)
@@ -23,5 +19,5 @@ class Context:
     settings: Settings
     say: Callable[[str], None] = field(default=print)
     on_progress: Callable[[Event], None] = ignore
-    tell: Callable[[BaseModel], None] = ignore
-    """Takes the parts of a result that are reported one by one (`jobs logs --follow`)."""
+    on_part: Callable[[BaseModel], None] = ignore
+    """Receives the parts of a result that are reported one by one (`jobs logs --follow`)."""

@@ -25,7 +25,7 @@ WORKER_STOP_S = 4.0
 POLL_S = 0.2
 
 
-class Told:
+class EndRequest:
     """Whether this process was asked to end."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def drain(worker: subprocess.Popen[bytes]) -> None:
         try:
             run.terminate()
         except psutil.NoSuchProcess:
-            continue  # it ended by itself
+            continue  # it has already ended
     deadline = time.monotonic() + DRAIN_S
     while any(map(alive, runs)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -66,10 +66,10 @@ def drain(worker: subprocess.Popen[bytes]) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the worker to its end; its exit code is ours."""
-    told = Told()
+    end = EndRequest()
     worker = subprocess.Popen(argv, preexec_fn=die_with_us)  # noqa: PLW1509 (one thread)
     while worker.poll() is None:
-        if told.asked:
+        if end.asked:
             drain(worker)
             worker.wait()
             return 0

@@ -116,7 +116,7 @@ def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_body("it is no JSON") from error
+        raise bad_body("it is not valid JSON") from error
     found = given.get(name) if isinstance(given, dict) else None
     found = default if found is None else found
     if not isinstance(found, kind):

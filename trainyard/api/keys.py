@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Node type -> folders of the library whose code makes its result."""
 
+SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
     "validator": ("phonenumberslite",),
@@ -64,7 +65,7 @@ class Dependency(NamedTuple):
 
 
 def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, str]:
-    """What the result depends on beside its config and inputs: name -> digest."""
+    """Return what the result depends on besides its config and inputs: name -> digest."""
     return {one.name: one.digest() for one in dependencies(node, settings, run_id)}
 
 
@@ -151,7 +152,7 @@ def model_digest(name: str, settings: Settings) -> str:
 
 
 def live_digest(settings: Settings) -> str:
-    """Digest of what is deployed now, so that a comparison with the live adapter is made anew when it changes."""
+    """Return a digest of what is deployed now: a comparison with the live adapter is repeated when it changes."""
     live = sorted(AdapterRegistry(settings.adapters).root.glob("*/*/live.json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in live)).hexdigest()
 
@@ -171,10 +172,11 @@ def package_version(name: str) -> str:
 
 
 def code_digest(rooms: Iterable[str]) -> str:
-    """Digest of the source files of some rooms: in a checkout, code changes more often than the version."""
+    """Digest of the source files of some rooms, and of the templates and texts that they read: in a checkout, they
+    change more often than the version."""
     root = Path(trainyard.__file__).parent
     hasher = hashlib.sha256()
     for room in rooms:
-        for path in sorted((root / room).rglob("*.py")):
+        for path in sorted(path for path in (root / room).rglob("*") if path.suffix in SOURCES):
             hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return hasher.hexdigest()

@@ -90,7 +90,7 @@ class PlanNode(Response):
     problem: str
     """Why it could not run now; empty if nothing is in the way."""
     advice: tuple[str, ...] = ()
-    """What is allowed and seldom meant."""
+    """Settings that are allowed but rarely intended."""
     estimate: Estimate
 
 
@@ -240,7 +240,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         except Refused as refused:
             return refused.reasons[0]
         except TrainyardError:
-            return None  # it lies inside a root and is missing, which `missing_inputs` tells
+            return None  # it is inside a root and missing: `missing_inputs` reports that
         return None
 
     return RunFacts(

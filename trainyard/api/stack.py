@@ -45,9 +45,9 @@ from trainyard.compute.services import (
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles
+from trainyard.stores.whole import write_json_durably
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,7 @@ STOP_GRACE_S = 30.0
 STARTS = 3
 """Tries of another port, where another home's server was quicker on the one that was free."""
 HEARTBEAT_S = 30
-"""Seconds between the beats of a flow run; the automation in `api/runs` allows three times that."""
+"""Seconds between the heartbeats of a flow run; the automation in `api/runs` allows three times that."""
 
 
 def running(settings: Settings, name: str) -> Service | None:
@@ -117,7 +117,7 @@ def checkout() -> Path:
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
     """The variables that make any Prefect command talk to this stack. `trainyard env` prints them.
 
-    They have the home's string, if the server is the home's: no other server is told it.
+    They include the home's string only for the home's own server: no other server receives it.
     """
     auth = read_auth(settings) if is_own(settings, api_url) else None
     return {
@@ -150,7 +150,7 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
 
 
 def profile_variables(settings: Settings) -> list[str]:
-    """The variables that hold the keys of the model servers of nights, as the operator's profiles name them."""
+    """Return the variables with the keys of the model servers of nights, as the operator's profiles name them."""
     found = []
     for path in (settings.home / "profiles").glob("*.yaml"):
         try:
@@ -184,7 +184,7 @@ def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> ht
 
 
 def status_of(settings: Settings, api_url: str, path: str, timeout_s: float = 10.0) -> int:
-    """The HTTP status of a GET with the credentials that this server may be told; 0 if it does not answer."""
+    """Return the HTTP status of a GET with the credentials that this server may receive; 0 if it does not answer."""
     auth = read_auth(settings) if is_own(settings, api_url) else os.environ.get(CLIENT_VARIABLE)
     try:
         return get(f"{api_url}/{path}", timeout_s, auth_header(auth)).status_code
@@ -206,7 +206,7 @@ def is_own(settings: Settings, api_url: str) -> bool:
     return record is not None and record.url == api_url
 
 
-def foreign_api_url(settings: Settings) -> str | None:
+def external_api_url(settings: Settings) -> str | None:
     """The caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
@@ -218,7 +218,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
 
     Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which is said to the server's own `up`.
     """
-    url = foreign_api_url(settings)
+    url = external_api_url(settings)
     if url is None:
         return None
     if not auth:
@@ -253,7 +253,7 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
 def api_url(settings: Settings) -> str | None:
     """Where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
     own = running(settings, "server")
-    return foreign_api_url(settings) or (own.url if own else None)
+    return external_api_url(settings) or (own.url if own else None)
 
 
 def needs_api_url(settings: Settings) -> str:
@@ -505,7 +505,7 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
 
 
 def bootstrapped(settings: Settings, url: str) -> bool:
-    """Whether this server already holds our pool and deployments in their present form."""
+    """Return whether this server already has the pool and the deployments in their present form."""
     stamp = settings.services / "bootstrap.json"
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):
         return False

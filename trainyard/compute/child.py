@@ -16,7 +16,6 @@ which enters the contract before the first slow import.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 import traceback
@@ -31,17 +30,17 @@ import orjson
 import psutil
 
 from trainyard.errors import TrainyardError
+from trainyard.stores.files import translate_os_errors
 from trainyard.workers.trainyard_worker.contract import (
     ERROR_FILE,
     EVENTS_FILE,
     LOG_FILE,
     PR_SET_PDEATHSIG,
     SPEC_FILE,
-    event_line,
-    open_events,
+    EventWriter,
     prctl,
 )
-from trainyard.workers.trainyard_worker.failures import NO_SPACE, crash
+from trainyard.workers.trainyard_worker.failures import crash
 
 __all__ = ["LOG_FILE", "SPEC_FILE"]
 
@@ -50,13 +49,13 @@ FAILED_EXIT = 1
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
-"""What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
+"""Time for a child to save after its parent died; `compute/orphans.py` ends a child that ignores it."""
 
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
 """A file that is there from the start, and how many bytes of `error.json` fit into it."""
 
 MOST_KILLS = 10
-"""Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
+"""Rounds of killing a tree, each up to 1 s; a process in an uninterruptible wait must not block the caller for ever."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -71,26 +70,18 @@ class Stopped(Exception):
         self.reason, self.fields = reason, fields
 
 
-class Events:
+class Events(EventWriter):
     """The append-only file that the parent tails, and the flag that a SIGTERM sets."""
 
     def __init__(self, path: Path, parent: int | None = None) -> None:
-        self.path, self.parent = path, parent
+        super().__init__(path)
+        self.parent = parent
         self._stop = False
-        self._descriptor = open_events(path)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Append one event as one write. Numbers that are not finite become null, as JSON has no name for them."""
-        line = event_line(event, fields)
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise full_disk(self.path) from error
-        if written < len(line):  # cut off again, so that the next line is whole
-            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise full_disk(self.path)
+        """Append one event. Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-ERROR`)."""
+        with translate_os_errors(f"{self.path} was not written"):
+            super().emit(event, **fields)
 
     def stop_requested(self) -> bool:
         return self._stop
@@ -101,9 +92,6 @@ class Events:
         if orphaned(self.parent):
             signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
 
-    def close(self) -> None:
-        os.close(self._descriptor)
-
 
 def orphaned(parent: int | None) -> bool:
     """Whether the supervising parent is gone. False for a program that was started by hand (parent None)."""
@@ -113,7 +101,7 @@ def orphaned(parent: int | None) -> bool:
 def tie_to_parent() -> int | None:
     """Die with the parent: SIGTERM arrives when the thread that started this process ends. Returns the parent's pid.
 
-    The variable that names the parent is taken out of the environment: it is not true for our own children.
+    The variable that names the parent is taken out of the environment: it is not true for this process's own children.
     """
     given = os.environ.pop(PARENT_VARIABLE, None)
     if given is None:
@@ -135,16 +123,6 @@ def faultpoint(name: str) -> None:
     _passes[name] += 1
     if _passes[name] == int(wanted.partition("#")[2] or 1):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def full_disk(path: Path) -> TrainyardError:
-    """`E-DISK-FULL` of a file that was not written whole."""
-    return TrainyardError(
-        f"The disk is full: {path} was not written.",
-        why=f"{shutil.disk_usage(path.parent).free:,} bytes are free.",
-        do="Free space there, then start the run again: it continues from its last checkpoint.",
-        code="E-DISK-FULL",
-    )
 
 
 def reserve_error(folder: Path) -> None:
@@ -199,7 +177,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # it ended by itself, which is what was wanted
+            continue  # it has already ended, as wanted
     deadline = time.monotonic() + 1
     while any(map(alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What this machine has to compute with: GPUs by NVML, CPU threads and the CPU's number formats. Imports no torch.
+"""What this machine has to compute with: GPUs by NVML, CPU threads and the CPU's dtypes. Imports no torch.
 
 "No NVIDIA driver" is a state like any other, not an error: most first runs happen without a GPU.
 """
@@ -125,7 +125,7 @@ def visible_devices() -> dict[int, str]:
 
 
 def utilization(pynvml: Any, handle: object) -> int | None:
-    """Percent of the last sampling period; None where the GPU is shared in slices and has no such figure."""
+    """Return the utilization in percent over the last sampling period; None for a slice of a GPU, which has none."""
     try:
         return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except pynvml.NVMLError_NotSupported:

@@ -46,16 +46,16 @@ def reset_signals() -> None:
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> None:
-    """Return when the launcher has ended; hand a stop request on to the first process."""
-    told, done_at = False, 0.0
+    """Return when the launcher has ended; forward a stop request to rank 0."""
+    stop_sent, done_at = False, 0.0
     while not ended(process, POLL_S):
         notes = read_notes(folder)
         leader = notes.get(LEADER, {})
-        if events.stop_requested() and not told:
+        if events.stop_requested() and not stop_sent:
             if not notes:
                 end_descendants()
                 raise Stopped("asked to stop before the start", step=0)
-            told = bool(leader) and ask_to_stop(leader["pid"])
+            stop_sent = bool(leader) and ask_to_stop(leader["pid"])
         if leader.get("status") in ("done", "stopped"):
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
@@ -67,12 +67,12 @@ def ask_to_stop(pid: int) -> bool:
     try:
         psutil.Process(pid).send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess:
-        return True  # it has ended by itself
+        return True  # it has already ended
     return True
 
 
 def raise_for_exit(code: int, folder: Path, size: int, events: Events) -> None:
-    """Give the end its meaning. Raises `Stopped` or the error of whoever failed first."""
+    """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
     leader = notes.get(LEADER, {})
     if leader.get("status") == "stopped":

@@ -7,7 +7,7 @@
     1 turn    two equal trainings: the second waits without a device    runs/training/<digest>.turn
     2 slot    two computations of this home on one device               services/slot-<n>.lock
     3 limit   those of other homes and hosts                            Prefect's limit device:<host>:<n>, with a lease
-    4 look    programs that know none of our locks                      NVML: no process but our own model server
+    4 look    programs that know none of these locks                    NVML: no process but Trainyard's model server
     5 job     one training that was started on two devices              services/works/<digest>.lock
     child: the process that computes
     6 work    a dying child that still saves in the work folder         <work folder>/work.lock
@@ -42,6 +42,7 @@ from pathlib import Path
 
 import orjson
 
+from trainyard.callbacks import never
 from trainyard.compute.gpus import GpuReadings, device_numbers, read_gpus
 from trainyard.compute.services import own_services
 from trainyard.errors import Conflict
@@ -51,8 +52,8 @@ from trainyard.stores.processes import Start, process_start
 POLL_S = 0.2
 WORK_LOCK = "work.lock"
 LOOK_EVERY_S = 1.0
-FOREIGN_MEMORY_MB = 2048
-"""Used memory that means somebody is there whose process cannot be seen (another container); a driver takes less."""
+OCCUPIED_MEMORY_MB = 2048
+"""Used memory that means a process that cannot be seen (of another container); a driver takes less."""
 
 
 GiveUp = Callable[[], bool]
@@ -62,7 +63,7 @@ Limit = Callable[[int, GiveUp], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock."""
+    """The process that has a lock."""
 
     pid: int
     create_time: Start
@@ -88,7 +89,7 @@ def turn_lock(work: Path) -> Path:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock now; None when nobody does (a text left by a dead process counts for nothing)."""
+    """Return the process that has the lock now; None if no process has (a text left by a dead one is ignored)."""
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -115,13 +116,9 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def never() -> bool:
-    return False
-
-
 @contextmanager
 def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: GiveUp = never) -> Iterator[Holder]:
-    """Hold the lock at `path` while the block runs.
+    """Keep the lock at `path` while the block runs.
 
     Waits up to `wait_s` seconds, or until `give_up()` says so, for a holder that is on its way out (an orphan that
     still saves). Raises `Conflict` (`E-DEVICE-BUSY`) naming the holder.
@@ -149,16 +146,16 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
 
 @contextmanager
 def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: GiveUp = never) -> Iterator[Path]:
-    """Hold the first of these locks that is free; which ones count is asked anew at every look.
+    """Keep the first of these locks that is free while the block runs; `paths` is called again at every attempt.
 
     Waits until `give_up()` says so. Raises `Conflict` (`E-DEVICE-BUSY`) then.
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         while True:
             asked = paths()
             for path in asked:
                 try:
-                    held.enter_context(device_lock(path, run=run))
+                    locks.enter_context(device_lock(path, run=run))
                 except Conflict:
                     if give_up():
                         raise
@@ -200,15 +197,15 @@ def claim_devices(
 
     numbers = sorted(among if among is not None else device_numbers())
     taken: list[int] = []
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if turn is not None:
-            held.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
+            locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
         for left in range(min(count, len(numbers)), 0, -1):
             above = [number for number in numbers if not taken or number > taken[-1]]
             eligible = above[: len(above) - left + 1]
-            slot = held.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
+            slot = locks.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
             number = next(one for one in eligible if slot_lock(settings, one) == slot)
-            held.enter_context(limit(number, late))
+            locks.enter_context(limit(number, late))
             wait_until_empty(number, ours=lambda: own_services(settings), give_up=give_up)
             taken.append(number)
         yield tuple(taken)
@@ -243,12 +240,12 @@ def device_locks(
 
     Raises `Conflict` (`E-DEVICE-BUSY`).
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if work is not None:
-            held.enter_context(device_lock(work / WORK_LOCK, run=run, wait_s=wait_s, give_up=give_up))
+            locks.enter_context(device_lock(work / WORK_LOCK, run=run, wait_s=wait_s, give_up=give_up))
         for device in sorted(devices):
             lock = folder / f"{kind}-{device}.lock"
-            held.enter_context(device_lock(lock, run=run, wait_s=wait_s, give_up=give_up))
+            locks.enter_context(device_lock(lock, run=run, wait_s=wait_s, give_up=give_up))
         yield
 
 
@@ -260,7 +257,7 @@ def wait_until_empty(
     wait_s: float = 60.0,
     give_up: GiveUp = never,
 ) -> None:
-    """Return when nobody but `ours()` (pids of our own services) computes on the GPU; at once without such a GPU.
+    """Return when only `ours()` (pids of Trainyard's services) compute on the GPU; at once without such a GPU.
 
     A lock says who may use a device, this says who does: a child whose parent died saves for a while, and other
     programs know nothing of our lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
@@ -285,5 +282,5 @@ def occupants(index: int, readings: GpuReadings, ours: frozenset[int]) -> str:
     others = [pid for pid in gpu.processes if pid not in ours and pid != os.getpid()]
     if others:
         return "process " + ", ".join(map(str, others))
-    unseen = not gpu.processes and gpu.memory_used_mb > FOREIGN_MEMORY_MB
-    return f"somebody who holds {gpu.memory_used_mb:,} MB of its memory" if unseen else ""
+    unseen = not gpu.processes and gpu.memory_used_mb > OCCUPIED_MEMORY_MB
+    return f"an unknown process that uses {gpu.memory_used_mb:,} MB of its memory" if unseen else ""

@@ -65,7 +65,7 @@ def used_paths() -> list[str]:
 
 
 def sweep_locks(adapters: Path) -> list[Path]:
-    """Remove the `.deploying` files that no deployment holds, and return them."""
+    """Remove the `.deploying` files that no deployment has locked, and return them."""
     removed = []
     for path in adapters.glob("*/*/.deploying"):
         with suppress(FileNotFoundError, BlockingIOError), path.open() as stream:

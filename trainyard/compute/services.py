@@ -39,8 +39,8 @@ from trainyard.compute.supervise import DesiredState, Outcome, ProcessTree, last
 from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import Start, find_process, process_start
+from trainyard.stores.whole import write_json_durably
 
 HOST = "127.0.0.1"
 EMBEDDED = "embedded"
@@ -285,13 +285,13 @@ def free_port(first: int = 0) -> int:
 
 
 def confirm_closed(port: int) -> None:
-    """Raise `TrainyardError` (`E-SERVER-STOP`) if somebody still listens after a process tree of ours has ended."""
+    """Raise `TrainyardError` (`E-SERVER-STOP`) if the port is still in use after Trainyard's process tree has ended."""
     with socket.socket() as probe:
         probe.settimeout(ANSWER_S)
         if probe.connect_ex((HOST, port)) == 0:
             raise TrainyardError(
                 f"Port {port} still answers after its server was ended.",
-                do="See which process listens there; none of ours is left.",
+                do="Find the process that listens there; it is not one of Trainyard's.",
                 code="E-SERVER-STOP",
             )
 

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 import psutil
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import (
     ERROR_FILE,
     EVENTS_FILE,
@@ -80,10 +81,6 @@ class Outcome:
 
 def always_run() -> DesiredState:
     return DesiredState.RUN
-
-
-def ignore(_event: Event) -> None:
-    """Default listener."""
 
 
 class ProcessTree:
@@ -156,7 +153,7 @@ def supervise(
 ) -> Outcome:
     """Run a program to its end under the contract of `trainyard.compute.child`.
 
-    `folder` holds `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
+    `folder` contains `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
     (`trainyard.inherited`). `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead
     to one SIGTERM, and after `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the
     calling thread.

@@ -16,6 +16,10 @@ Value = float | None
 """A case's value; None when the case cannot be scored (it does not fit the context, or nothing was left of it)."""
 
 
+def assistant(text: Any) -> Turn:
+    return {"role": "assistant", "content": text}
+
+
 @dataclass(frozen=True)
 class Case:
     """One row to score. Which fields are filled depends on where the row came from."""
@@ -31,7 +35,7 @@ class Case:
     gold: tuple[str, ...] = ()
     """Accepted answers as text; for multiple choice the right one of `choices`."""
     text: str | None = None
-    """Plain text, for rows that are no conversation."""
+    """Plain text, for rows that are not conversations."""
     tools: str | None = None
     """JSON text of the tool schemas that the prompt shows."""
 

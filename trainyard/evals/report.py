@@ -1,4 +1,4 @@
-"""The evaluation report: `report.json` for machines, `report.md` for people, from the same figures.
+"""The evaluation report: `report.json` for machines, `report.md` for people, from the same numbers.
 
 Torch-free: it reads what the evaluating child scored and the trainers' `training.json`.
 """
@@ -6,6 +6,7 @@ Torch-free: it reads what the evaluating child scored and the trainers' `trainin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: st
 
 
 def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
-    """One benchmark on one set: means, paired improvement with its interval, flips, and the control beside it."""
+    """Summarize one benchmark on one set: means, paired improvement with its interval, flips, and the control."""
     row = benchmark(scored["name"])
     values: Mapping[str, Sequence[float]] = scored["values"]
     improvement, flips = compare(job, row, values["baseline"], values["candidate"], scored["clusters"])
     control = values.get("control")
+    against = compare(job, row, control, values["candidate"], scored["clusters"])[0] if control else None
     return {
         "name": scored["name"],
         "set": scored["set"],
@@ -72,11 +74,9 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
         "baseline": float(np.mean(values["baseline"])),
         "candidate": float(np.mean(values["candidate"])),
         "control": float(np.mean(control)) if control else None,
-        "improvement": improvement.as_dict(),
-        "flips": flips.as_dict(),
-        "vs_control": compare(job, row, control, values["candidate"], scored["clusters"])[0].as_dict()
-        if control
-        else None,
+        "improvement": asdict(improvement),
+        "flips": asdict(flips),
+        "vs_control": asdict(against) if against else None,
     }
 
 
@@ -100,7 +100,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
 
 
 def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
-    """What a reader should know beside the verdict: synthetic gold, skipped rows, a candidate like its control."""
+    """Return notes on the verdict: synthetic gold, skipped rows, a candidate that is like its control."""
     said = []
     synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
     if synthetic:

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora, CorpusTuple
-from trainyard.night.points import nothing
+from trainyard.data.limited.requests import Parse
+from trainyard.data.limited.service import parse_limited
+from trainyard.night.streams import RememberedParse
 from trainyard.serve.extraction.extraction import Complete
 from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -49,7 +52,7 @@ class ModelServer(Protocol):
         """Admit nothing more and let what is in flight end."""
 
     def stop(self) -> object:
-        """End our own process tree. A server that is not there is stopped."""
+        """End the process tree that this object started. A server that is not there counts as stopped."""
 
     def prove_free(self, timeout_s: float) -> object:
         """Return when nobody computes on the device, by its measured memory. Raises `Conflict`."""
@@ -72,7 +75,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished adapter: its folder, and what is told about it."""
+    """A finished adapter: its folder, and the facts that are reported about it."""
 
     folder: Path
     facts: Facts = field(default_factory=dict)
@@ -153,8 +156,10 @@ class NightDeps:
     base_model: str
     alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
-    at: Callable[[str], None] = nothing
-    say: Callable[[str], None] = nothing
+    parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))
+    """What parses the bytes of documents: limited children, and the simulators' own process for their own bytes."""
+    at: Callable[[str], None] = ignore
+    say: Callable[[str], None] = ignore
     loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
     """Runs phase 1's client to its end."""
 

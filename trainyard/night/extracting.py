@@ -1,8 +1,8 @@
 """Documents into the graph: a bounded number in flight, batches written graph first and ledger second.
 
-The model is asked about a document only once: what the ledger's current entries stand on is not asked again, whatever
-its name; a second name of a content is told to the graph without the model. An answer that does not conform puts its
-document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
+The model reads a document only once: a content that the ledger's current entries are based on is not read again under
+any name; a second name of a content is written to the graph without the model. An answer that does not conform puts
+its document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
 phase when nothing gets through any more.
 """
 
@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import orjson
 
@@ -23,19 +22,19 @@ from trainyard.night.report import Quarantined
 from trainyard.night.streams import (
     GONE,
     Content,
+    DocumentReader,
     StreamDocument,
     file_of,
     find_documents,
     gone_part,
-    read_document,
-    read_parts,
 )
 from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import Files, make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
+from trainyard.stores.whole import write_whole
 
 Place = tuple[str, str]
 """(stream, name) of a document."""
@@ -62,7 +61,7 @@ class PhaseTally:
 class Intents:
     """What is about to be written to the graph, noted before: `<root>/intent.json`.
 
-    After a crash between graph and ledger the graph may hold an edit that the ledger does not know. If the edit is
+    After a crash between graph and ledger the graph may contain an edit that the ledger does not know. If the edit is
     then taken back, ledger and document agree and only this note says that the graph has to be written again.
     """
 
@@ -110,10 +109,10 @@ def thinking_of(serving: Serving) -> Thinking:
 
 
 def survey(config: NightConfig, world: NightDeps) -> tuple[list[StreamDocument], list[Content]]:
-    """The documents that wait for the model, stream by stream; and those whose content is known under another name.
+    """Return the documents that wait for the model, stream by stream; and those whose content is known by another name.
 
-    The first have a present content that the ledger does not stand on. The second need no model: their content is done
-    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named;
+    The current content of the first is not in the ledger. The second need no model: their content is done under
+    a name that keeps it (a name that is about to get another content keeps nothing), so that only the name is written;
     or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
@@ -152,12 +151,9 @@ def gone_parts(
 
 def present(config: NightConfig, world: NightDeps) -> Iterator[Content]:
     """Every document of the streams, read for the key of its content, without its text."""
-    for document in find_documents(config.streams, world.documents, world.files):
-        try:
-            contents = read_parts(document, *how_to_read(config, world))
-            yield from (replace(one, text="") for one in contents)
-        except FileNotFoundError:
-            continue  # it was removed since it was listed
+    documents = find_documents(config.streams, world.documents, world.files)
+    for contents in reader_of(config, world).read_files(documents):
+        yield from (replace(one, text="") for one in contents)
 
 
 def name_again(
@@ -180,14 +176,9 @@ def name_again(
     return list(lost.values())
 
 
-def read(document: StreamDocument, config: NightConfig, world: NightDeps) -> Content:
-    return read_document(document, *how_to_read(config, world))
-
-
-def how_to_read(config: NightConfig, world: NightDeps) -> tuple[str, Path, Files, int]:
-    """(version, folder of documents, its files, most bytes) as the functions of `streams` take them."""
+def reader_of(config: NightConfig, world: NightDeps) -> DocumentReader:
     serving = config.serving
-    return version_of(serving), world.documents, world.files, serving.max_document_bytes
+    return DocumentReader(version_of(serving), world.documents, world.files, serving.max_document_bytes, world.parse)
 
 
 class Writer:
@@ -295,8 +286,10 @@ class PhaseReading:
     failures: int = 0
     last_failure: Unavailable | None = None
     pace: ReadingPace = field(init=False)
+    reader: DocumentReader = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader = reader_of(self.config, self.world)
         self.pace = ReadingPace(self.world.clock.monotonic)
 
     @property
@@ -338,7 +331,7 @@ class PhaseReading:
         while self.waiting and not self.hopeless and self.planner.admits(self.world.clock.monotonic()):
             document = self.waiting.popleft()
             try:
-                content = read(document, self.config, self.world)
+                content = self.reader.read(document)
             except FileNotFoundError:
                 continue
             self.world.at("night.document.read")

@@ -40,8 +40,9 @@ from trainyard.night.report import (
 )
 from trainyard.night.streams import StreamDocument
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
-from trainyard.stores.files import make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
+from trainyard.stores.whole import write_whole
 
 BEGUN_FILE = "begun.json"
 Find = Callable[["Night"], tuple[Phase1Report, list[StreamDocument]]]
@@ -120,7 +121,7 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     now, monotonic = clock.now(), clock.monotonic()
     begun = monotonic if since is None else since
     if before and before["boot_id"] == world.boot_id and 0 <= monotonic - before["begun"] < config.window.window_s:
-        begun = before["begun"]  # the same night, begun anew: its window goes on
+        begun = before["begun"]  # the same night, started again: its window continues
     attempt = before["attempt"] + 1 if before else 1
     started = before["started"] if before else now
     record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
@@ -157,7 +158,7 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
 
 
 def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
-    """The documents that wait, and the report that says how many. New names of known contents are told to the graph.
+    """Return the documents that wait, and a report of their number. Writes new names of known contents to the graph.
 
     If the graph takes no name, it would take no document: nothing is asked, and the report says why.
     """
@@ -198,7 +199,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) 
     # What is in flight at the end, and stopping the server, are inside the window too.
     deadline = min(night.until(window.phase1_s), night.ends - reserve)
     with world.stores.graph() as graph:
-        graph.has(())  # it starts now if it does at all: no document waits for it, and one that is away is told first
+        graph.has(())  # opens the graph now: no document waits for it later, and one that is away is reported first
         planner = Planner(world.clock.monotonic(), deadline, serving.concurrency, serving.seconds_per_document)
         predicted = planner.predict(len(waiting))
         writer = Writer(night.config, world, graph, night.run)
@@ -329,8 +330,8 @@ def bucket_markers(night: Night, bucket: BucketSpec) -> list[MarkerRecord]:
 def last_trained(night: Night, bucket: BucketSpec, records: list[MarkerRecord]) -> frozenset[str]:
     """Digests of the tuples that the last completed training learned from.
 
-    Which one was the last is told by no clock that may jump: the newest by time, the newest by name and the largest
-    (corpora grow) are nearly always one, and what any of them has was trained on.
+    Clocks may jump, so no single one decides which training was the last: the newest by time, the newest by name and
+    the largest (corpora grow) are nearly always the same, and the tuples of each of them were trained on.
     """
     completed = [one.marker for one in records if one.state is MarkerState.COMPLETED]
     if not completed:

@@ -1,4 +1,4 @@
-"""What a night did: one value, kept as JSON, Markdown and HTML beside the night's record.
+"""What a night did: one value, kept as JSON, Markdown and HTML next to the night's record.
 
 The report says first whether the night succeeded, then what is left, and for everything that failed the command that a
 person would type next.
@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.stores.files import Files, write_whole
+from trainyard.stores.files import Files
+from trainyard.stores.whole import write_whole
 
 REPORT_FILE = "report.json"
 RETRY = "trainyard nightly run"

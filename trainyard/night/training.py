@@ -14,8 +14,9 @@ import orjson
 from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.oom import train_within_memory
+from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.compute.supervise import DesiredState, ignore
+from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
@@ -26,8 +27,8 @@ from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
-from trainyard.stores.artifacts import Produced, Reference, write_json_durably
-from trainyard.stores.whole import describe_files
+from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
 REPORT_FILE = "report.json"
@@ -86,7 +87,7 @@ class LocalTrainer:
         return train
 
     def job(self, order: TrainingRequest) -> TrainingJob:
-        """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
+        """Return the child's job: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         rows = order.work / "rows"
         share = self.config.phase2.holdout
@@ -152,7 +153,7 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
 
 
 def still(order: TrainingRequest) -> Any:
-    """`wanted` of a supervised child: go on, after the claim was renewed if it was time for that."""
+    """Return `wanted` for a supervised child: always to continue, after the claim was renewed if that was due."""
 
     def wanted() -> DesiredState:
         order.renew_if_due()
@@ -162,7 +163,7 @@ def still(order: TrainingRequest) -> Any:
 
 
 def reference(folder: Path, kind: Port) -> Reference:
-    """A folder of ours as an input of an evaluation or a deployment."""
+    """Return a folder of the night as an input of an evaluation or a deployment."""
     files = describe_files(folder)
     return Reference(
         uri=f"file://{folder}",

@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.deps import NightDeps, Stores
-from trainyard.night.points import nothing
 from trainyard.night.training import LocalTrainer, fits, tenant_root
 from trainyard.project import project_folder
 from trainyard.serve.extraction.extraction import SCHEMA, Complete
@@ -55,13 +55,13 @@ def make_night_deps(
     config: NightConfig,
     settings: Settings,
     *,
-    say: Callable[[str], None] = nothing,
-    held: bool = False,
+    say: Callable[[str], None] = ignore,
+    locked: bool = False,
     unfit: Callable[[], str] = fits,
 ) -> NightDeps:
     """What a night of this config touches on this machine.
 
-    `held`: the caller has the device's lease already. `unfit`: what of the trainings this machine cannot carry out.
+    `locked`: the caller already has the device's lease. `unfit`: which trainings this machine cannot run.
 
     Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base,
     `LimitExceeded` (`E-DISK-FULL`) where the home has less free space than a run needs.
@@ -74,7 +74,7 @@ def make_night_deps(
 
     def alone(run: str) -> AbstractContextManager[object]:
         """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
-        return nullcontext() if held else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
+        return nullcontext() if locked else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
 
     return NightDeps(
         root=root,

@@ -108,9 +108,9 @@ def examine_nodes(
 
 def chain_digest(chain: ResolvedChain) -> str:
     """One name for one meaning: independent of spelling, key order, listing order and omitted defaults."""
-    told = {"id", "type", "config", "needs"}  # the links follow from these
+    fields = {"id", "type", "config", "needs"}  # the links follow from these
     nodes = sorted(
-        (node.model_dump(mode="json", include=told) for node in chain.nodes), key=lambda node: str(node["id"])
+        (node.model_dump(mode="json", include=fields) for node in chain.nodes), key=lambda node: str(node["id"])
     )
     return digest({"name": chain.name, "tenant": chain.tenant, "nodes": nodes})
 

@@ -1,4 +1,4 @@
-"""One training execution asked for by itself: a body with a data set and a trainer's settings, and its chain."""
+"""One training execution without a chain: a body with a data set and a trainer's settings, and its chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainyard.spec.training import TrainerConfig, TrainingSettings
 
 
 class DatasetSpec(Strict):
-    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-DATA-WORKER`)."""
+    """Where a job's rows are: a path in a data root. A data worker is read and refused (`R-SOURCE`)."""
 
     path: Path = Field(description="File or folder inside a data root.")
     format: DataFormat = DataFormat.AUTO

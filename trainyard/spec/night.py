@@ -122,7 +122,7 @@ class Serving(Strict):
     """Which model reads the documents, and how."""
 
     profile: Name = Field("rules", description="A model profile of TRAINYARD_HOME/profiles or deployments/profiles.")
-    model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything anew.")
+    model: str = Field("rules", min_length=1, max_length=256, description="Its name; a new one reads everything again.")
     concurrency: int = Field(8, ge=1, le=1024, description="Documents in flight.")
     thinking: bool = Field(False, description="Let a reasoning model think before its answer: 5 to 8 times slower.")
     thinking_tokens: int = Field(2_000, ge=1, le=32_768)
@@ -176,8 +176,8 @@ class Phase2(Strict):
         given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if asked[name] != usual}
         if given:
             names = " and ".join(f"`{name}`" for name in given)
-            told = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT-SETTING"}
-            raise PydanticCustomError("night_setting", "In a night {why}", told)
+            context = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
+            raise PydanticCustomError("night_setting", "In a night {why}", context)
         return training
 
 
@@ -194,7 +194,7 @@ class NightConfig(Strict):
     graph: str = Field("", max_length=1024, description="URL of a graph server; default: the store of this home.")
 
     @model_validator(mode="after")
-    def names_are_told_apart(self) -> NightConfig:
+    def names_are_distinct(self) -> NightConfig:
         for kind, names in (
             ("stream", [one.name for one in self.streams]),
             ("bucket", [one.name for one in self.buckets]),
@@ -218,7 +218,7 @@ class NightConfig(Strict):
 def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
     """The config that plain values describe.
 
-    Raises `Refused` with every reason: `R-NIGHT-CPT` for a scheduled continued pre-training, what `require_trainable`
+    Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`
     raises, `E-SPEC-…` for the rest.
     """
     given = dict(value or {})
@@ -237,7 +237,7 @@ def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
 def require_trainable(config: NightConfig) -> NightConfig:
     """The config, if every bucket can be trained with its settings.
 
-    Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT-METHOD`.
+    Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT`.
     """
     chains = [night_chain(config, method) for method in config.methods]
     if reasons := [
@@ -286,7 +286,7 @@ def whole_weights(config: NightConfig) -> list[Reason]:
     if method.facts.adapter:
         return []
     because = f"A night publishes adapters, and method {method} makes a whole model."
-    return [Reason("R-NIGHT-METHOD", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
+    return [Reason("R-NIGHT", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
 
 
 def unused_stage(config: NightConfig) -> list[Reason]:
@@ -295,7 +295,7 @@ def unused_stage(config: NightConfig) -> list[Reason]:
     if stage.type in config.methods or stage == stage.type.settings():
         return []
     because = f"No bucket has method {stage}, so the settings of this stage would be ignored."
-    return [Reason("R-NIGHT-SETTING", None, f"{TRAINING}.stage", because, "Remove `stage`, or add such a bucket.")]
+    return [Reason("R-NIGHT", None, f"{TRAINING}.stage", because, "Remove `stage`, or add such a bucket.")]
 
 
 def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
@@ -311,14 +311,14 @@ def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
     places += ["phase2.training.stage"] if stage == Stage.CPT else []
     because = "continued pre-training makes a new base model; a schedule may only make adapters."
     instead = "method: sft or dpo; start a pre-training by hand with `trainyard run`."
-    return [Reason("R-NIGHT-CPT", None, place, because, instead) for place in places]
+    return [Reason("R-NIGHT", None, place, because, instead) for place in places]
 
 
 def checked_name(text: str, what: str) -> str:
     """A tenant, role, bucket or run as part of a path. Raises `InvalidInput` (`E-NAME`)."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
         raise InvalidInput(
-            f"{text[:80]!r} is no {what}.",
+            f"{text[:80]!r} is not a valid {what}.",
             why="It becomes part of a path: 1 to 63 small letters, digits and hyphens, no dot and no slash.",
             do="Rename it, such as `engineering`.",
             code="E-NAME",

@@ -36,7 +36,7 @@ FORMAT_PORTS: dict[DataFormat, tuple[Port, ...]] = {
     DataFormat.TEXT: (Port.TEXT,),
     DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
 }
-"""What a named format may hold. OpenAI's and ShareGPT's spellings also carry preference pairs and labels."""
+"""The ports that a named format may fill. OpenAI's and ShareGPT's spellings also carry preference pairs and labels."""
 
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
@@ -50,7 +50,7 @@ class Offer:
     """What the nodes before some node hand to it on one channel."""
 
     sources: tuple[Source, ...]
-    """The nearest; several only when they are equally near and none was made from another."""
+    """The nearest; more than one only when they are equally near and none was made from another."""
     distance: int
     certain: bool = True
     """False for rows whose kind shows when the file is read."""
@@ -217,7 +217,7 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
 
 
 def candidate_and_control(offers: Offers) -> Inputs:
-    """The adapter or model under evaluation, and beside it the control's."""
+    """Return the adapter or model under evaluation, and the control's."""
     taken = pick(offers, "weights")
     if taken and "control" in offers:
         (control,) = offers["control"].sources[:1]
@@ -269,7 +269,7 @@ def further(offer: Offer) -> Offer:
 def merge(
     branches: Sequence[Offers], inputs: Mapping[str, Inputs], position: Mapping[str, int]
 ) -> dict[Channel, Offer]:
-    """What several branches offer together: on each channel the nearest."""
+    """Return what all branches offer together: on each channel the nearest."""
     if len(branches) == 1:
         return dict(branches[0])
     merged: dict[Channel, Offer] = {}

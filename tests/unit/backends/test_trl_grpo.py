@@ -323,7 +323,7 @@ def test_job_without_rewards_is_refused(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_broken_groups_are_refused(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-BATCH: A step has 6 completions, .* groups of 4\. .*a multiple of"):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: A step has 6 completions, .*a multiple of 4\. .*a multiple of"):
         train_here(grpo(jobs, hyper={"batch_size": 3, "gradient_accumulation": 2}), tmp_path)
 
 

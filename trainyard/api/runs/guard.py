@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
 
 
 class Guard:
-    """An ASGI app that answers itself whatever was not sent by a program, or by a page of an origin of ours."""
+    """An ASGI app that refuses requests unless a program sent them, or a page of one of its own origins."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self.app = app
@@ -134,7 +134,7 @@ def main() -> None:
     """Serve until this process is ended: what `prefect server start` does for one process, behind the guard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(NO_AUTH, action="store_true", help="told so that it can be seen in the list of processes")
+    parser.add_argument(NO_AUTH, action="store_true", help="passed so that it is visible in the list of processes")
     given = parser.parse_args()
     server = get_current_settings().server
     if server.api.auth_string is None and not given.no_auth:

@@ -34,7 +34,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from trainyard.api.runs.nights import NO_SUCCESS
 from trainyard.api.runs.server import client
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 FLOW, DUE = "nightly", Time(6, 0)
 JUDGED_FILE = "night-watch.json"
@@ -60,7 +60,7 @@ class NightWatch:
         now = self.now()
         if abs(now - self.looked) < LOOK_EVERY_S:
             return []
-        told: list[str] = []
+        messages: list[str] = []
         judged: dict[str, str] = orjson.loads(self.path.read_bytes()) if self.path.is_file() else {}
         with client() as prefect:
             for deployment, zone in scheduled(prefect):
@@ -69,12 +69,12 @@ class NightWatch:
                     continue
                 if missed(runs_before(prefect, deployment, due), due):
                     send(prefect, deployment, due)
-                    told.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
+                    messages.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
                 judged[str(deployment.id)] = due.isoformat()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json_durably(self.path, judged)
         self.looked = now
-        return told
+        return messages
 
 
 def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, str]]:

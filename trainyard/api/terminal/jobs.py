@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from trainyard.api.records import RunResult
-from trainyard.api.terminal.chains import run_text
+from trainyard.api.terminal.chains import node_table, run_text
 from trainyard.api.terminal.text import table
 
 
@@ -43,9 +43,7 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
-    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
-            for node in result.nodes]  # fmt: skip
-    return "\n".join([*lines, table(rows, ("node", "state", "seconds", "result")) if rows else ""]).rstrip()
+    return "\n".join([*lines, *node_table(result.nodes)])
 
 
 def log_line_text(line: Any) -> str:
@@ -58,13 +56,13 @@ def log_text(result: Any) -> str:
 
 
 def metrics_text(result: Any) -> str:
-    """Every step, a table for each trainer: the figures are for other programs, too. Rewards where there are any."""
+    """Format every step, a table per trainer, for other programs to read; with rewards if there are any."""
     parts = []
     for one in result.trainings:
         rewarded = any(point.reward is not None for point in one.points)
         names = ("loss", "learning_rate", "reward") if rewarded else ("loss", "learning_rate")
-        figures = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
-        rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in figures]
+        steps = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
+        rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in steps]
         parts.append(f"{one.node}\n{table(rows, ('step', *names))}")
     return "\n".join(parts)
 

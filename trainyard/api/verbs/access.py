@@ -64,7 +64,7 @@ def operator_origins(given: Mapping[str, str]) -> tuple[str, ...]:
         for one in filter(None, (word.strip() for word in given.get(name, "").split(","))):
             if not ORIGIN.fullmatch(one):
                 instead = "Write whole origins with commas between them, such as https://prefect.example.com."
-                why = "Every page that you open could start runs." if one == "*" else f"{one!r} is no origin."
+                why = "Every page that you open could start runs." if one == "*" else f"{one!r} is not a valid origin."
                 raise contradicts(name, why, instead)
             found.append(one)
     return tuple(found)

@@ -46,7 +46,7 @@ class Check(Response):
     detail: str
     do: str = ""
     note: bool = False
-    """Told for information; it is no problem either way."""
+    """For information only: it is not a problem either way."""
 
 
 class Diagnosis(BaseModel):
@@ -173,7 +173,7 @@ def look_at_login(settings: Settings, url: str) -> list[Check]:
 
 
 def look_at_pool(settings: Settings, url: str) -> list[Check]:
-    """Whether the server holds what `up` writes."""
+    """Check whether the server has what `up` writes."""
     paths = {
         f"work pool {settings.work_pool}": f"work_pools/{settings.work_pool}",
         "deployment chain/adhoc": "deployments/name/chain/adhoc",
@@ -220,7 +220,7 @@ def look_at_night(settings: Settings) -> list[Check]:
 
 
 def look_at_targets(settings: Settings) -> list[Check]:
-    """Servers that deployments started and that should answer; after `down` they are only told."""
+    """Check the servers that deployments started and that should answer; after `down` they are only reported."""
     found = []
     for path, recipe in local.expected(settings).items():
         server = find_service(path)

@@ -24,7 +24,7 @@ from trainyard.api.requests.jobs import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LogTail, StepLog, TrainingLogs, training_logs_of
+from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
 from trainyard.compute.child import EVENTS_FILE
@@ -102,8 +102,8 @@ class LogLine(Response):
 class JobLog(Response):
     id: str
     lines: tuple[LogLine, ...]
-    told: bool = False
-    """The lines were handed out one by one, as they came."""
+    streamed: bool = False
+    """The lines were already printed, each as it came."""
 
 
 class TrainingCurve(Response):
@@ -144,7 +144,7 @@ def show_job(given: JobInput, context: Context) -> JobDetail:
 
 
 def show_logs(given: LogsInput, context: Context) -> JobLog:
-    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.tell)
+    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.on_part)
 
 
 def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
@@ -154,9 +154,9 @@ def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
-            f"The job {row['name']} has no figures yet.",
+            f"The job {row['name']} has no metrics yet.",
             why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
-            do="Look again when its trainer works.",
+            do="Look again when its trainer is running.",
             code="E-NOT-FOUND",
         )
     return JobMetrics(id=row["id"], trainings=tuple(curves))
@@ -188,9 +188,9 @@ def resume_job(given: ResumeInput, context: Context) -> Resumed:
 
 
 def body(given: CreateInput) -> dict[str, Any]:
-    """The body of a job: a file's, with the parameters laid over it.
+    """Return the body of a job: a file's, with the parameters laid over it.
 
-    Raises `InvalidInput` (`E-SPEC-FILE`) for a file that holds no job.
+    Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
     """
     if given.file is None:
         return given.parameters
@@ -199,7 +199,7 @@ def body(given: CreateInput) -> dict[str, Any]:
     value = load_value(given.file)
     if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
         raise InvalidInput(
-            f"{given.file} does not hold a job.",
+            f"{given.file} does not contain a job.",
             why="A job is one data set and one training: `dataset` and the settings of a trainer.",
             do=f"Run a chain or a template by `trainyard run {given.file}`.",
             code="E-SPEC-FILE",
@@ -228,8 +228,8 @@ def gone(row: dict[str, Any]) -> bool:
 
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
     works = training_logs_of(settings.runs / row["id"])
-    told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
-    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **told)
+    progress = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
+    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **progress)
 
 
 def training_of(work: TrainingLogs) -> Training:
@@ -252,7 +252,7 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
     ]
     if changes:
         raise InvalidInput(
-            f"The job {row['name']} cannot go on with something else: {'; '.join(changes)}.",
+            f"The job {row['name']} cannot continue with other settings: {'; '.join(changes)}.",
             why="Its checkpoints belong to what it was started with.",
             do="Resume it without parameters, or start a new job.",
             code="E-CHECKPOINT-MISMATCH",
@@ -262,29 +262,29 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 # Logs
 
 
-def read_logs(listing: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
-    """The run's log and its trainers' own, merged. With `follow`, each line is told as it comes until the job ends."""
+def read_logs(listing: Any, given: LogsInput, settings: Settings, report: Callable[[LogLine], None]) -> JobLog:
+    """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
     row = listing.find_job(given.job)
     reader = LogReader(listing, row["id"], settings)
     lines = list(reader.read())
     lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
     if given.follow:
-        follow(listing, reader, lines, tell)
-        return JobLog(id=row["id"], lines=(), told=True)
+        follow(listing, reader, lines, report)
+        return JobLog(id=row["id"], lines=(), streamed=True)
     return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
 
 
-def follow(listing: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[LogLine], None]) -> None:
+def follow(listing: Any, reader: LogReader, lines: list[LogLine], report: Callable[[LogLine], None]) -> None:
     while True:
         for line in lines:
-            tell(line)
+            report(line)
         row = listing.find_job(reader.run_id)
         if row["state"] in ENDS and row["pid"] is None:
             break
         time.sleep(FOLLOW_EVERY_S)
         lines = list(reader.read())
     for line in (*reader.read(), *reader.rest()):
-        tell(line)
+        report(line)
 
 
 class LogReader:
@@ -304,7 +304,7 @@ class LogReader:
         for work in training_logs_of(self.folder):
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
-                tail = self.tails[work.node] = LogTail(work.log)
+                tail = self.tails[work.node] = LogTail.at_end(work.log, LAST_BYTES)
                 self.steps[work.node] = StepLog(EventTail(work.folder / EVENTS_FILE), work.since)
             yield from (LogLine(source=work.node, text=text) for text in tail.read())
             yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())

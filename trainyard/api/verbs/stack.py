@@ -80,7 +80,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Serv
         operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
         for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in slots.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+        for device in slots.free_unheld_slots(settings) if stack.external_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 

@@ -188,7 +188,7 @@ class StageFacts:
     settings: type[StageSettings] = PlainSettings
     """Its settings."""
     ports: tuple[Port, ...]
-    """What it learns from; of several ports the nearest."""
+    """The ports that it can learn from; if more than one is connected, the nearest."""
     learning_rates: tuple[float, float]
     """Default peak for whole weights (TRL's default) and for an adapter (up to ten times that)."""
     instead: tuple[Port, ...] = ()

@@ -18,13 +18,13 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
 
 ROLLOUT_ROWS = (
     Row(
-        "R-GRPO-REWARD", "trainer", "config.stage.rewards",
+        "grpo-reward", "R-REWARD", "trainer", "config.stage.rewards",
         lambda config, _: isinstance(config.stage, GrpoSettings) and not config.stage.rewards,
         "Stage grpo learns from rewards, and none is named.",
         "Name them, such as `stage: {{type: grpo, rewards: [{{type: exact_match}}]}}`.",
     ),
     Row(
-        "R-GRPO-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
+        "grpo-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
         "A step has {drawn} completions (batch_size × gradient_accumulation × processes), which are no whole groups"
         " of {group}.",
         "Make them a multiple of stage.num_generations, such as `batch_size: {group}`.",

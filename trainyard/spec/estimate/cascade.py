@@ -42,8 +42,8 @@ class Rejected(Strict):
     missing_bytes: int
 
     def line(self) -> str:
-        told = ", ".join(self.knobs) or "as asked"
-        return f"{self.method} ({told}): {self.needed_bytes / GIB:.2f} GiB, {self.missing_bytes / GIB:.2f} too much"
+        knobs = ", ".join(self.knobs) or "as asked"
+        return f"{self.method} ({knobs}): {self.needed_bytes / GIB:.2f} GiB, {self.missing_bytes / GIB:.2f} too much"
 
 
 class FitResult(Strict):

@@ -1,4 +1,4 @@
-"""Bytes at the peak of a training step, by what they hold.
+"""Bytes at the peak of a training step, by their content.
 
 P parameters, T trained parameters, d hidden, f feed-forward, V vocabulary; e bytes of a half-precision number: 2 on a
 GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA (arXiv 2305.14314) for the states and the
@@ -10,14 +10,14 @@ constants of nf4; LitGPT's table for a 7 B model, which the activation slope on 
                  CPU:  40 d + 16 f, with an adapter 34 d + 16 f, and the gradients of one block
                  with checkpointing e d for each block and one block whole (on a CPU two)
                  LoRA dropout: e + 1 for each input of an adapted layer
-    logits       CUDA 10 V, CPU 12 V per position; a chunked head holds at most 2^25 of them
+    logits       CUDA 10 V, CPU 12 V per position; a chunked head has at most 2^25 of them
     dequantised  one matrix, e d f
     rollouts     of grpo: what its cache takes more than activations and logits (rollouts.py)
     gathered     of weights that processes divide among them: the largest group that is whole at once (sharing.py)
-    fragments    CUDA: 5 % of all that; CPU: what the C library's heap holds and does not give back
+    fragments    CUDA: 5 % of all that; CPU: what the C library's heap keeps and does not return
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
 
-The figures for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
+The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ GIB = 2**30
 TRL_BYTES = int(0.1 * GIB)
 """What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
 LOGITS_PER_CHUNK = 1 << 25
-"""Most logits that a chunked head holds."""
+"""Most logits of a chunked head at once."""
 CHUNKED_ABOVE = 1 << 26
-"""Logits of a micro-batch above which the native engine's head is chunked by itself."""
+"""Logits of a micro-batch above which the native engine chunks its head automatically."""
 CUDA_FRAGMENTS = 0.05
 CPU_FRAGMENTS = {True: 1.0, False: 0.25}
 """With an adapter or without -> fragments over activations. An adapter's many temporaries leave holes in the heap."""
@@ -46,7 +46,7 @@ CPU_LOGIT_FRAGMENTS = 0.15
 
 
 class Memory(Strict):
-    """Bytes at the peak of a training step, by what they hold."""
+    """Bytes at the peak of a training step, by their content."""
 
     weights: int
     gradients: int
@@ -69,7 +69,7 @@ class Memory(Strict):
 
 
 def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
-    """Bytes at the peak of one training step of full length, on each device of a training in several processes."""
+    """Return the bytes at the peak of one training step of full length, on each device of a distributed training."""
     hyper, trained = config.hyperparameters, trainable(shape, config)
     adapter, on_cuda = config.method.facts.adapter, device is Device.CUDA
     half = 2 if on_cuda else 4
@@ -148,7 +148,7 @@ def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
 
 
 def positions(config: TrainerConfig, device: Device) -> int:
-    """Most positions that one micro-batch holds, padding included."""
+    """Return the most positions of one micro-batch, padding included."""
     hyper, engine = config.hyperparameters, config.engine
     sequences = config.stage.facts.sequences_with_graph
     padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
@@ -201,7 +201,7 @@ def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device:
 
 
 def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
-    """What the output layer holds: its logits, the same in float32, and their gradient."""
+    """Return the bytes of the output layer: its logits, the same in float32, and their gradient."""
     if config.stage.facts.head == "reward":
         return 0
     logits, asked = shape.vocabulary * tokens, config.engine.head

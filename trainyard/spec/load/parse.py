@@ -24,7 +24,7 @@ from trainyard.spec.load.spellings import VALUES, right_name, tags_of
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 TAGGED_LISTS = ("rewards",)
-"""Fields that list variants of a setting, told apart by their `type`."""
+"""Fields that list variants of a setting, distinguished by their `type`."""
 TAGGED = ("stage", "method")
 """Fields that are a variant."""
 SHOWN_CHARS = 60
@@ -83,7 +83,7 @@ def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
 
 
 def parse_nodes(value: Any, read: bool = True) -> list[ParsedNode]:
-    """The nodes of a chain that is not valid as a whole, each by itself."""
+    """Return the nodes of a chain that is not valid as a whole, each parsed separately."""
     listed = value.get("nodes") if isinstance(value, Mapping) else None
     return [parse_node(raw, read) for raw in listed] if isinstance(listed, list | tuple) else []
 
@@ -135,12 +135,12 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
     details = error.errors(include_url=False)
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
     lists |= {("nodes",)} if ids else set()
-    told = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
-    return capped([reason_of(detail, model, ids) for detail in told[:MAX_REASONS]], len(told))
+    shown = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
+    return capped([reason_of(detail, model, ids) for detail in shown[:MAX_REASONS]], len(shown))
 
 
 def capped(reasons: list[Reason], count: int) -> list[Reason]:
-    """At most `MAX_REASONS` of so many reasons, and how many there are beside them."""
+    """Return at most `MAX_REASONS` of the reasons, and how many more there are."""
     more = count - MAX_REASONS
     if more <= 0:
         return reasons

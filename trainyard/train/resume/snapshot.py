@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.whole import fsync_path
-from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
+from trainyard.stores.whole import write_folder
+from trainyard.train.checkpoints import damage_of
 from trainyard.train.resume.state import Tensors, flatten, rebuild
 from trainyard.train.session.parallelism import ONE_PROCESS
 
@@ -55,9 +54,9 @@ class Snapshot:
 
 
 def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE_PROCESS) -> dict[str, Any]:
-    """What a resumed run must share with the first one, and what is recorded beside it.
+    """Return what a resumed run must share with the first one, and what else is recorded.
 
-    `layout` says how many processes hold the state, and how.
+    `layout` says how many processes share the state, and how.
     """
     return {
         "layout": dict(layout),
@@ -73,10 +72,10 @@ def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE
 
 
 def require_whole(snapshot: Snapshot, name: str) -> None:
-    """Refuse to go on from weights alone (`E-STEP`)."""
+    """Refuse to continue from weights alone (`E-STEP`)."""
     if "optimizer" not in snapshot.parts:
         raise InvalidInput(
-            f"The saved state {name!r} holds weights alone.",
+            f"The saved state {name!r} contains only weights.",
             why="Optimizer, schedule and generators would stay those of another moment.",
             do="Load it with optimizer: false, or load a state that was saved with kind: full.",
             code="E-STEP",
@@ -92,14 +91,14 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
             raise Corrupt(
                 f"The checkpoint was made with another {name}.",
                 why=f"It has {str(snapshot.identity[name])[:12]}, this run has {str(here[name])[:12]}.",
-                do="Continue with the config that it was made with, or start the training anew.",
+                do="Continue with the config that it was made with, or start the training again.",
                 code="E-CHECKPOINT-MISMATCH",
             )
     if snapshot.identity["versions"] != here["versions"]:
         raise Corrupt(
             "The checkpoint was made with other library versions.",
             why=f"It has {snapshot.identity['versions']}, here are {here['versions']}.",
-            do="Install those versions to continue to the same bits, or start the training anew.",
+            do="Install those versions for a bit-identical resume, or start the training again.",
             code="E-CHECKPOINT-MISMATCH",
         )
     names = ("threads", "deterministic", "tf32", "cublas", "python")
@@ -114,7 +113,7 @@ def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) ->
         raise Corrupt(
             f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",
             why="Each process has its own share of rows, gradients, optimizer state and random numbers.",
-            do="Continue with the same launch settings, or start the training anew; weights alone fit any of them.",
+            do="Continue with the same launch settings, or start the training again; weights alone fit any of them.",
             code="E-CHECKPOINT-MISMATCH",
         )
 
@@ -130,7 +129,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
     """Write a named state whole, or nothing. See `Session.save`."""
     if not NAME.fullmatch(name):
         raise InvalidInput(
-            f"{name!r} is no name for a saved state.",
+            f"{name!r} is not a valid name for a saved state.",
             do="Use up to 128 letters, digits, dots, dashes and underscores.",
             code="E-NAME",
         )
@@ -141,13 +140,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
     final = root / "saved" / name
     if final.exists():
         raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
-    temporary = final.with_name(f".{name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    with whole_or_nothing(temporary):
-        write_state(temporary, *snapshot.flat())
-        seal(temporary)
-        temporary.rename(final)
-    fsync_path(final.parent)
+    write_folder(final, lambda folder: write_state(folder, *snapshot.flat()))
     return {"name": name, "path": str(final), "kind": kind, "sha256": digest_of(final)}
 
 

@@ -26,8 +26,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
-from trainyard.train.checkpoints import Described, checkpoints, commit, damage_of, drop, nothing
+from trainyard.stores.whole import Described
+from trainyard.train.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.resume.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
 from trainyard.train.resume.mirror import Mirror, newest
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
@@ -52,15 +54,11 @@ class Staged:
     """… for an earlier save that was not finished."""
 
 
-def no_report(_record: dict[str, Any]) -> None:
-    """Default receiver of reports."""
-
-
 class CheckpointWriter:
     """Writes the checkpoints of one run under `root`; keeps the newest `keep` and the `best` by its metric.
 
     `mirror` is the address of an object store that gets a copy of each: a folder for this run alone, since whatever is
-    newest in it is what `newest` would continue from. `at` is told every point that is passed (`checkpoint.written`,
+    newest in it is what `newest` would continue from. `at` gets every point that is passed (`checkpoint.written`,
     `.synced`, `.manifest`, `.replaced`, `.renamed`, `.mirrored`), `report` gets one record {tier, step, path, bytes,
     seconds, …} per checkpoint and tier; both are called from background threads.
 
@@ -75,13 +73,13 @@ class CheckpointWriter:
         *,
         keep: int = 2,
         mirror: str | None = None,
-        at: Callable[[str], None] = nothing,
-        report: Callable[[dict[str, Any]], None] = no_report,
+        at: Callable[[str], None] = ignore,
+        report: Callable[[dict[str, Any]], None] = ignore,
         best: Best = min,
         may_overflow: tuple[str, ...] = (),
     ) -> None:
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
-        self.mirror = Mirror(mirror, keep=keep, best=best, at=at, tell=report) if mirror else None
+        self.mirror = Mirror(mirror, keep=keep, best=best, at=at, report=report) if mirror else None
         self._at, self._report = at, report
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._free: list[HostBuffer] = []

@@ -21,7 +21,7 @@ MISSING = "R-BACKEND-MISSING"
 def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) -> str:
     """Why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
 
-    Raises `Refused` with every reason when something else stands in its way.
+    Raises `Refused` with every reason when something else prevents the run.
     """
     reasons = examine(chain, settings)
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
