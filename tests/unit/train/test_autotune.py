@@ -100,8 +100,7 @@ def estimated(settings: dict[str, Any]) -> int:
         head_size=hidden // 8,
     )
     config = native(
-        method=method,
-        lora={"rank": settings["rank"], "dropout": settings["dropout"]},
+        method={"type": method, "rank": settings["rank"], "dropout": settings["dropout"]},
         engine={"head": settings["head"], "batching": "padded"},
         hyperparameters={
             "batch_size": settings["rows"],
@@ -153,7 +152,9 @@ def test_estimate_is_near_what_cuda_allocated() -> None:
         hidden=1024, layers=16, feed_forward=2816, vocabulary=32000, heads=8, key_value_heads=8, head_size=128
     )
     hyper = {"batch_size": settings["rows"], "max_length": settings["length"]}
-    config = native(lora={"rank": 16}, engine={"head": "full", "batching": "padded"}, hyperparameters=hyper)
+    config = native(
+        method={"type": "lora", "rank": 16}, engine={"head": "full", "batching": "padded"}, hyperparameters=hyper
+    )
     found = memory_of(shape, config, Device.CUDA)
     assert found.total - found.context - found.fragments == pytest.approx(allocated, rel=0.2)
 
