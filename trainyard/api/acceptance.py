@@ -28,7 +28,7 @@ from trainyard.stores.files import lacking_space
 from trainyard.stores.models import model_folder, resolve_model
 
 ROOT_CODE = "R-PATH-ROOT"
-"""The row of the table says it, with the same words."""
+"""The row of the table refuses it with the same words."""
 
 
 # Models, named for the one who runs the chain
@@ -134,7 +134,7 @@ def reason_of(error: TrainyardError, node: str, field: str) -> Reason:
 
 
 def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """What is wrong with the chat templates that trainers name; a file is tried in a child process with limits."""
+    """Return what is wrong with the chat templates of the trainers; a file is rendered in a limited child process."""
     reasons: list[Reason] = []
     for node in chain.nodes:
         wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
@@ -153,7 +153,7 @@ def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 
 def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """What the targets of the deployers have against the adapters of this chain."""
+    """Return why the deployers' targets would refuse the adapters of this chain."""
     reasons: list[Reason] = []
     for node in chain.nodes:
         trainer = made_by(chain, node) if isinstance(node.config, DeployerConfig) else None

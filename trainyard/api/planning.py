@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: the resolved chain, what is finished already, what it will take, what refuses.
+"""What a run would do, without doing it: the resolved chain, finished results, estimates, and refusals.
 
 Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan` answer at once.
 """
@@ -57,7 +57,7 @@ from trainyard.stores.models import base_facts, resolve_model
 JOB = "training-job"
 JOB_DEPLOYMENT = f"{JOB}/local"
 NAMES = (*TEMPLATES, JOB)
-"""What `plan` and `run` take instead of a file."""
+"""What `plan` and `run` accept instead of a file."""
 PRESETS = "deployments/presets"
 
 
@@ -231,7 +231,7 @@ def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
-    """What the machine and the settings say; the embedded server is asked only if a node wants it."""
+    """Return the facts of the machine and the settings; the embedded server is asked only if a node needs it."""
     roots = data_roots(settings, chain.tenant)
 
     def path_problem(path: str) -> Reason | None:
@@ -257,7 +257,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
 
 
 def facts_of(name: str, settings: Settings) -> BaseFacts | None:
-    """What the files of a base model say; None if it is not here, which the trainer's own line reports."""
+    """Return the facts in a base model's files; None if it is not here, which the trainer's own line reports."""
     try:
         folder = resolve_model(name, settings).path
         return base_facts(folder) if folder else None
