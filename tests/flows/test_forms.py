@@ -92,7 +92,7 @@ def test_prefect_accepts_every_schedule() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prefect_shows_the_same_form_as_before(name: str) -> None:
-    """Kept from the time when each flow wrote its parameters out by hand."""
+    """What a change of a template's form changes for its users shows here."""
     golden = json.loads((REPOSITORY / "tests" / "golden" / "template_forms.json").read_text(encoding="utf-8"))
     assert schema_of(name) == golden[name]
     assert len(inspect.signature(FLOWS[name].fn).parameters) <= 8
