@@ -18,7 +18,6 @@ process is another one counts as stale (`stores/processes.py`). There are two li
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 HOST = "127.0.0.1"
@@ -114,7 +114,7 @@ def record_path(settings: Settings, name: str) -> Path:
 def read_record(path: Path) -> Service | None:
     """A record, whether its process lives or not; None without a readable one. Fields of other versions are ignored."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = read_versioned("service", path.read_bytes(), path)
         return Service(**{name: value for name, value in given.items() if name in FIELDS})
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
@@ -126,7 +126,7 @@ def write_record(path: Path, service: Service | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, asdict(service))
+    write_json_durably(path, versioned("service", asdict(service)))
 
 
 def find_service(path: Path) -> Service | None:

@@ -9,7 +9,6 @@ Torch-free.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 START_S = 300.0
@@ -82,7 +82,7 @@ def recipe_file(path: Path) -> Path:
 def recipe_of(path: Path) -> ServerRecipe | None:
     """How the server of this ready file was started; None if none should live."""
     try:
-        return ServerRecipe(**json.loads(recipe_file(path).read_text(encoding="utf-8")))
+        return ServerRecipe(**read_versioned("server", recipe_file(path).read_bytes(), recipe_file(path)))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -94,7 +94,7 @@ def remember(path: Path, recipe: ServerRecipe | None) -> None:
         kept.unlink(missing_ok=True)
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(kept, asdict(recipe))
+    write_json_durably(kept, versioned("server", asdict(recipe)))
 
 
 def expected(settings: Settings) -> dict[Path, ServerRecipe]:
