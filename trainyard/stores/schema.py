@@ -45,8 +45,7 @@ KINDS: Mapping[str, StoredKind] = {
     "night-watch": StoredKind(("services/night-watch.json",)),
     "object": StoredKind(()),
     "run": StoredKind(("runs/*/result.json",)),
-    "server": StoredKind(("services/started/*.json",)),
-    "service": StoredKind(("services/*.json",)),
+    "service": StoredKind(("services/*.json", "services/started/*.json")),
     "trained": StoredKind(("tenants/*/training/*/trained.json",)),
 }
 """Where the places of two kinds overlap, the first one counts. An object store's root is anywhere."""
