@@ -33,9 +33,9 @@ DEFAULT = NightConfig()
 
 @flow(name="nightly", validate_parameters=True, log_prints=False)
 def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
-    """One night. A date that is done is skipped, also when a late run catches up.
+    """Run one night. A date that is done is skipped, also when a late run catches up.
 
-    The device is waited for within the night's window, which begins with the waiting; then the run has failed.
+    Waits for the device within the night's window, which begins with the waiting; after that the run fails.
 
     Args:
         config: Streams, budgets, buckets, and which model reads.

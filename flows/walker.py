@@ -63,7 +63,7 @@ def task_runner() -> Any:
 
 
 async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = False) -> State[dict[str, Any]]:
-    """Resolve a chain and carry it out; the body of every flow. The state's message is the verdict in words.
+    """Resolve a chain and run it; the body of every flow. The state's message is the verdict in words.
 
     A job whose trainer is not installed is left pending, and this process ends.
     """
@@ -83,7 +83,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
 
 
 async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:
-    """Carry out a resolved chain inside the running flow."""
+    """Run a resolved chain inside the running flow."""
     started = time.time()
     run = run_info(chain)
     record = RunRecord(Path(run.folder))
@@ -104,7 +104,7 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
 
 
 async def report_end(progress: RunProgress, result: RunResult) -> bool:
-    """The last word of the progress bar, and the report; whether the server took both."""
+    """Write the final progress and the report; return whether the server accepted both."""
     return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result))))
 
 
@@ -146,7 +146,7 @@ async def ended_within(ended: asyncio.Event, seconds: float) -> bool:
 
 
 async def quietly(note: Awaitable[None]) -> bool:
-    """A note to the server that may fail: a run does not end because its progress bar could not be moved."""
+    """Await a write to the server that may fail: a run does not end because its progress bar could not be updated."""
     try:
         await note
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -248,7 +248,7 @@ def node_seconds(folder: Path) -> dict[str, float]:
 
 
 async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
-    """Prefect's state of one node in our words: a node that was `NotReady` was skipped."""
+    """Return Prefect's state of one node in Trainyard's words: a node that was `NotReady` was skipped."""
     word, message = node_state(state), state.message or ""
     if word.succeeded:
         output: NodeOutput = await state.aresult()

@@ -28,9 +28,9 @@ from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace
@@ -77,9 +77,9 @@ class NodeContext:
     left: tuple[str, ...] = ()
     """Ports that the nodes before it have filled, also those that it does not take."""
     devices: list[int] = field(default_factory=list)
-    """What it has a slot of while it works, by number."""
+    """Numbers of the devices whose slots it has while it is running."""
     pace: TrainingPace = field(default_factory=TrainingPace)
-    """How fast its training goes."""
+    """The rate of its training."""
 
     @property
     def wanted(self) -> Callable[[], DesiredState]:
@@ -111,7 +111,7 @@ class NodeContext:
         self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
 
     def note_failure(self, error: TrainyardError) -> None:
-        """Write the failure among the run's events; where the disk takes it no more, the log of the run has it."""
+        """Write the failure to the run's events; on a full disk, to the run's log alone."""
         try:
             self.record.emit(self.node.id, "failed", message=str(error), error=error.as_dict())
         except TrainyardError as second:
@@ -127,7 +127,7 @@ class NodeContext:
             self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Hand on what a supervised child says: progress to the bar, warnings and restarts to the log."""
+        """Forward the events of a supervised child: progress to the bar, warnings and restarts to the log."""
         if event["event"] == "progress":
             self.show(event.get("step", 0) / (event.get("total_steps") or 1), self.pace.line(event))
         elif event["event"] in ("warning", "restart"):

@@ -9,7 +9,7 @@ from trainyard.stores.artifacts import NodeOutput
 
 
 def summary(node_type: str, output: NodeOutput) -> str:
-    """What came out of a node, in words."""
+    """Return the result of a node in words."""
     return SUMMARIES[node_type](output)
 
 

@@ -83,12 +83,12 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def cloud_variables() -> dict[str, str]:
-    """What opens the object store of the operator; for a child that copies its checkpoints there."""
+    """Return the credentials of the operator's object store; for a child that copies its checkpoints there."""
     return chosen(os.environ, (CLOUD,), frozenset())
 
 
 def server_environment() -> dict[str, str]:
-    """What a server gets that a user starts in a terminal: as a child, and the token that its clients have to send."""
+    """Return the environment of a server that a user starts in a terminal: a child's, and the token of its clients."""
     return chosen(os.environ, (*PASSED, SERVER), frozenset(settings().child_variables))
 
 
@@ -98,12 +98,12 @@ def keep_files_private() -> None:
 
 
 def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What pip and compilers get when a backend's environment is installed: also where pip finds its packages."""
+    """Return the environment of pip and compilers for a backend's installation: with pip's package indexes."""
     return {**chosen(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
 
 
 def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
-    """What a service gets that `trainyard up` starts: Prefect's variables too; the worker also those with keys."""
+    """Return the environment of a service of `trainyard up`: with Prefect's variables; for the worker also the keys."""
     listed = frozenset(given.child_variables)
     if name not in KEY_HOLDERS:
         return chosen(os.environ, (*PASSED, SERVICES), listed)
@@ -117,7 +117,7 @@ def key_variables(given: Settings) -> frozenset[str]:
 
 
 def operator_environment() -> dict[str, str]:
-    """For a command that the operator wrote, such as the one that boots a machine: all but what opens Prefect."""
+    """Return the environment of an operator's command, such as one that boots a machine: all but Prefect's login."""
     return {name: value for name, value in os.environ.items() if name not in PREFECT_KEYS}
 
 

@@ -74,7 +74,7 @@ class Endpoint(BaseModel):
 
 
 class MachineSettings(BaseSettings):
-    """What the processes of this machine get: ports, threads, disk space, environment variables."""
+    """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
@@ -97,7 +97,7 @@ class MachineSettings(BaseSettings):
 
 
 class Settings(MachineSettings):
-    """What an operator sets once; nothing here is part of a chain."""
+    """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
 

@@ -15,7 +15,7 @@ import threading
 import time
 
 YOUNG_S = 1.0
-"""Between two collections of what came into being lately: milliseconds each."""
+"""Seconds between two collections of recent objects; each takes milliseconds."""
 YOUNG_PER_FULL = 30
 """A full collection every 30 s. The first also freezes what was imported (`gc.freeze`); later ones are short."""
 

@@ -159,7 +159,7 @@ def live_digest(settings: Settings) -> str:
 
 @cache
 def versions(node_type: str) -> dict[str, str]:
-    """Our version, the code of the rooms that do the work, and the packages that decide the numbers."""
+    """Return the version, the code of the packages that do the work, and the libraries that decide the numbers."""
     own = {"trainyard": trainyard.__version__, "code": code_digest(ROOMS[node_type])}
     return own | {name: package_version(name) for name in PACKAGES.get(node_type, ())}
 

@@ -40,7 +40,7 @@ class Operation:
     part_renderer: str = ""
     """Part -> text, for a response that is streamed part by part (`Context.on_part`)."""
     example: str = ""
-    """How it is used in a shell, where the command alone does not show it."""
+    """An example for the shell, where the command alone does not show the usage."""
 
 
 READ, WRITE, ADMIN = Scope

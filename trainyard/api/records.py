@@ -33,7 +33,7 @@ from trainyard.stores.whole import write_json_durably
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result again, including finished ones."""
 JOB_TAG = "job"
-"""Runs with a trainer carry this tag: they are what `trainyard jobs` speaks of."""
+"""Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 PROGRESS_EVERY_S = 0.5
 """Least time between two progress lines of one node: nobody reads faster, and the file stays small."""
 

@@ -59,7 +59,7 @@ NO_AUTH = "--no-auth"
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 STARTS = 3
-"""Tries of another port, where another home's server was quicker on the one that was free."""
+"""Tries of another port, if another home's server takes the free one first."""
 HEARTBEAT_S = 30
 """Seconds between the heartbeats of a flow run; the automation in `api/runs` allows three times that."""
 
@@ -163,7 +163,7 @@ def profile_variables(settings: Settings) -> list[str]:
 
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
-    """The whole environment of a service: ours over the caller's, whose Prefect server settings are the server's."""
+    """Return a service's environment: Trainyard's variables over the caller's, with the caller's server settings."""
     given = inherited.service_environment(
         name, settings, profile_variables(settings) if name in inherited.KEY_HOLDERS else ()
     )
@@ -214,9 +214,9 @@ def external_api_url(settings: Settings) -> str | None:
 
 
 def attached(settings: Settings, *, auth: bool) -> str | None:
-    """Another's server that `up` is to use; None for one of its own. Raises `Unavailable` if it does not answer.
+    """Return the external server that `up` uses; None for one of its own. Raises `Unavailable` if it does not answer.
 
-    Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which is said to the server's own `up`.
+    Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which belongs to the `up` that starts that server.
     """
     url = external_api_url(settings)
     if url is None:
@@ -234,7 +234,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
 
 
 def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
-    """Whether our server asks for credentials. It has to accept ours, and to be as a new one would be started.
+    """Return whether this home's server asks for credentials. It must accept this home's, and match a new server.
 
     Raises `Unavailable` (`E-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
     """
@@ -257,7 +257,7 @@ def api_url(settings: Settings) -> str | None:
 
 
 def needs_api_url(settings: Settings) -> str:
-    """Like `api_url`, but a server that answers and lets us in is required.
+    """Like `api_url`, but the server has to answer and to accept the credentials.
 
     Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
     """
@@ -343,14 +343,14 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
 
 
 def open_server_mark(settings: Settings) -> Path:
-    """A file that is there while the server was started with --no-auth, so that it is started again like that."""
+    """Return the file that exists while the server runs with --no-auth, so that a restart keeps that option."""
     return settings.services / "server.no-auth"
 
 
 def port_before(settings: Settings) -> int | None:
-    """The port of the server that this home had and that was not stopped but died, if nobody has taken it.
+    """Return the port of this home's server if that died without being stopped and the port is still free.
 
-    The processes of its runs live on and know that address only.
+    The processes of its runs keep running and know only that address.
     """
     record = read_record(record_path(settings, "server"))
     port = urlsplit(record.url).port if record is not None else None
@@ -358,7 +358,7 @@ def port_before(settings: Settings) -> int | None:
 
 
 def answered_by(service: Service, port: int) -> bool:
-    """Whether it is this process, or one below it, that listens: two homes may have started on the same free port."""
+    """Return whether this process, or a child of it, listens: two homes may have started on the same free port."""
     process = service.process()
     if process is None:
         return False
@@ -404,7 +404,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 def cannot_start(service: Service, how: str) -> TrainyardError:
-    """The error for a service that does not come up: the cause if its log shows a known one, else its last lines."""
+    """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
     text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
     for marker, meaning, remedy in CAUSES:
@@ -431,7 +431,7 @@ def running_worker(settings: Settings, url: str) -> Service | None:
 
 
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
-    """A worker in its own session, so that a closing terminal does not end runs; one that lets them save at its end."""
+    """Start a worker in its own session, so that a closing terminal does not end runs; it lets them save at its end."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
     argv = [sys.executable, "-m", "trainyard.api.draining_worker"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]

@@ -22,7 +22,7 @@
 `claim_devices` takes the steps 1 to 4, `job_lock` is 5, and `device_locks` takes 6 and 7. Prefect may not be imported
 here, so step 3 is passed in (`api/runs/slots.py`). Each step has its reason: a lock of the parent alone would be free
 while a child whose parent was killed still saves; a lock of the child alone would let the second run load its data
-first and fail then. Several devices are taken in ascending order at each step, so nobody waits in a ring.
+first and fail then. Multiple devices are taken in ascending order at each step, so there is no deadlock.
 
 A lock is a file under `flock(2)`: it needs no server, and the kernel frees it when its holder is gone, however it
 ended. The text in the file (pid, start, run) only names the holder in the message for the next one.
@@ -58,7 +58,7 @@ OCCUPIED_MEMORY_MB = 2048
 
 GiveUp = Callable[[], bool]
 Limit = Callable[[int, GiveUp], AbstractContextManager[None]]
-"""Step 3: device number, whether to wait no longer -> the right to the device on the server's part."""
+"""Step 3: device number, whether to stop waiting -> the server's limit of the device."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def try_lock(descriptor: int) -> bool:
 def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: GiveUp = never) -> Iterator[Holder]:
     """Keep the lock at `path` while the block runs.
 
-    Waits up to `wait_s` seconds, or until `give_up()` says so, for a holder that is on its way out (an orphan that
-    still saves). Raises `Conflict` (`E-DEVICE-BUSY`) naming the holder.
+    Waits up to `wait_s` seconds, or until `give_up()` returns True, for a holder that is ending (an orphan that still
+    saves). Raises `Conflict` (`E-DEVICE-BUSY`) naming the holder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -148,7 +148,7 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
 def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: GiveUp = never) -> Iterator[Path]:
     """Keep the first of these locks that is free while the block runs; `paths` is called again at every attempt.
 
-    Waits until `give_up()` says so. Raises `Conflict` (`E-DEVICE-BUSY`) then.
+    Waits until `give_up()` returns True, then raises `Conflict` (`E-DEVICE-BUSY`).
     """
     with ExitStack() as locks:
         while True:
@@ -182,13 +182,13 @@ def claim_devices(
     wait_s: float = inf,
     give_up: GiveUp = never,
 ) -> Iterator[tuple[int, ...]]:
-    """The right to compute on `count` of these devices, by default of this host's: steps 1 to 4.
+    """Claim `count` of these devices, by default of this host's: steps 1 to 4.
 
-    Each device is the first free one of those that leave enough above it; so the caller waits for a device above all
-    that it has. Yields their numbers; fewer than `count` where there are fewer.
+    Each device is the first free one that leaves enough devices with higher numbers, so the caller only waits for a
+    device above those that it has. Yields their numbers; fewer than `count` if there are fewer.
 
-    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` says so,
-    `E-DEVICE-OCCUPIED` when a stranger computes on the device.
+    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` returns True,
+    `E-DEVICE-OCCUPIED` when another program computes on the device.
     """
     deadline = time.monotonic() + wait_s
 
@@ -212,7 +212,7 @@ def claim_devices(
 
 
 def slots(settings: Settings, numbers: Sequence[int]) -> list[Path]:
-    """The slot files of those of these devices on which nobody computes; of all if there is none such."""
+    """Return the slot files of the devices on which no process computes; of all devices if there are none."""
     if len(numbers) == 1:
         return [slot_lock(settings, numbers[0])]
     readings, ours = read_gpus(), own_services(settings)
@@ -259,8 +259,8 @@ def wait_until_empty(
 ) -> None:
     """Return when only `ours()` (pids of Trainyard's services) compute on the GPU; at once without such a GPU.
 
-    A lock says who may use a device, this says who does: a child whose parent died saves for a while, and other
-    programs know nothing of our lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
+    A lock says which process may use a device, this checks which one does: a child whose parent died saves for a
+    while, and other programs ignore the lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while found := occupants(index, read(), ours()):
@@ -275,7 +275,7 @@ def wait_until_empty(
 
 
 def occupants(index: int, readings: GpuReadings, ours: frozenset[int]) -> str:
-    """Who computes on a GPU, in words; empty if nobody does, or if there is no such GPU."""
+    """Return which processes compute on a GPU, in words; empty if none does, or if there is no such GPU."""
     gpu = next((gpu for gpu in readings.gpus if gpu.index == index), None)
     if gpu is None:
         return ""

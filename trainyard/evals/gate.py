@@ -24,7 +24,7 @@ class Measured:
     """`benchmark/set`."""
     metric: str
     improvement: ConfidenceInterval
-    """Candidate against baseline; positive is better, whatever the metric's direction."""
+    """Candidate against baseline; positive is better for every metric."""
     margin: float
 
 

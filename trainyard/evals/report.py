@@ -152,7 +152,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     )
     reading = (
         f"Intervals: {report['confidence']:.0%}, bootstrap over independent cases, {report['resamples']} resamples. "
-        "A positive improvement is better, whatever the metric's direction."
+        "A positive improvement is better for every metric."
     )
     parts = ["# Evaluation report", verdict_text(verdict), bullets(verdict["reasons"] or verdict["passed"]), intro]
     parts += ["## Results", results_table(report), reading]

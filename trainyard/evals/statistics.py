@@ -50,7 +50,7 @@ def least_cases(confidence: float) -> int:
 def improvements(
     baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool
 ) -> NDArray[np.float64]:
-    """Row by row, how much better the candidate is; positive is better, whatever the metric's direction."""
+    """Return how much better the candidate is, row by row; positive is better for every metric."""
     difference = np.asarray(candidate, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return difference if higher_is_better else -difference
 

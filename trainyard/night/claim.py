@@ -1,6 +1,6 @@
 """One marker, from claim to completion: train, judge, register, publish, deploy, and only then complete.
 
-Each step looks first whether an earlier attempt has done it, and asks right before its effect whether the claim is
+Each step checks first whether an earlier attempt has done it, and verifies right before its effect that the claim is
 still valid. So the same function serves the night itself, a worker on another machine, and the process that takes over
 from either after a crash: a marker gives one version, however often it is tried.
 """
@@ -31,7 +31,7 @@ RETURN_REASON = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\
 
 @dataclass
 class ClaimLease:
-    """The claim while its owner works: renewed in good time, asked for before every effect."""
+    """The claim while its owner is running: renewed in time, verified before every effect."""
 
     world: NightDeps
     claim: Claim
@@ -56,7 +56,7 @@ class ClaimLease:
 def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadline: float, run: str) -> TrainingReport:
     """Try to take a marker and bring it to its end before `deadline` (monotonic seconds).
 
-    Whatever goes wrong with this marker is in the report; only a lost process raises.
+    Any error with this marker is in the report; only a lost process raises.
     """
     started = world.clock.monotonic()
     world.at("night.claim.before")
@@ -149,7 +149,7 @@ def keep(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterV
 
 
 def reject(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> TrainingReport:
-    """A completed training that is not better: no version, and its tuples do not ask for the same one again."""
+    """Complete a training that is not better: no version, and its tuples do not cause the same training again."""
     facts = {"published": False, "gate": list(verdict.reasons)}
     lease.world.at("night.complete.before")
     lease.assert_held()
@@ -160,7 +160,7 @@ def reject(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> Traini
 
 
 def passed(facts: dict[str, Any]) -> tuple[str, ...]:
-    """What a published adapter is better than, and in what; or that nobody asked."""
+    """Return what a published adapter is better than, and by which metric; or that there was no gate."""
     gate: dict[str, Any] = facts.get("gate") or {}
     if gate.get("gate") == "none":
         return ("not evaluated: phase2.gate is none",)
@@ -175,7 +175,7 @@ def report_outcome(marker: Marker, outcome: Any, facts: dict[str, Any], **more: 
 
 
 def give_back(lease: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
-    """Put the marker back for the next night, or give it up after too many failures."""
+    """Return the marker for the next night, or give it up after too many failures."""
     marker, markers = lease.claim.marker, lease.world.stores.markers
     failure = failure_of(error)
     try:
@@ -204,7 +204,7 @@ def taken_over(marker: Marker, error: Exception) -> TrainingReport:
 
 
 def failure_of(error: Exception) -> Failure:
-    """An error in the report's words; a disk's own errors get an answer, others keep their name."""
+    """Return an error in the report's words; errors of a disk say what to do, others keep their name."""
     if isinstance(error, OSError) and not isinstance(error, TrainyardError):
         error = disk_error("The night could not write", error) or error
     if isinstance(error, TrainyardError):

@@ -42,9 +42,9 @@ INTENT_FILE = "intent.json"
 BATCH, BATCH_S = 16, 5.0
 """Documents, or seconds, after which answers are written: a write is one transaction and one fsync."""
 MOST_PASSES = 5
-"""Looks at the streams in one night. A document whose twin was edited is found at the second."""
+"""Passes over the streams in one night. A document whose duplicate was edited is found in the second."""
 HOPELESS = 3
-"""Failures in a row, for each slot, after which the server counts as gone."""
+"""Consecutive failures, for each slot, after which the server counts as gone."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Intents:
         self.write({**self.unsettled(), **batch})
 
     def quarantined(self, documents: Iterable[StreamDocument]) -> None:
-        """Nobody can read these any more: whatever the graph has of them stays."""
+        """Forget documents that can no longer be read: their facts stay in the graph."""
         gone = {(one.stream, one.name) for one in documents}
         if gone & self.open.keys():
             self.write({place: sha256 for place, sha256 in self.open.items() if place not in gone})
@@ -247,7 +247,7 @@ PROGRESS_S = 15.0
 
 
 class ReadingPace:
-    """How far the reading of documents is, and how long it will take."""
+    """Progress of reading documents, and the time that is left."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.done = now, 0
@@ -297,7 +297,7 @@ class PhaseReading:
         return self.failures >= HOPELESS * self.config.serving.concurrency
 
     async def read_all(self) -> None:
-        """Read what waits while the budget lasts; looks again at the streams when it is through."""
+        """Read the waiting documents while the budget lasts; then look at the streams again."""
         async with self.world.server.client() as complete:
             for _ in range(MOST_PASSES):
                 slots = min(self.config.serving.concurrency, len(self.waiting))
@@ -314,7 +314,7 @@ class PhaseReading:
                 self.waiting.extend(again)
 
     async def together(self, complete: Complete, slots: int) -> None:
-        """So many at a time. When one fails for good, nothing of the others is written any more."""
+        """Read that many at a time. After a permanent failure of one, the others are no longer written."""
         limit = self.planner.deadline + self.world.drain_s(self.config.window) - self.world.clock.monotonic()
         tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
         try:

@@ -1,6 +1,6 @@
 """A night, from its first line to its report: `run_night`, and the parts that a flow shows one by one.
 
-    begin       whose night it is: one at a time on a device, one for each tenant and date
+    begin       start the night: one at a time on a device, one for each tenant and date
     phase1      serve, read documents into the graph, stop, prove the device free
     thresholds  count the corpora, snapshot the full ones, leave a marker for each
     phase2      take the markers, SFT first: train, judge, publish, deploy, complete
@@ -145,7 +145,7 @@ def phase1(night: Night) -> Phase1Report:
 
 
 def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> Phase1Report:
-    """The order of phase 1, whose parts a flow shows as tasks: whatever fails, the device is freed."""
+    """Run phase 1, whose parts a flow shows as tasks: the device is freed after any failure."""
     report = Phase1Report(budget_s=night.config.window.phase1_s)
     try:
         report, waiting = find(night)
@@ -160,7 +160,7 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
 def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
     """Return the documents that wait, and a report of their number. Writes new names of known contents to the graph.
 
-    If the graph takes no name, it would take no document: nothing is asked, and the report says why.
+    If the graph accepts no name, it would accept no document: the model is not asked, and the report says why.
     """
     config, world = night.config, night.world
     waiting, same = survey(config, world)
@@ -398,7 +398,7 @@ def train_here(night: Night, markers: list[Marker], deadline: float) -> list[Tra
 
 
 def wait_for_workers(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
-    """Wait until workers elsewhere have ended the markers, or the budget is over."""
+    """Wait until workers on other machines have ended the markers, or the budget is over."""
     world, store = night.world, night.world.stores.markers
     open_states = (MarkerState.PENDING, MarkerState.CLAIMED)
     while True:

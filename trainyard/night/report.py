@@ -27,7 +27,7 @@ class ReportPart(BaseModel):
 
 
 class Failure(ReportPart):
-    """What went wrong, in the words of the error, and what to type."""
+    """An error, its message, and what to do."""
 
     code: str
     what: str

@@ -35,7 +35,7 @@ REPORT_FILE = "report.json"
 
 
 def fits() -> str:
-    """Nothing is known against a training on this machine."""
+    """Return no reason against a training on this machine."""
     return ""
 
 
@@ -60,7 +60,7 @@ class LocalTrainer:
         return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
 
     def train(self, order: TrainingRequest) -> Trained:
-        """Train in a child; a finished training of the same order is taken as it is."""
+        """Train in a child; a finished training of the same request is reused."""
         done = order.work / DONE_FILE
         if not done.is_file():
             order.work.mkdir(parents=True, exist_ok=True)

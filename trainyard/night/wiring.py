@@ -1,4 +1,4 @@
-"""The real world of a night, from the settings: this machine's disk, clock, device and servers."""
+"""The real dependencies of a night, from the settings: this machine's disk, clock, device and servers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_night_deps(
     locked: bool = False,
     unfit: Callable[[], str] = fits,
 ) -> NightDeps:
-    """What a night of this config touches on this machine.
+    """Return the dependencies of a night of this config on this machine.
 
     `locked`: the caller already has the device's lease. `unfit`: which trainings this machine cannot run.
 

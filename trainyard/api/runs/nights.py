@@ -37,10 +37,10 @@ NIGHTS = {"prefect.resource.role": "flow", "prefect.resource.name": "nightly"}
 
 @contextmanager
 def night_slot(settings: Settings, *, run: str, window_s: float) -> Iterator[float]:
-    """The device for a night; yields the monotonic second at which the waiting, and so the night's window, began.
+    """Lock the device for a night; yield the monotonic second at which the waiting, and so the night's window, began.
 
     Raises `Conflict`: `E-DEVICE-BUSY` naming who has the device when the whole window was waited in vain,
-    `E-DEVICE-OCCUPIED` when somebody computes on it without a lock.
+    `E-DEVICE-OCCUPIED` when a program computes on it without a lock.
     """
     began = time.monotonic()
     first, limit = device_numbers()[:1], partial(device_limit, settings)

@@ -1,7 +1,7 @@
-"""What an operator does to a run: pause, resume, cancel; and what became of runs whose process is gone.
+"""Pause, resume and cancel runs; settle runs whose process is gone.
 
-Every verb looks at the run's state first and refuses in words what cannot be: two operators may act at once, so the
-server's answer decides, not the look before.
+Every verb reads the run's state first and refuses what is impossible with a reason. Two operators may act at once, so
+the server's answer decides, not that state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
 
 LEAVING_S = 20.0
-"""How long `resume` waits for a run that is still saving before it says so, and for the worker's word of its end."""
+"""How long `resume` waits for a run that is still saving, and for the worker's message of its end."""
 WORKERS_WORD = "Flow run was cancelled"
-"""How the message begins by which Prefect's worker ends a cancellation."""
+"""Prefix of the message with which Prefect's worker ends a cancellation."""
 RECENT = timedelta(days=3)
 ENDED = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 

@@ -36,7 +36,7 @@ ENDS = (
 
 
 def bootstrap(settings: Settings) -> None:
-    """Create what is not there yet: the work pool, a limit for each device, the automation. Twice does no more."""
+    """Create what is missing: the work pool, a limit for each device, the automation. A second call changes nothing."""
     with client() as prefect:
         ensure_pool(prefect, settings.work_pool)
         for device in device_numbers():
@@ -46,7 +46,7 @@ def bootstrap(settings: Settings) -> None:
 
 @contextmanager
 def client() -> Iterator[SyncPrefectClient]:
-    """A client of the current server; one that does not answer, or lets nobody in, becomes one sentence."""
+    """Yield a client of the current server; a server that does not answer or refuses the login becomes one sentence."""
     try:
         with get_client(sync_client=True) as prefect:
             yield prefect

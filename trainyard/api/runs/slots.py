@@ -1,4 +1,4 @@
-"""The right to compute on devices of this host, as runs of a Prefect server claim it."""
+"""Slots of this host's devices, as runs of a Prefect server claim them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def device_slots(
 def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[None]:
     """A slot of the server's limit of a device, with a lease: step 3 of `compute/lease.py`.
 
-    Waits for a holder however long it takes, and for a server for minutes. A server that is away for a minute does not
-    end a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
+    Waits for another run without a limit, and for a server for minutes. A server that is away for a minute does not end
+    a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
     """
     name, patience = limit_name(device), time.monotonic() + SERVER_PATIENCE_S
     with ExitStack() as leases:
@@ -89,7 +89,7 @@ def free_unheld_slots(settings: Settings) -> list[int]:
     """Empty the limits of devices whose slot no process on this host has locked, and return those devices.
 
     Their leases should have freed them. A server that kept its leases in memory and was killed has forgotten them, and
-    would keep every later run waiting. For the server of this home, while no run of this home works.
+    would keep every later run waiting. For the server of this home, while no run of this home is running.
     """
     freed = []
     with client() as prefect:

@@ -1,4 +1,4 @@
-"""Prefect's states in our words: one map, here."""
+"""Prefect's states in Trainyard's words: the only map between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
     StateType.CRASHED: (JobState.FAILED, "crashed", NodeState.FAILED),
     StateType.CANCELLED: (JobState.CANCELED, "", NodeState.CANCELED),
 }
-"""Prefect's state types in our words: of a run (state, detail), and of a node."""
+"""Prefect's state types in Trainyard's words: of a run (state, detail), and of a node."""
 
 PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
 """Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
@@ -45,7 +45,7 @@ STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED}
 
 
 def run_state(state: State[Any] | None) -> tuple[JobState, str]:
-    """A flow run's state in our words."""
+    """Return a flow run's state in Trainyard's words."""
     if state is None:
         return JobState.PENDING, ""
     word, detail, _ = STATES[state.type]
@@ -59,7 +59,7 @@ def in_words(state: State[Any] | None) -> str:
 
 
 def node_state(state: State[Any] | None) -> NodeState:
-    """A task run's state in our words: a task whose upstream failed stays `NotReady`, which is *skipped*."""
+    """Return a task run's state in Trainyard's words; `NotReady`, of a task whose upstream failed, is *skipped*."""
     if state is None:
         return NodeState.PENDING
     named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
@@ -75,7 +75,7 @@ def preempted(words: str, *, after_s: float) -> State[Any]:
 
 
 def without_trainer(why: str) -> State[Any]:
-    """The state of a job that was checked and recorded, and that no worker takes until somebody resumes it."""
+    """Return the state of a job that was checked and recorded, and that no worker takes until it is resumed."""
     message = f"{why} Then `trainyard jobs resume` starts it."
     state: State[Any] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)
     return state

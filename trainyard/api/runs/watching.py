@@ -1,4 +1,4 @@
-"""Starting runs and following them to their end."""
+"""Start runs and follow them to their end."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def watch(
 
 
 def wrote_result(folder: Path, since: float) -> bool:
-    """Whether a run has written its result since then: it ends within moments."""
+    """Return whether a run has written its result since then: it ends soon."""
     try:
         return (folder / "result.json").stat().st_mtime >= since
     except FileNotFoundError:

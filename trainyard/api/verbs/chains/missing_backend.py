@@ -1,7 +1,7 @@
-"""Marker only: a job whose trainer is not installed is checked and recorded like any other, and waits for it.
+"""Waiting for a backend: a job whose trainer is not installed is checked and recorded like any other, and waits.
 
 It stays pending, says what to install, and `trainyard jobs resume` starts it. A chain is refused instead: its other
-nodes would work for hours before anybody reads that there is no trainer.
+nodes would run for hours before the trainer is reported as missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) ->
 
 
 def absent(backends: list[BackendName], settings: Settings) -> str:
-    """What is said of the first of these trainers that cannot be used here; empty if all can."""
+    """Return why the first of these trainers that cannot be used here is missing; empty if all can be used."""
     found = [probe(name, settings) for name in backends]
     return next((marker_only(one) for one in found if not one.available), "")
 
