@@ -63,8 +63,8 @@ class Hyperparameters(Strict):
         name = str(given).lower()
         why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
         if why is not None:
-            told = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
-            raise PydanticCustomError("no_step", "The optimizer {name} {why}", told)
+            args = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
+            raise PydanticCustomError("no_step", "The optimizer {name} {why}", args)
         return given
 
 
@@ -137,8 +137,8 @@ class RegexReward(RewardSource):
             compiled(pattern)
         except SchemaError as error:
             why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
-            told = {"pattern": pattern, "why": why.rstrip(".")}
-            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", told) from None
+            args = {"pattern": pattern, "why": why.rstrip(".")}
+            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", args) from None
         return pattern
 
 
@@ -273,12 +273,12 @@ class TrainingSettings(Strict):
         word = device_word(given)
         number = named_gpu(word) if isinstance(word, str) else None
         if number is not None:
-            told = {
+            args = {
                 "word": word,
                 "instead": f"Use device cuda; a worker started with CUDA_VISIBLE_DEVICES={number} uses only that GPU.",
             }
             raise PydanticCustomError(
-                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", told
+                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", args
             )
         return word
 
@@ -328,7 +328,7 @@ def resolve_lora(lora: LoraSettings) -> LoraSettings:
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
-    """The trainer's config with every None that has a vetted value filled, as it is stored beside the result."""
+    """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:
