@@ -28,9 +28,9 @@ from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace

@@ -132,7 +132,7 @@ def test_the_defaults_of_a_form_are_accepted_by_its_own_schema(name: str) -> Non
         ("rag-tuning", {"grounding": 2}),
         ("code-tuning", {"learn_from": "dreams"}),
         ("alignment-pipeline", {"sft": "a.jsonl"}),
-        ("training-job", {"job": {"dataset": {"path": "a.jsonl"}, "lora": {"rank": 999}}}),
+        ("training-job", {"job": {"dataset": {"path": "a.jsonl"}, "method": {"type": "lora", "rank": 999}}}),
         ("chain", {"spec": {"nodes": [{"type": "trainr", "config": {}}]}}),
         ("chain", {"spec": {"nodes": [{"type": "trainer", "config": {"unknown": 1}}]}}),
     ],

@@ -20,6 +20,7 @@ from trainyard.serve.chat_templates import check_chat_template
 from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import GeneratorKind, Port
+from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -183,8 +184,7 @@ def added_rank(chain: ResolvedChain, trainer: ResolvedNode) -> int:
     if before is None or config.adapter == "continue":
         return 0
     assert isinstance(before.config, TrainerConfig)
-    own = (before.config.lora.rank or 0) if before.config.method.facts.adapter else 0
-    return own + added_rank(chain, before)
+    return rank_of(before.config.method) + added_rank(chain, before)
 
 
 def in_chain_order(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason]:

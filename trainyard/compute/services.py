@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import psutil
@@ -41,6 +41,11 @@ from trainyard.inherited import UMASK
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
 from trainyard.stores.whole import write_json_durably
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kept = TypeVar("Kept", bound="DataclassInstance")
 
 HOST = "127.0.0.1"
 EMBEDDED = "embedded"
@@ -89,9 +94,6 @@ class Service:
         return is_healthy(self.url, timeout_s)
 
 
-FIELDS = frozenset(field.name for field in fields(Service))
-
-
 def is_healthy(url: str, timeout_s: float = ANSWER_S) -> bool:
     """Whether a server answers `/health` below this address with 200.
 
@@ -111,22 +113,27 @@ def record_path(settings: Settings, name: str) -> Path:
     return settings.services / f"{name}.json"
 
 
-def read_record(path: Path) -> Service | None:
-    """Read a record, also of a dead process; None without a readable one. Fields of other versions are ignored."""
+def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
+    """What `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        return Service(**{name: value for name, value in given.items() if name in FIELDS})
+        given, names = json.loads(path.read_text(encoding="utf-8")), {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in given.items() if name in names})
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
 
 
-def write_record(path: Path, service: Service | None) -> None:
+def read_record(path: Path) -> Service | None:
+    """A record, whether its process lives or not."""
+    return read_fields(path, Service)
+
+
+def write_record(path: Path, value: DataclassInstance | None) -> None:
     """Let the record mean this service, or none."""
-    if service is None:
+    if value is None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, asdict(service))
+    write_json_durably(path, asdict(value))
 
 
 def find_service(path: Path) -> Service | None:

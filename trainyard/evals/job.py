@@ -12,10 +12,10 @@ from pydantic import Field
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
 from trainyard.evals.benchmarks.table import LM_EVAL_PREFIX, benchmark
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
-from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import Reference
 
 TRAINING_FILE = "training.json"

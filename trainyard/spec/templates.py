@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import LowRankSettings, Method, MethodSettings
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -38,7 +39,7 @@ from trainyard.spec.nodes import (
     ValidatorConfig,
     ValidatorNode,
 )
-from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
 
@@ -309,9 +310,7 @@ def validator_node(training: TrainingForm, grounding: float | None = None) -> Va
 
 def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
     hyperparameters = hyperparameters_of(training)
-    config = TrainerConfig(
-        method=training.method, base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
-    )
+    config = TrainerConfig(method=method_of(training), base_model=base_model, hyperparameters=hyperparameters)
     return TrainerNode(type="trainer", id="trainer", config=config)
 
 
@@ -321,21 +320,20 @@ def hyperparameters_of(training: TrainingForm) -> Hyperparameters:
     return Hyperparameters(**{name: getattr(training, name) for name in names})
 
 
-def shape(training: TrainingForm) -> LoraSettings:
-    """The adapter's shape; none where no low-rank adapter is trained."""
-    return LoraSettings(rank=training.rank) if training.method.facts.low_rank else LoraSettings()
+def method_of(training: TrainingForm) -> MethodSettings:
+    """The method with the rank of the form, where it has one."""
+    low_rank = issubclass(training.method.facts.settings, LowRankSettings)
+    return training.method.settings(**({"rank": training.rank} if low_rank else {}))
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:
     own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
     hyperparameters = hyperparameters_of(training).model_copy(update=own)
     config = TrainerConfig(
-        stage=Stage.DPO,
-        method=training.method,
+        stage=Stage.DPO.settings(loss=alignment.loss, beta=alignment.beta),
+        method=method_of(training),
         base_model=base_model,
         hyperparameters=hyperparameters,
-        lora=shape(training),
-        preference=PreferenceSettings(loss=alignment.loss, beta=alignment.beta),
     )
     return TrainerNode(type="trainer", id="trainer-2", config=config)
 

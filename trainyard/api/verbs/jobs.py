@@ -34,6 +34,7 @@ from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
+from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 
@@ -242,7 +243,8 @@ def training_of(work: TrainingLogs) -> Training:
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
     """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
-    started_with = row["parameters"].get("job", row["parameters"])
+    started_with = spell_out(job_words(row["parameters"].get("job", row["parameters"])))
+    given = spell_out(job_words(given))
     changes = [
         f"{name}: {old} before, {new} now"
         for name, old, new in list_changes(started_with, given)
