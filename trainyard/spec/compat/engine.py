@@ -184,4 +184,4 @@ ENGINE_ROWS = (
         "Use device {here}, or method lora.",
     ),
 )  # fmt: skip
-"""What the native engine is asked for beside stage, method and device."""
+"""Rows on the native engine's settings, besides stage, method and device."""
