@@ -192,12 +192,17 @@ def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete config with the settings in the groups of earlier versions, which is what scripts read."""
+    """A complete config with the settings in the groups of earlier versions, which is what scripts read.
+
+    Settings of another stage or method have their default there, but for one that has none.
+    """
     words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
-        if words[axis] in readers_of(old):
-            words[group] = {**words[group], key: config[axis][name]}
+        readers = readers_of(old)
+        usual = next(iter(readers.values())).model_fields[name]
+        if words[axis] in readers or not usual.is_required():
+            words[group] = {**words[group], key: config[axis][name] if words[axis] in readers else usual.default}
     return words
 
 
