@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.harness import Row, Sample, finish, measure
 from trainyard.night.phases import begin, phase1
 from trainyard.night.report import Phase1Report
-from trainyard.night.surroundings import world_of
+from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.testing.scripted_server import Exchange, ScriptedServer, ok
@@ -99,7 +99,7 @@ def one_phase(home: Path, url: str, guess: float, in_flight: int, seed: int) -> 
             },
         }
     )  # fmt: skip
-    world = world_of(config, Settings(home=home, data_roots=(home,)))
+    world = make_night_deps(config, Settings(home=home, data_roots=(home,)))
     night = begin(config, world, "20270102")
     assert night is not None
     report = phase1(night)

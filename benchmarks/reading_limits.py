@@ -25,7 +25,7 @@ from trainyard.data.limited.service import ReadingService, kept_service
 from trainyard.data.paths import open_inside
 from trainyard.data.readers.chunks import FileSelection
 from trainyard.data.readers.documents import read_document
-from trainyard.data.readers.intake import Intake
+from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.sets import document_bytes, document_chunk, walk
 from trainyard.data.readers.streams import Limits
 from trainyard.spec.axes.data import Port
@@ -70,7 +70,7 @@ def cold(place: Path) -> float:
 def pages_here(folder: Path) -> float:
     """Each file read in this process."""
     roots, limits = (folder.parent,), Limits()
-    with tempfile.TemporaryDirectory(dir=folder.parent) as target, Intake(Path(target), Port.DOCUMENTS) as intake:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as target, RowWriter(Path(target), Port.DOCUMENTS) as intake:
         for path in walk(folder, FileSelection()):
             name = path.relative_to(folder).as_posix()
             with open_inside(path, roots) as stream:

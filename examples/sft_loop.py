@@ -49,7 +49,7 @@ def train(config: TrainerConfig, base: str, rows: list[SftRow], device: str = "c
     # The base, with an adapter that starts as nothing.
     policy = build(PolicyRequest(config, base, "causal", device), with_reference=False)
     model = policy.model
-    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {key: group[key] for key in ("params", "lr", "weight_decay")} for group in parameter_groups(policy, config)
     ]
@@ -84,7 +84,7 @@ def train(config: TrainerConfig, base: str, rows: list[SftRow], device: str = "c
             part.backward()
             loss += part.item()
 
-        torch.nn.utils.clip_grad_norm_(moving, hyper.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(trainable, hyper.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)

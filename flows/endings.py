@@ -24,7 +24,7 @@ from prefect.states import Cancelled, Crashed
 from trainyard.api.records import NodeResult, NodeState, RunRecord
 from trainyard.api.runs.control import INTERRUPTED, state_now
 from trainyard.api.runs.states import preempted, without_trainer
-from trainyard.api.work import fruitless
+from trainyard.api.training_logs import made_no_progress
 
 CONTINUE_AFTER_S = 20.0
 """A preempted run waits this long, so that nobody takes it who is on the way out, too; workers look 10 s ahead."""
@@ -72,7 +72,7 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
     elif state.type is not StateType.RUNNING:
         ending = state  # paused, or already resumed by somebody: it is not this process's any more
         go(ending, unfinished)
-    elif fruitless(record.folder):
+    elif made_no_progress(record.folder):
         ending = Crashed(message=f"Stopped from outside again and again without a further step. {words}")
     else:
         ending = await schedule_again(run_id, words)

@@ -22,7 +22,7 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skipped
 from trainyard.night.report import NightReport, markdown
-from trainyard.night.surroundings import world_of
+from trainyard.night.wiring import make_night_deps
 from trainyard.settings import settings
 from trainyard.spec.night import NightConfig, require_trainable
 from trainyard.stores.clock import RealClock
@@ -45,7 +45,7 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = world_of(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
+            world = make_night_deps(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
             report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:

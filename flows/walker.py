@@ -30,7 +30,7 @@ from trainyard.api.planning import resolved
 from trainyard.api.records import REFRESH_TAG, NodeResult, NodeState, RunRecord, RunResult, read_events
 from trainyard.api.runs.control import INTERRUPTED
 from trainyard.api.runs.states import BUDGET_EXCEEDED, PREEMPTED, node_state
-from trainyard.api.verbs.chains.waiting import refuse_or_wait
+from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.compute.events import EventTail
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private

@@ -25,7 +25,7 @@ from trainyard.api.keys import content_key, needed_models
 from trainyard.api.records import RunRecord, read_events
 from trainyard.api.runs.control import INTERRUPTED, WANTED_EVERY_S, wanted_by
 from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port
@@ -82,7 +82,7 @@ class NodeContext:
     """How fast its training goes."""
 
     @property
-    def wanted(self) -> Callable[[], Wanted]:
+    def wanted(self) -> Callable[[], DesiredState]:
         """Whether the run should go on, for whoever supervises a child; one question for all nodes of the run."""
         return wanted_of(self.run.run_id)
 
@@ -153,7 +153,7 @@ class NodeContext:
 
 
 @lru_cache(maxsize=8)
-def wanted_of(run_id: str) -> Callable[[], Wanted]:
+def wanted_of(run_id: str) -> Callable[[], DesiredState]:
     """Shared by the nodes of a run; a chain that is done within a second never asks the server."""
     return wanted_by(run_id, first_after_s=WANTED_EVERY_S)
 
@@ -195,7 +195,7 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
     if reason not in STOPPED_NAMES:
         # The child was told by somebody else, or the node is no training: the run's own state says why.
         reason = context.wanted().value
-    reason = reason if reason in STOPPED_NAMES else Wanted.PREEMPT.value
+    reason = reason if reason in STOPPED_NAMES else DesiredState.PREEMPT.value
     context.record.emit(context.node.id, "stopped", message=error.what, reason=reason)
     return Cancelled(name=STOPPED_NAMES[reason], message=error.what)
 
@@ -226,7 +226,7 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     found = None if anew else store.find(key)
     if found is not None:
         return found
-    if context.wanted() is not Wanted.RUN:
+    if context.wanted() is not DesiredState.RUN:
         raise TrainyardError("The run was stopped before the node began.", code=STOPPED)
     context.begin(key)
     with slot(context):

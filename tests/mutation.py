@@ -35,8 +35,9 @@ CPU_SECONDS = 120
 
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "compat": (
-        ["trainyard/spec/compat/data.py", "trainyard/spec/compat/engine.py", "trainyard/spec/compat/judging.py",
-         "trainyard/spec/compat/run.py", "trainyard/spec/compat/training.py", "trainyard/spec/compat/place.py"],
+        ["trainyard/spec/compat/data.py", "trainyard/spec/compat/engine.py",
+         "trainyard/spec/compat/evaluator_deployer.py",
+         "trainyard/spec/compat/run.py", "trainyard/spec/compat/training.py", "trainyard/spec/compat/context.py"],
         ["tests/unit/spec/test_refusals.py", "tests/unit/spec/test_refusals_trainer.py",
          "tests/unit/spec/test_refusals_at_run.py"],
     ),

@@ -9,7 +9,7 @@
     ├── LimitExceeded (RuntimeError)    6   a cap or quota is reached                        E-…
     └── Unavailable   (RuntimeError)    7   a backend, server or package is not here         E-… R-…
 
-Errors are picklable, because they cross process borders (Prefect, supervised children), and carry `code`, `what`,
+Errors are picklable, because they cross process boundaries (Prefect, supervised children), and carry `code`, `what`,
 `why` and `do`, which the command line, REST and `error.json` of a child print the same way.
 """
 

@@ -164,7 +164,7 @@ def test_an_installation_finds_its_packages_and_no_keys(monkeypatch: pytest.Monk
 
 
 FORGOTTEN = {
-    "compute/shim.py", "api/draining.py", "backends/axolotl/program.py", "backends/foreign/conductor.py",
+    "compute/shim.py", "api/draining_worker.py", "backends/axolotl/program.py", "backends/external/runner.py",
     "backends/llamacpp/program.py", "testing/vllm_program.py", "api/runs/reviving.py",
 }  # fmt: skip
 """They run in a child that was given its environment by this table, or hand on what they were given."""

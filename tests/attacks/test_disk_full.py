@@ -20,7 +20,7 @@ from trainyard.api.records import RunRecord, RunResult, read_events, read_result
 from trainyard.compute.child import ERROR_FILE, ERROR_RESERVE
 from trainyard.compute.supervise import Status, supervise
 from trainyard.errors import LimitExceeded, TrainyardError
-from trainyard.night.surroundings import world_of
+from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.night import NightConfig
@@ -107,7 +107,7 @@ def test_it_is_told_with_path_and_remedy_and_nothing_is_left(name: str, disk: Pa
     fill(disk, leave_bytes=40_960)
     with pytest.raises((TrainyardError, OSError)) as caught:
         WRITERS[name](disk)
-    if name != "marker":  # whose callers translate it: `telling` is around a whole night's step
+    if name != "marker":  # whose callers translate it: `translate_os_errors` is around a whole night's step
         assert isinstance(caught.value, TrainyardError)
         assert caught.value.code == "E-DISK-FULL"
         assert str(disk) in str(caught.value) or name == "adapter"
@@ -166,5 +166,5 @@ def test_no_night_is_begun_below_the_floor(tmp_path: Path) -> None:
     """The flow, `nightly run` and `nightly worker` build their night by one function."""
     here = Settings(home=tmp_path / "home", min_free_mb=1 << 30)
     with pytest.raises(LimitExceeded, match="E-DISK-FULL"):
-        world_of(NightConfig(), here)
+        make_night_deps(NightConfig(), here)
     assert not here.home.exists()

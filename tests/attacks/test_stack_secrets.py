@@ -34,7 +34,7 @@ KINDS = {
     "embedded": "trainyard.serve.server",
     "graph server": "serve --role graph",
     "graph writer": "trainyard.stores.graph.writer",
-    "server": "trainyard.api.collected",
+    "server": "trainyard.api.gc_thread",
     "watchdog": "trainyard.api.runs.watchdog",
     "worker": "prefect worker start",
     "flow": "prefect",

@@ -278,13 +278,13 @@ class Storm:
 def kind_of(command: str) -> str:
     """What a process of the home is, by its command; empty for what the storm itself started."""
     kinds = {
-        "trainyard.api.draining": "drainer",
+        "trainyard.api.draining_worker": "drainer",
         "prefect worker start": "worker",
         "trainyard.api.runs.watchdog": "watchdog",
         "trainyard.api.runs.reviving": "",
         "trainyard.serve.server": "embedded",
         "trainyard.serve.extraction.server": "reader",
-        "trainyard.api.collected": "server",
+        "trainyard.api.gc_thread": "server",
         "trainyard.compute.launch": "trainer",
         "trainyard.compute.shim": "shim",
         "trainyard.cli": "",

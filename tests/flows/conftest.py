@@ -35,7 +35,7 @@ class FlowServer:
     """A Prefect server as `trainyard up` starts it, from the first module that needs it to the last one of this room.
 
     Starting it takes about ten seconds, and one that runs on takes a twelfth of a core from the tests of other rooms.
-    Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.collected`).
+    Not Prefect's own test harness: its server stands still for a minute at times (see `trainyard.api.gc_thread`).
     """
 
     def __init__(self) -> None:

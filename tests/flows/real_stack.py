@@ -21,7 +21,7 @@ import psutil
 
 from trainyard.api.records import read_events, read_result
 from trainyard.api.stack import running
-from trainyard.api.work import works_of
+from trainyard.api.training_logs import training_logs_of
 from trainyard.compute.child import PARENT_VARIABLE
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_header, read_auth
@@ -123,7 +123,7 @@ class Stack:
 
     def step(self, run_id: str) -> int:
         """The newest step of a job's trainer, read from its own events."""
-        works = works_of(self.settings.runs / run_id)
+        works = training_logs_of(self.settings.runs / run_id)
         return works[-1].progress().step if works else 0
 
     def wait_for_step(self, run_id: str, step: int = 1) -> None:

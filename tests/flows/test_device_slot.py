@@ -13,7 +13,7 @@ from trainyard.api.runs.control import wanted_by
 from trainyard.api.runs.server import bootstrap, limit_name
 from trainyard.api.runs.slots import device_slots
 from trainyard.compute.lease import holder, slot_lock
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.settings import settings
 
 pytestmark = pytest.mark.usefixtures("prefect")
@@ -131,4 +131,4 @@ def test_every_device_has_a_limit_after_the_bootstrap(devices: Callable[[int], N
 
 
 def test_a_run_that_the_server_does_not_know_goes_on() -> None:
-    assert wanted_by("00000000-0000-0000-0000-000000000000")() is Wanted.RUN
+    assert wanted_by("00000000-0000-0000-0000-000000000000")() is DesiredState.RUN

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.real_stack import STEPS, Stack, standing, until
-from trainyard.api.work import works_of
+from trainyard.api.training_logs import training_logs_of
 from trainyard.compute.events import read_events as trainer_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -68,7 +68,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) ->
     run_id = stack.start_job()
     stack.wait_for_step(run_id, 120)
     stack.pause(run_id)
-    (work,) = works_of(stack.settings.runs / run_id)
+    (work,) = training_logs_of(stack.settings.runs / run_id)
     *_, before, newest = work.checkpoints()
     victim = max((work.folder / "checkpoints" / newest).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
@@ -175,7 +175,7 @@ def test_jobs_that_want_one_device_take_turns(stack: Stack) -> None:
     turns = []
     for run_id in ids:
         stack.finish(run_id)
-        (work,) = works_of(stack.settings.runs / run_id)
+        (work,) = training_logs_of(stack.settings.runs / run_id)
         told = list(trainer_events(work.folder / "events.jsonl"))
         (released,) = [event["time"] for event in stack.events(run_id, "finished") if event["node"] == "trainer"]
         turns.append((told[0]["time"], told[-1]["time"], released))

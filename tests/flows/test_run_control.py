@@ -30,10 +30,10 @@ from trainyard.api.runs import control, listing, operating, server, slots, state
 from trainyard.api.runs.server import NO_HEARTBEAT
 from trainyard.api.runs.watchdog import Watchdog
 from trainyard.api.stack import worker_name
+from trainyard.api.training_logs import FRUITLESS, made_no_progress
 from trainyard.api.verbs import jobs
-from trainyard.api.work import FRUITLESS, fruitless
 from trainyard.backends.results import TrainingStopped
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings, settings
 from trainyard.spec.states import JobState
@@ -252,23 +252,25 @@ def test_a_name_of_two_jobs_asks_for_an_id(deployed: Settings) -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (Running(), Wanted.RUN),
-        (Suspended(), Wanted.PAUSE),
-        (Cancelling(), Wanted.CANCEL),
-        (Crashed(), Wanted.RUN),
+        (Running(), DesiredState.RUN),
+        (Suspended(), DesiredState.PAUSE),
+        (Cancelling(), DesiredState.CANCEL),
+        (Crashed(), DesiredState.RUN),
     ],
 )
-def test_a_training_is_told_by_the_state_of_its_run(deployed: Settings, state: State[Any], expected: Wanted) -> None:
+def test_a_training_is_told_by_the_state_of_its_run(
+    deployed: Settings, state: State[Any], expected: DesiredState
+) -> None:
     assert control.wanted_by(started(deployed, state))() is expected
 
 
 def test_a_process_that_has_to_go_asks_once_whether_it_is_a_cancellation(deployed: Settings) -> None:
     preempted, cancelled = started(deployed, Running()), started(deployed, Cancelling())
     wanted = [control.wanted_by(run_id, first_after_s=60) for run_id in (preempted, cancelled)]
-    assert [one() for one in wanted] == [Wanted.RUN, Wanted.RUN]
+    assert [one() for one in wanted] == [DesiredState.RUN, DesiredState.RUN]
     control.INTERRUPTED.set()
     try:
-        assert [one() for one in wanted] == [Wanted.PREEMPT, Wanted.CANCEL]
+        assert [one() for one in wanted] == [DesiredState.PREEMPT, DesiredState.CANCEL]
     finally:
         control.INTERRUPTED.clear()
 
@@ -356,11 +358,11 @@ def test_sigterm_schedules_the_run_again(tmp_path: Path) -> None:
 def test_preemptions_without_progress_come_to_an_end(tmp_path: Path) -> None:
     record = RunRecord(tmp_path)
     for _ in range(FRUITLESS):
-        assert not fruitless(tmp_path)
+        assert not made_no_progress(tmp_path)
         record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 7.")
-    assert fruitless(tmp_path)
+    assert made_no_progress(tmp_path)
     record.emit("trainer", "stopped", reason="preempt", message="The training stopped at step 8.")
-    assert not fruitless(tmp_path)
+    assert not made_no_progress(tmp_path)
 
 
 # The watchdog

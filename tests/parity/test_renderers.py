@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from trainyard.data.renderers.borders import REFUSALS
 from trainyard.data.renderers.choice import recognise, shipped, template_text
 from trainyard.data.renderers.contract import Flavour, Turn
 from trainyard.data.renderers.probing import samples
 from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.spans import REFUSALS
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer
 

@@ -38,7 +38,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.compat.advice import advice
-from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate

@@ -26,7 +26,7 @@ from trainyard.compute.events import Event, EventTail
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import DISK, Reference, write_json_durably
-from trainyard.stores.files import append_line, telling
+from trainyard.stores.files import append_line, translate_os_errors
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result anew, also those that are finished."""
@@ -115,7 +115,7 @@ class RunRecord:
         return EventTail(self.events)
 
     def begin(self, chain: dict[str, Any]) -> None:
-        with telling(f"The run's folder {self.folder} was not made"):
+        with translate_os_errors(f"The run's folder {self.folder} was not made"):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json_durably(self.folder / "chain.json", chain)
 
@@ -131,7 +131,7 @@ class RunRecord:
                     return
                 self._last[node] = now
             line = json.dumps({"time": round(now, 3), "node": node, "event": event, **fields}, default=str)
-            with telling(f"The events of the run were not written to {self.events}"):
+            with translate_os_errors(f"The events of the run were not written to {self.events}"):
                 append_line(DISK, self.events, line.encode())
 
     def finish(self, result: RunResult) -> None:

@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 SERVER_WAIT_S = 180.0
 """The first start migrates an empty database: 5 to 45 s on two cores, more on a busy machine."""
-SERVER_MODULE = "trainyard.api.collected"
+SERVER_MODULE = "trainyard.api.gc_thread"
 GUARD_MODULE = "trainyard.api.runs.guard"
 NO_AUTH = "--no-auth"
 STOP_GRACE_S = 30.0
@@ -433,7 +433,7 @@ def running_worker(settings: Settings, url: str) -> Service | None:
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
     """A worker in its own session, so that a closing terminal does not end runs; one that lets them save at its end."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
-    argv = [sys.executable, "-m", "trainyard.api.draining"]
+    argv = [sys.executable, "-m", "trainyard.api.draining_worker"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
     argv += ["--name", worker_name(settings), "--install-policy", "never", "--no-create-pool-if-not-found"]
     environment = {**service_environment(settings, url, "worker"), "TMPDIR": str(temporary_folder(settings.home))}

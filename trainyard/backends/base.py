@@ -38,7 +38,7 @@ from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDI
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE
 from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import job_lock
-from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, ignore, supervise
 from trainyard.errors import Conflict, NotFound, Reason, Refused, Unavailable
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -188,7 +188,7 @@ class Running:
         self.listener = Listener(self.note)
         self.news: SimpleQueue[Event | None] = SimpleQueue()
         """Events in order; None after the last one."""
-        self.wanted, self.abandoned = Wanted.RUN, Flag()
+        self.wanted, self.abandoned = DesiredState.RUN, Flag()
         self.outcome: Outcome | None = None
         self.broke: BaseException | None = None
         self.thread = Thread(target=self.run, name=f"training-{job.digest[:8]}", daemon=True)
@@ -217,14 +217,14 @@ class Running:
         self.status = after(self.status, event)
         self.news.put(event)
 
-    def answer(self) -> Wanted:
+    def answer(self) -> DesiredState:
         if self.abandoned.is_set():
             raise Abandoned
         return self.wanted
 
-    def ask(self, wanted: Wanted) -> None:
+    def ask(self, wanted: DesiredState) -> None:
         """Pass a wish on; a cancel is not taken back by a later pause."""
-        if self.wanted is not Wanted.CANCEL and wanted is not Wanted.RUN:
+        if self.wanted is not DesiredState.CANCEL and wanted is not DesiredState.RUN:
             self.wanted = wanted
 
     def abandon(self) -> None:
@@ -288,7 +288,7 @@ class LocalBackend:
         running = self.running.get(handle.id)
         return running.status if running else replayed(read_events(handle.folder / EVENTS_FILE))
 
-    def cancel(self, handle: Handle, wanted: Wanted = Wanted.CANCEL) -> None:
+    def cancel(self, handle: Handle, wanted: DesiredState = DesiredState.CANCEL) -> None:
         """Ask a job of this process to save and end; `wanted` may be PAUSE."""
         self.mine(handle).ask(wanted)
 
@@ -324,7 +324,7 @@ class LocalBackend:
         return self.running[handle.id]
 
 
-def follow(running: Running, wanted: Callable[[], Wanted], on_event: Callable[[Event], None]) -> None:
+def follow(running: Running, wanted: Callable[[], DesiredState], on_event: Callable[[Event], None]) -> None:
     """Wait for the end, handing events on and wishes in, on the calling thread.
 
     Raises only what `wanted` or `on_event` raise, after the child has been ended.
@@ -344,7 +344,7 @@ def run_training(
     job: TrainingJob,
     folder: Path,
     *,
-    wanted: Callable[[], Wanted] = always_run,
+    wanted: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     settings: Settings,
     budget_s: float | None = None,
@@ -358,7 +358,7 @@ def run_training(
     """
     backend, place = LocalBackend(job.config.backend, settings), work_folder(job, settings)
     backend.check(job)  # before any file: what is refused leaves nothing behind
-    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not Wanted.RUN)
+    lock = job_lock(settings, place, run=job.run, give_up=lambda: wanted() is not DesiredState.RUN)
     with unless_stopped(lock, wanted, "The training was stopped while the same one was running elsewhere."):
         if earlier := adopt_earlier_work(place, settings):
             on_event({"event": "adopted_work", "earlier": earlier.name, "work": place.name})

@@ -1,9 +1,9 @@
 """The Python environments of the trainers that do not share ours: where they are, what is in them, whether it imports.
 
-Each foreign trainer pins other versions than we do, so each has a virtual environment of its own:
+Each external trainer pins other versions than we do, so each has a virtual environment of its own:
 `TRAINYARD_HOME/envs/NAME`, or one that the operator names in `backend_envs`. Everything here looks from outside:
 versions are read from the files that pip leaves, and the one import test runs in that environment's own interpreter.
-Installing is in `foreign/installing.py`.
+Installing is in `external/installing.py`.
 
 Programs that run there see `trainyard/workers` and nothing else of this package, and need `orjson` for it.
 """
@@ -46,7 +46,7 @@ IMPORT_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
-class Foreign:
+class External:
     """What is particular to the environment of one trainer."""
 
     distribution: str
@@ -59,17 +59,17 @@ class Foreign:
     """`module:function`, called as `function(environment: Path, say)` after pip and before the import test."""
 
 
-ENVIRONMENTS: dict[BackendName, Foreign] = {
-    BackendName.DEEPSPEED: Foreign(
+ENVIRONMENTS: dict[BackendName, External] = {
+    BackendName.DEEPSPEED: External(
         "deepspeed",
         "import torch, transformers, peft, deepspeed",
         {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
         build="trainyard.backends.deepspeed.build:build",
     ),
-    BackendName.MLX: Foreign("mlx-lm", "import mlx.core, mlx_lm"),
-    BackendName.LLAMACPP: Foreign("gguf", "import gguf", build="trainyard.backends.llamacpp.build:build"),
-    BackendName.UNSLOTH: Foreign("unsloth", "import unsloth, trl, peft"),
-    BackendName.AXOLOTL: Foreign("axolotl", "import axolotl.utils.schemas.config"),
+    BackendName.MLX: External("mlx-lm", "import mlx.core, mlx_lm"),
+    BackendName.LLAMACPP: External("gguf", "import gguf", build="trainyard.backends.llamacpp.build:build"),
+    BackendName.UNSLOTH: External("unsloth", "import unsloth, trl, peft"),
+    BackendName.AXOLOTL: External("axolotl", "import axolotl.utils.schemas.config"),
 }
 """Backends with an environment of their own."""
 
@@ -165,17 +165,17 @@ def requirements_digest(name: BackendName) -> str:
 
 
 def probe(name: BackendName, settings: Settings | None = None) -> Probe:
-    """Whether a foreign trainer is installed in the right version. Reads files only; a failed import test counts."""
+    """Whether an external trainer is installed in the right version. Reads files only; a failed import test counts."""
     place, fix = folder(name, settings), mending(name, settings)
     versions = installed(name, settings)
-    foreign, wanted = ENVIRONMENTS[name], pins(name)
-    version = versions.get(foreign.distribution, "")
+    external, wanted = ENVIRONMENTS[name], pins(name)
+    version = versions.get(external.distribution, "")
     if not (place / "bin" / "python").exists():
         return Probe(False, why=f"{name.value} is not installed: there is no environment at {place}.", fix=fix)
     if not version:
-        return Probe(False, why=f"The environment at {place} has no {foreign.distribution}.", fix=fix)
-    if not fits(version, wanted.get(foreign.distribution, version), exactly=not is_named(name, settings)):
-        why = f"{foreign.distribution} {version} is installed; {wanted[foreign.distribution]} is what we drive."
+        return Probe(False, why=f"The environment at {place} has no {external.distribution}.", fix=fix)
+    if not fits(version, wanted.get(external.distribution, version), exactly=not is_named(name, settings)):
+        why = f"{external.distribution} {version} is installed; {wanted[external.distribution]} is what we drive."
         return Probe(False, version=version, why=why, fix=fix)
     known = remembered(name, settings)
     if known is not None and not known.ok:
@@ -232,16 +232,16 @@ def health(name: BackendName, settings: Settings | None = None, *, anew: bool = 
 
 def import_test(name: BackendName, environment: Path, version: str, fix: str) -> Health:
     """Run the imports of a backend in an environment, without network and without our own packages."""
-    foreign, started = ENVIRONMENTS[name], time.monotonic()
-    variables = {**outside(child_environment()), **foreign.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-    argv = [str(environment / "bin" / "python"), "-c", foreign.imports]
+    external, started = ENVIRONMENTS[name], time.monotonic()
+    variables = {**outside(child_environment()), **external.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    argv = [str(environment / "bin" / "python"), "-c", external.imports]
     try:
         ran = subprocess.run(
             argv, env=variables, cwd=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", timeout=IMPORT_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Health(False, version, f"`{foreign.imports}` had not ended after {IMPORT_TIMEOUT_S} s.", fix)
+        return Health(False, version, f"`{external.imports}` had not ended after {IMPORT_TIMEOUT_S} s.", fix)
     except OSError as error:
         return Health(False, version, f"Its interpreter does not start: {error.strerror}.", fix)
     seconds = round(time.monotonic() - started, 2)

@@ -1,8 +1,8 @@
 """How the processes of a training are started: argv of a launcher and environment variables. Imports no torch.
 
 One process is started directly. Several are started by torchrun or `accelerate launch`, under the program that speaks
-our contract for all of them (`trainyard.compute.ranks`). They find each other by files: neither the launchers' own
-rendezvous nor the process group needs a port. Adding a launcher: a function, a row in `LAUNCHERS`.
+our contract for all of them (`compute/launcher_supervisor.py`). They find each other by files: neither the
+launchers' own rendezvous nor the process group needs a port. Adding a launcher: a function, a row in `LAUNCHERS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.gpus import HIDING_VARIABLE, visible_devices
-from trainyard.compute.rank import RANKS_FOLDER
+from trainyard.compute.rank_process import RANKS_FOLDER
 from trainyard.inherited import cloud_variables
 from trainyard.settings import settings
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings
 
-RANK_PROGRAM = "trainyard.compute.rank"
+RANK_PROGRAM = "trainyard.compute.rank_process"
 RENDEZVOUS = "launcher"
 LOOPBACK = "127.0.0.1"
 
@@ -48,7 +48,7 @@ def command(job: TrainingJob, target: str, folder: Path, python: str | Path = sy
         return [str(python), "-m", "trainyard.compute.launch", target, str(folder)]
     asked = Launched(str(python), launch, [RANK_PROGRAM, target, str(folder)], folder / RANKS_FOLDER)
     argv = LAUNCHERS["torchrun" if launch.launcher == "auto" else launch.launcher](asked)
-    return [str(python), "-m", "trainyard.compute.ranks", str(folder), str(launch.processes), "--", *argv]
+    return [str(python), "-m", "trainyard.compute.launcher_supervisor", str(folder), str(launch.processes), "--", *argv]
 
 
 def torchrun(asked: Launched) -> list[str]:

@@ -26,7 +26,7 @@ from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDI
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import read_events
 from trainyard.compute.lease import claim_devices
-from trainyard.compute.supervise import Wanted, ignore
+from trainyard.compute.supervise import DesiredState, ignore
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.states import JobState
@@ -36,8 +36,8 @@ from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
 WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
-STOPS = {Wanted.PAUSE: PAUSED, Wanted.CANCEL: CANCELED}
-DETAILS = {Wanted.PAUSE: "pausing", Wanted.CANCEL: "cancelling"}
+STOPS = {DesiredState.PAUSE: PAUSED, DesiredState.CANCEL: CANCELED}
+DETAILS = {DesiredState.PAUSE: "pausing", DesiredState.CANCEL: "cancelling"}
 
 
 def marker_only(found: Probe) -> str:
@@ -51,7 +51,7 @@ class Submitted:
 
     job: TrainingJob
     backend: LocalBackend
-    wanted: Wanted = Wanted.RUN
+    wanted: DesiredState = DesiredState.RUN
     over: Flag = field(default_factory=Flag)
     """Set while no thread works on it."""
 
@@ -107,11 +107,11 @@ class TrainingManager:
 
     def cancel(self, job_id: str) -> None:
         """Let a job save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
-        self.stop(job_id, Wanted.CANCEL)
+        self.stop(job_id, DesiredState.CANCEL)
 
     def pause(self, job_id: str) -> None:
         """Let a job save and end for now. Raises `Conflict` (`E-JOB-STATE`) if it neither runs nor waits."""
-        self.stop(job_id, Wanted.PAUSE)
+        self.stop(job_id, DesiredState.PAUSE)
 
     def resume(self, job_id: str) -> None:
         """Start a job again that is paused, failed or left pending. Raises `Conflict` (`E-JOB-STATE`) otherwise."""
@@ -130,13 +130,13 @@ class TrainingManager:
 
     # how it is done
 
-    def stop(self, job_id: str, wanted: Wanted) -> None:
+    def stop(self, job_id: str, wanted: DesiredState) -> None:
         with self.changing:
             one, record = self.mine(job_id), self.store.get(job_id)
             moved(record.state, STOPS[wanted])
             if one.over.is_set():
                 self.note(job_id, STOPS[wanted], wanted.value)
-            elif one.wanted is not Wanted.CANCEL:
+            elif one.wanted is not DesiredState.CANCEL:
                 one.wanted = wanted
                 self.note(job_id, record.state, DETAILS[wanted])
 
@@ -146,7 +146,7 @@ class TrainingManager:
         if not found.available:
             self.note(job_id, PENDING, marker_only(found))
             return
-        one.wanted = Wanted.RUN
+        one.wanted = DesiredState.RUN
         one.over.clear()
         self.note(job_id, PENDING, WAITING)
         Thread(target=self.carry_out, args=(job_id, one), name=f"job-{job_id[:8]}", daemon=True).start()
@@ -155,7 +155,7 @@ class TrainingManager:
         """The life of one job, in a thread of its own; its end is in its record, whatever it was."""
         devices = one.job.devices
         claim = claim_devices(
-            self.settings, len(devices), run=job_id, among=devices, give_up=lambda: one.wanted is not Wanted.RUN
+            self.settings, len(devices), run=job_id, among=devices, give_up=lambda: one.wanted is not DesiredState.RUN
         )
         try:
             with claim:
@@ -171,7 +171,7 @@ class TrainingManager:
     def train(self, job_id: str, one: Submitted) -> None:
         """Train, with one more try if the memory does not suffice, and record where the result is."""
         with self.changing:
-            if one.wanted is not Wanted.RUN:
+            if one.wanted is not DesiredState.RUN:
                 raise TrainingStopped("The job was stopped before its first step.", why=one.wanted.value)
             self.note(job_id, RUNNING, "")
         folder = self.settings.home / "jobs" / job_id
@@ -187,7 +187,7 @@ class TrainingManager:
 
     def told(self, job_id: str, one: Submitted, error: TrainyardError) -> None:
         """Record why a job did not finish."""
-        waited = isinstance(error, Conflict) and one.wanted is not Wanted.RUN  # it gave up waiting for the device
+        waited = isinstance(error, Conflict) and one.wanted is not DesiredState.RUN  # it gave up waiting for the device
         reason = one.wanted.value if waited else error.why if isinstance(error, TrainingStopped) else ""
         if not reason:
             self.note(job_id, FAILED, f"{error.code}: {error.what}")

@@ -23,7 +23,7 @@ from trainyard.backends.results import CHECKPOINT_FOLDER, TRAINING_FILE
 from trainyard.compute.child import LOG_FILE
 from trainyard.compute.events import Event
 from trainyard.compute.gpus import MIB, read_gpus
-from trainyard.compute.supervise import Wanted, kernel_kills
+from trainyard.compute.supervise import DesiredState, kernel_kills
 from trainyard.errors import LimitExceeded, TrainyardError
 from trainyard.settings import Settings
 from trainyard.spec.axes.devices import Device
@@ -48,7 +48,7 @@ def train_within_memory(
     job: TrainingJob,
     folder: Path,
     *,
-    wanted: Callable[[], Wanted],
+    wanted: Callable[[], DesiredState],
     on_event: Callable[[Event], None],
     settings: Settings,
     train: Callable[..., Produced] = run_training,
@@ -89,8 +89,8 @@ def ran_out_of_memory(error: TrainyardError, log: str, *, killed_by_kernel: bool
         return True
     if error.code == "E-KILLED":
         return killed_by_kernel and "SIGKILL" in error.what
-    foreign = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
-    return foreign and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
+    external = error.code in ("E-CRASH", "E-PROGRAM", "E-FAILED")
+    return external and bool(MEMORY_TEXTS.search(f"{error.what} {error.why} {log}"))
 
 
 def tail(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import Outcome, Status, Wanted
+from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
 from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint
@@ -67,14 +67,14 @@ class TrainingStopped(TrainyardError):
 
 @contextmanager
 def unless_stopped(
-    claim: AbstractContextManager[Claimed], wanted: Callable[[], Wanted], what: str
+    claim: AbstractContextManager[Claimed], wanted: Callable[[], DesiredState], what: str
 ) -> Iterator[Claimed]:
     """Enter a claim; one that is given up because the run was stopped meanwhile raises `TrainingStopped`."""
     with ExitStack() as held:
         try:
             claimed = held.enter_context(claim)
         except Conflict:
-            if wanted() is Wanted.RUN:
+            if wanted() is DesiredState.RUN:
                 raise
             raise TrainingStopped(what, why=wanted().value, do="Resume it: nothing was lost.") from None
         yield claimed
@@ -204,7 +204,7 @@ def move(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
 
 
-def tell_restart(begun: Path, found: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
+def log_restart(begun: Path, found: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
     """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one.
 
     `begun` is the file that an attempt leaves when it begins.

@@ -1,7 +1,7 @@
 """The rows of a job as a file that a trainer outside our process reads: conversations, pairs or texts as JSON lines.
 
-Foreign programs read neither Arrow nor our row types. Called in the parent or in a child; imports no torch. Token ids
-with labels are made by `foreign/plan.py`.
+External programs read neither Arrow nor our row types. Called in the parent or in a child; imports no torch. Token ids
+with labels are made by `external/plan.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainyard.data.rows import (
 )
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
-from trainyard.train.control import shuffled_answers, shuffled_preferences
+from trainyard.train.shuffled_control import shuffled_answers, shuffled_preferences
 
 CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
 

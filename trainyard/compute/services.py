@@ -35,7 +35,7 @@ import httpx
 import psutil
 
 from trainyard.compute.child import LOG_FILE, alive
-from trainyard.compute.supervise import Outcome, ProcessTree, Wanted, last_line, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, ProcessTree, last_line, supervise
 from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
 from trainyard.settings import Settings
@@ -320,7 +320,7 @@ class SupervisedService:
             [*shim, *argv],
             self.folder,
             env=env,
-            wanted=lambda: Wanted.CANCEL if self.ending.is_set() else Wanted.RUN,
+            wanted=lambda: DesiredState.CANCEL if self.ending.is_set() else DesiredState.RUN,
             on_event=self.write_started,
             grace_s=self.grace_s + KILL_S,
             poll_s=POLL_S,

@@ -46,7 +46,7 @@ NO_BARS = {"TQDM_DISABLE": "1"}
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
 
 
-class Wanted(StrEnum):
+class DesiredState(StrEnum):
     """What the owner of a run wants of its child at this moment."""
 
     RUN = "run"
@@ -78,8 +78,8 @@ class Outcome:
     """It did not stop within the grace and its tree was killed; only earlier checkpoints exist."""
 
 
-def always_run() -> Wanted:
-    return Wanted.RUN
+def always_run() -> DesiredState:
+    return DesiredState.RUN
 
 
 def ignore(_event: Event) -> None:
@@ -128,14 +128,14 @@ class StopRequest:
     reason: str = ""
     kill_at: float | None = None
 
-    def update(self, wanted: Wanted, process: subprocess.Popen[bytes]) -> None:
+    def update(self, wanted: DesiredState, process: subprocess.Popen[bytes]) -> None:
         """Ask once, by SIGTERM to the child alone; a later cancel replaces the reason of a pause."""
         over = self.budget_s is not None and time.monotonic() - self.started > self.budget_s
-        reason = wanted.value if wanted is not Wanted.RUN else "budget" if over else ""
+        reason = wanted.value if wanted is not DesiredState.RUN else "budget" if over else ""
         if reason and not self.reason:
             self.kill_at = time.monotonic() + self.grace_s
             process.send_signal(signal.SIGTERM)
-        if reason and (not self.reason or reason == Wanted.CANCEL):
+        if reason and (not self.reason or reason == DesiredState.CANCEL):
             self.reason = reason
 
     @property
@@ -148,7 +148,7 @@ def supervise(
     folder: Path,
     *,
     env: Mapping[str, str] | None = None,
-    wanted: Callable[[], Wanted] = always_run,
+    wanted: Callable[[], DesiredState] = always_run,
     on_event: Callable[[Event], None] = ignore,
     budget_s: float | None = None,
     grace_s: float = 300,

@@ -26,7 +26,7 @@ from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling
+from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors
 
 MOST_LINE_BYTES = 4_000_000
 LEAST_HELD_OUT = 10
@@ -97,7 +97,7 @@ class Corpora:
         Raises `InvalidInput` (`E-CORPUS`) for the first value that is no tuple of the method, before writing.
         """
         checked = [tuple_of(value, method) for value in values]
-        with telling("The corpus was not written"):
+        with translate_os_errors("The corpus was not written"):
             make_folders(self.files, self.root)
             with self.files.locked(self.root / f".{bucket}.lock"):
                 known = set(self.read(bucket, method).digests)
@@ -141,7 +141,7 @@ class Corpora:
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
         path = self.place(bucket, sha256)
-        with telling("The snapshot was not written"):
+        with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
             try:
                 create_whole(self.files, path, data)
@@ -154,7 +154,7 @@ class Corpora:
         path = self.place(bucket, sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise changed(path)
-        with telling("The snapshot was not written"):
+        with translate_os_errors("The snapshot was not written"):
             make_folders(self.files, path.parent)
             try:
                 create_whole(self.files, path, data)

@@ -27,13 +27,13 @@ from pyarrow import ipc
 
 from trainyard.data.quality import sets
 from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
-from trainyard.data.quality.decontamination import Apart, load_evaluation_sets
+from trainyard.data.quality.decontamination import HeldOutIndex, load_evaluation_sets
 from trainyard.data.quality.duplicates import Shingles, exact_duplicates
 from trainyard.data.quality.filters import check_format, check_schema, quality, row_validator
 from trainyard.data.quality.grounding import Vocabulary, grounding, load_vocabulary
 from trainyard.data.quality.lengths import TokenCounter, length, load_token_counter
 from trainyard.data.quality.sensitive import SensitiveCounts, check_sensitive, sensitive_facts
-from trainyard.data.quality.sets import Entries, Fate, Survivors, with_words, work_schema
+from trainyard.data.quality.sets import Entries, KeptRows, RowStatus, with_words, work_schema
 from trainyard.data.quarantine import QUARANTINE_FILE, REPORT_FILE
 from trainyard.data.rows import ROWS_FILE, SCHEMAS, TRAIN, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
@@ -47,15 +47,15 @@ __all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "vali
 PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
 WORK_FILE = ".work.arrow"
 DESTINATIONS = {
-    Fate.TRAIN: (TRAIN, ROWS_FILE),
-    Fate.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"heldout/{UNSEEN_DOCUMENTS}.arrow"),
-    Fate.UNSEEN_WORDING: (UNSEEN_WORDING, f"heldout/{UNSEEN_WORDING}.arrow"),
+    RowStatus.TRAIN: (TRAIN, ROWS_FILE),
+    RowStatus.UNSEEN_DOCUMENTS: (UNSEEN_DOCUMENTS, f"heldout/{UNSEEN_DOCUMENTS}.arrow"),
+    RowStatus.UNSEEN_WORDING: (UNSEEN_WORDING, f"heldout/{UNSEEN_WORDING}.arrow"),
 }
 Report = Callable[[float, str], None]
 
 
 @dataclass
-class Sieve:
+class RowFilter:
     """One run of the validator over one set: its rules and what the steps remember from row to row."""
 
     config: ValidatorConfig
@@ -64,7 +64,7 @@ class Sieve:
     tokens: TokenCounter
     row_validator: Validator | None = None
     vocabulary: Vocabulary | None = None
-    evaluation: Apart | None = None
+    evaluation: HeldOutIndex | None = None
     seen: set[bytes] = field(default_factory=set)
     shingles: Shingles = field(default_factory=Shingles)
     sensitive: SensitiveCounts = field(default_factory=SensitiveCounts)
@@ -72,7 +72,7 @@ class Sieve:
     read_tokens: int = 0
 
 
-RowStep = Callable[[Block, Sieve], Block]
+RowStep = Callable[[Block, RowFilter], Block]
 ROW_STEPS: dict[str, RowStep] = {
     "sensitive": check_sensitive,
     "format": check_format,
@@ -85,7 +85,7 @@ ROW_STEPS: dict[str, RowStep] = {
 """What a row has to pass, in order. What is sensitive is masked before a step can write it anywhere. Grounding stands
 before near-duplicates, so that of two similar answers the grounded one stays."""
 
-SetStep = Callable[[Survivors, Sieve], None]
+SetStep = Callable[[KeptRows, RowFilter], None]
 SET_STEPS: dict[str, SetStep] = {
     "near_duplicates": sets.near_duplicates,
     "holdout": sets.holdout,
@@ -143,10 +143,10 @@ def validate(
 
 def prepare(
     config: ValidatorConfig, port: Port, quarantine: Path, tokens: TokenCounter, documents: Path | None
-) -> Sieve:
+) -> RowFilter:
     """Everything that the rules need beside the rows, read and checked before the first row."""
     compare = bool(config.decontaminate)
-    return Sieve(
+    return RowFilter(
         config,
         port,
         RowLedger(quarantine),
@@ -157,7 +157,7 @@ def prepare(
     )
 
 
-def sift(sieve: Sieve, source: Reference, work: Path, report: Report) -> Survivors:
+def sift(sieve: RowFilter, source: Reference, work: Path, report: Report) -> KeptRows:
     """Every block through the row steps; what is left goes to the working file."""
     entries, ledger = Entries(), sieve.ledger
     with ipc.new_file(work, work_schema(sieve.port)) as writer:
@@ -174,10 +174,10 @@ def sift(sieve: Sieve, source: Reference, work: Path, report: Report) -> Survivo
     return entries.survivors(work, sieve.port)
 
 
-def write(survivors: Survivors, ledger: RowLedger, out: Path) -> None:
+def write(survivors: KeptRows, ledger: RowLedger, out: Path) -> None:
     """Every row of the working file to where its fate says, and the dropped ones to quarantine."""
     with ExitStack() as files:
-        writers: dict[Fate, ipc.RecordBatchFileWriter] = {}
+        writers: dict[RowStatus, ipc.RecordBatchFileWriter] = {}
         for block, entries in survivors.blocks():
             fates = survivors.fates[entries]
             for fate, (split, name) in DESTINATIONS.items():
@@ -189,19 +189,19 @@ def write(survivors: Survivors, ledger: RowLedger, out: Path) -> None:
                     writers[fate] = files.enter_context(ipc.new_file(out / name, SCHEMAS[survivors.port]))
                 writers[fate].write_batch(with_split(block.keep(mask).batch, split))
                 count(ledger, fate, split, int(mask.sum()))
-            dropped = np.flatnonzero(fates >= Fate.NEAR_DUPLICATE)
+            dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
             if len(dropped):
-                reasons = [Fate(fate).reason for fate in fates[dropped].tolist()]
+                reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
                 ledger.put_aside(block, dropped, reasons, partial(detail, survivors, entries))
 
 
-def detail(survivors: Survivors, entries: np.ndarray, row: int) -> str:
+def detail(survivors: KeptRows, entries: np.ndarray, row: int) -> str:
     """Why a row of a block was dropped by a set step."""
     return survivors.detail(int(entries[row]))
 
 
-def count(ledger: RowLedger, fate: Fate, split: str, rows: int) -> None:
-    if fate is Fate.TRAIN:
+def count(ledger: RowLedger, fate: RowStatus, split: str, rows: int) -> None:
+    if fate is RowStatus.TRAIN:
         ledger.kept += rows
     else:
         ledger.heldout[split] = ledger.heldout.get(split, 0) + rows
@@ -213,10 +213,10 @@ def with_split(batch: pa.RecordBatch, split: str) -> pa.RecordBatch:
     return batch.set_column(place, batch.schema.field(place), pa.array([split] * batch.num_rows, pa.string()))
 
 
-def summary(survivors: Survivors, sieve: Sieve) -> dict[str, Any]:
+def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
     """The balance and the figures for tables; the same in `report.json` and in the reference's facts."""
-    ledger, train = sieve.ledger, survivors.are(Fate.TRAIN)
-    held = np.isin(survivors.documents, survivors.documents[survivors.are(Fate.UNSEEN_DOCUMENTS)])
+    ledger, train = sieve.ledger, survivors.are(RowStatus.TRAIN)
+    held = np.isin(survivors.documents, survivors.documents[survivors.are(RowStatus.UNSEEN_DOCUMENTS)])
     return {
         "port": sieve.port.value,
         "read": ledger.read,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import Outcome, Status, Wanted, always_run, ignore, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, ignore, supervise
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.evals.curves import loss_curves
 from trainyard.evals.gate import choose_primary
@@ -43,7 +43,7 @@ def evaluate(
     job: EvaluationJob,
     folder: Path,
     *,
-    wanted: Callable[[], Wanted] = always_run,
+    wanted: Callable[[], DesiredState] = always_run,
     on_event: Callable[[dict[str, Any]], None] = ignore,
     settings: Settings | None = None,
 ) -> Produced:

@@ -14,9 +14,9 @@ from typing import Any
 from trainyard.backends.results import TrainingStopped
 from trainyard.data.corpora import CorpusTuple
 from trainyard.errors import Conflict, TrainyardError
+from trainyard.night.deps import NightDeps, NightVerdict, Trained, TrainingRequest
 from trainyard.night.publish import point, publish, register, registered
 from trainyard.night.report import Failure, TrainingReport
-from trainyard.night.world import NightDeps, NightVerdict, Order, Trained
 from trainyard.spec.night import NightConfig, Phase2
 from trainyard.stores.adapters import AdapterVersion
 from trainyard.stores.files import disk_error
@@ -30,7 +30,7 @@ TOLD = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\S+): ")
 
 
 @dataclass
-class Hold:
+class ClaimLease:
     """The claim while its owner works: renewed in good time, asked for before every effect."""
 
     world: NightDeps
@@ -41,13 +41,13 @@ class Hold:
     def __post_init__(self) -> None:
         self.renewed = self.world.clock.monotonic()
 
-    def on_time(self) -> None:
+    def renew_if_due(self) -> None:
         """Renew the lease when a third of it is over. Raises `Conflict` (`E-MARKER-LOST`)."""
         if self.world.clock.monotonic() - self.renewed >= self.renew_every_s:
             self.claim = self.world.stores.markers.heartbeat(self.claim)
             self.renewed = self.world.clock.monotonic()
 
-    def sure(self) -> None:
+    def assert_held(self) -> None:
         """Raises `Conflict` (`E-MARKER-LOST`) when somebody else has the marker now."""
         self.claim = self.world.stores.markers.verify(self.claim)
         self.renewed = self.world.clock.monotonic()
@@ -67,7 +67,7 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
     if claim is None:
         return TrainingReport(marker=marker.name, outcome="taken", note="another process has it")
     world.at("night.claim.after")
-    hold = Hold(world, claim, config.phase2.lease_s / 3)
+    hold = ClaimLease(world, claim, config.phase2.lease_s / 3)
     try:
         report = bring_to_end(hold, config, deadline)
     except TrainingStopped as stopped:
@@ -78,7 +78,7 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
     return report.model_copy(update={"rows": marker.rows, "seconds": world.clock.monotonic() - started})
 
 
-def bring_to_end(hold: Hold, config: NightConfig, deadline: float) -> TrainingReport:
+def bring_to_end(hold: ClaimLease, config: NightConfig, deadline: float) -> TrainingReport:
     """The steps of a claimed marker, each skipped when an earlier attempt has done it."""
     world, marker = hold.world, hold.claim.marker
     version = registered(world, marker.tenant, marker.role, marker.name)
@@ -87,31 +87,31 @@ def bring_to_end(hold: Hold, config: NightConfig, deadline: float) -> TrainingRe
         if not verdict.better:
             return reject(hold, trained, verdict)
         version = keep(hold, trained, verdict)
-    publish(world, version, hold.sure)
+    publish(world, version, hold.assert_held)
     world.at("night.deploy.before")
-    point(world, version, hold.sure)
+    point(world, version, hold.assert_held)
     world.at("night.deploy.after")
     facts = {"version": version.name, "sha256": version.sha256, "published": True}
     world.at("night.complete.before")
     world.stores.markers.complete(hold.claim, facts)
     world.at("night.complete.after")
-    return told(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
+    return report_outcome(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
 
 
-def train_and_judge(hold: Hold, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
+def train_and_judge(hold: ClaimLease, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
     world, marker = hold.world, hold.claim.marker
     remaining = deadline - world.clock.monotonic()
-    order = Order(
+    order = TrainingRequest(
         marker=marker,
         tuples=tuples_of(world, marker),
         work=world.root / "training" / marker.name,
         budget_s=max(1.0, remaining - min(MOST_GRACE_S, GRACE_SHARE * remaining)),
-        on_time=hold.on_time,
+        renew_if_due=hold.renew_if_due,
     )
     world.at("night.train.before")
     trained = world.trainer.train(order)
     world.at("night.train.after")
-    hold.on_time()
+    hold.renew_if_due()
     verdict = (
         NightVerdict(True, facts={"gate": "none"})
         if config.phase2.gate == "none"
@@ -130,7 +130,7 @@ def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
     return corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
 
 
-def keep(hold: Hold, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
+def keep(hold: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
     """Register what was trained, under a number that this marker keeps."""
     world, marker = hold.world, hold.claim.marker
     facts = {
@@ -142,21 +142,21 @@ def keep(hold: Hold, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
         "base_model": marker.base_model,
     }
     world.at("night.version.before")
-    hold.sure()
+    hold.assert_held()
     version = register(world, marker, trained.folder, facts)
     world.at("night.version.after")
     return version
 
 
-def reject(hold: Hold, trained: Trained, verdict: NightVerdict) -> TrainingReport:
+def reject(hold: ClaimLease, trained: Trained, verdict: NightVerdict) -> TrainingReport:
     """A completed training that is not better: no version, and its tuples do not ask for the same one again."""
     facts = {"published": False, "gate": list(verdict.reasons)}
     hold.world.at("night.complete.before")
-    hold.sure()
+    hold.assert_held()
     hold.world.stores.markers.complete(hold.claim, facts)
     hold.world.at("night.complete.after")
     note = "not better than what is live: nothing was published"
-    return told(hold.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
+    return report_outcome(hold.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
 
 
 def passed(facts: dict[str, Any]) -> tuple[str, ...]:
@@ -168,13 +168,13 @@ def passed(facts: dict[str, Any]) -> tuple[str, ...]:
     return (*against, *gate.get("passed", ()))
 
 
-def told(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:
+def report_outcome(marker: Marker, outcome: Any, facts: dict[str, Any], **more: Any) -> TrainingReport:
     ends = {"first_loss": "loss_at_start", "final_loss": "loss_at_end"}  # means, where a trainer gave them
     losses = {name: facts.get(mean, facts.get(name)) for name, mean in ends.items()}
     return TrainingReport(marker=marker.name, outcome=outcome, **losses, **more)
 
 
-def give_back(hold: Hold, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
+def give_back(hold: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
     """Put the marker back for the next night, or give it up after too many failures."""
     marker, markers = hold.claim.marker, hold.world.stores.markers
     failure = failure_of(error)

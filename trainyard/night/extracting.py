@@ -17,6 +17,7 @@ from pathlib import Path
 import orjson
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.night.deps import NightDeps
 from trainyard.night.planner import Planner
 from trainyard.night.report import Quarantined
 from trainyard.night.streams import (
@@ -29,11 +30,10 @@ from trainyard.night.streams import (
     read_document,
     read_parts,
 )
-from trainyard.night.world import NightDeps
 from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import Files, make_folders, telling, write_whole
+from trainyard.stores.files import Files, make_folders, translate_os_errors, write_whole
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
 
@@ -95,7 +95,7 @@ class Intents:
     def write(self, wanted: dict[Place, str]) -> None:
         self.open = wanted
         noted = [[*place, sha256] for place, sha256 in wanted.items()]
-        with telling("The night's intent was not written"):
+        with translate_os_errors("The night's intent was not written"):
             make_folders(self.world.files, self.path.parent)
             write_whole(self.world.files, self.path, orjson.dumps(noted))
 
@@ -119,17 +119,17 @@ def survey(config: NightConfig, world: NightDeps) -> tuple[list[StreamDocument],
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
     doubtful = Intents(world).unsettled()
     found = {(one.key.stream, one.document.name): one for one in present(config, world)}
-    moving = {place for place, one in found.items() if place not in current or current[place].key != one.key}
+    changed = {place for place, one in found.items() if place not in current or current[place].key != one.key}
     gone = gone_parts(found, current, doubtful, version_of(config.serving))
-    moving |= doubtful.keys() | gone.keys()
-    kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in moving}
+    changed |= doubtful.keys() | gone.keys()
+    kept = {entry.key for place, entry in current.items() if entry.status == "done" and place not in changed}
     unreadable = {entry.key for entry in current.values() if entry.status == "quarantined"}
     waiting: dict[DocumentKey, StreamDocument] = {}
     same: list[Content] = []
     for place, one in found.items():
-        if place in doubtful or (place in moving and one.key not in kept | unreadable):
+        if place in doubtful or (place in changed and one.key not in kept | unreadable):
             waiting.setdefault(one.key, one.document)
-        elif place in moving and one.key in kept:
+        elif place in changed and one.key in kept:
             same.append(one)
     return list(waiting.values()), same + list(gone.values())
 

@@ -24,6 +24,7 @@ from trainyard.data.corpora import BucketReading as CorpusReading
 from trainyard.data.corpora import CorpusSnapshot
 from trainyard.errors import Conflict, TrainyardError
 from trainyard.night.claim import claim_and_train, failure_of
+from trainyard.night.deps import NightDeps
 from trainyard.night.extracting import PhaseReading, Writer, name_again, survey
 from trainyard.night.planner import Planner
 from trainyard.night.publish import sync_snapshot
@@ -38,9 +39,8 @@ from trainyard.night.report import (
     write_report,
 )
 from trainyard.night.streams import StreamDocument
-from trainyard.night.world import NightDeps
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
-from trainyard.stores.files import make_folders, telling, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors, write_whole
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
 
 BEGUN_FILE = "begun.json"
@@ -124,7 +124,7 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     attempt = before["attempt"] + 1 if before else 1
     started = before["started"] if before else now
     record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
-    with telling("The night was not begun"):
+    with translate_os_errors("The night was not begun"):
         make_folders(world.files, folder)
         write_whole(world.files, folder / BEGUN_FILE, orjson.dumps(record))
     world.at("night.begun")
@@ -444,7 +444,7 @@ def conclude(night: Night, first: Phase1Report, second: Phase2Report) -> NightRe
     if report.failures:
         report = report.model_copy(update={"state": "failed"})
     world.at("night.report.before")
-    with telling("The night's report was not written"):
+    with translate_os_errors("The night's report was not written"):
         write_report(report, night.folder, world.files)
     world.at("night.report.after")
     return report

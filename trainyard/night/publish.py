@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from trainyard.errors import Conflict, Corrupt
-from trainyard.night.world import Facts, NightDeps, Objects
+from trainyard.night.deps import Facts, NightDeps, Objects
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.files import Files

@@ -15,10 +15,10 @@ from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.oom import train_within_memory
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.compute.supervise import Wanted, ignore
+from trainyard.compute.supervise import DesiredState, ignore
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
-from trainyard.night.world import NightVerdict, Order, Trained
+from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.deploy import deploy
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
@@ -58,7 +58,7 @@ class LocalTrainer:
         found = probe(self.config.phase2.training.backend, self.settings)
         return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
 
-    def train(self, order: Order) -> Trained:
+    def train(self, order: TrainingRequest) -> Trained:
         """Train in a child; a finished training of the same order is taken as it is."""
         done = order.work / DONE_FILE
         if not done.is_file():
@@ -85,7 +85,7 @@ class LocalTrainer:
 
         return train
 
-    def job(self, order: Order) -> TrainingJob:
+    def job(self, order: TrainingRequest) -> TrainingJob:
         """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         rows = order.work / "rows"
@@ -104,7 +104,7 @@ class LocalTrainer:
             node="nightly",
         )
 
-    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+    def judge(self, order: TrainingRequest, trained: Trained) -> NightVerdict:
         """Candidate against the live adapter, on tuples that no training sees."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         inputs: Mapping[Port, list[Reference]] = {
@@ -151,12 +151,12 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
     return settings.home / "tenants" / tenant
 
 
-def still(order: Order) -> Any:
+def still(order: TrainingRequest) -> Any:
     """`wanted` of a supervised child: go on, after the claim was renewed if it was time for that."""
 
-    def wanted() -> Wanted:
-        order.on_time()
-        return Wanted.RUN
+    def wanted() -> DesiredState:
+        order.renew_if_due()
+        return DesiredState.RUN
 
     return wanted
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from trainyard.errors import Conflict
 from trainyard.night.claim import claim_and_train, paused_in
+from trainyard.night.deps import NightDeps
 from trainyard.night.phases import BUSY
 from trainyard.night.report import TrainingReport
-from trainyard.night.world import NightDeps
 from trainyard.spec.night import NightConfig
 
 

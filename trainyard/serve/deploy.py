@@ -26,7 +26,7 @@ import httpx
 from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
 from trainyard.serve.embedded import running
 from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.contract import AdapterCandidate, Site
+from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
@@ -109,7 +109,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
 
 def open_sites(
     wanted: DeployRequest, registry: AdapterRegistry, settings: Settings, clients: Clients, stack: ExitStack
-) -> list[Site]:
+) -> list[TargetDeployment]:
     """A site for each target; the registry comes last, because its pointer is what everybody else follows."""
     candidate = describe(wanted)
     listed = [(index, one) for index, one in enumerate(wanted.config.targets) if one.type.facts.server != "none"]
@@ -117,7 +117,7 @@ def open_sites(
     previous = registry.show(f"{wanted.tenant}/{wanted.config.role}/v{live}") if live else None
     sites = []
     for index, target in [*listed, (len(listed), Target(type=TargetType.REGISTRY))]:
-        site = Site(target, candidate, registry, index, previous=previous, settings=settings)
+        site = TargetDeployment(target, candidate, registry, index, previous=previous, settings=settings)
         site.canary, site.canary_max_tokens = wanted.config.canary, wanted.config.canary_max_tokens
         if target.type.facts.server == "running":
             site.http = stack.enter_context(clients(target, address(target, settings), settings))
@@ -149,11 +149,11 @@ def describe(wanted: DeployRequest) -> AdapterCandidate:
         base_sha256=str(training.get("base_sha256") or ""),
         chat_template_sha256=str(training.get("chat_template_sha256") or ""),
         adapter_config=config,
-        template=next((found for folder in carriers(wanted.path) if (found := chat_template(folder))), ""),
+        template=next((found for folder in template_dirs(wanted.path) if (found := chat_template(folder))), ""),
     )
 
 
-def carriers(path: Path) -> list[Path]:
+def template_dirs(path: Path) -> list[Path]:
     """Folders of an adapter or a model that may hold its chat template."""
     return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
 
@@ -188,7 +188,7 @@ def refuse_control(wanted: DeployRequest) -> list[Reason]:
 def check_template(wanted: DeployRequest) -> list[Reason]:
     """The template that travels with the adapter has to be the one it was trained with."""
     trained = str(read_json(wanted.path / "training.json").get("chat_template_sha256") or "")
-    carried = next((found for folder in carriers(wanted.path) if (found := chat_template_sha256(folder))), None)
+    carried = next((found for folder in template_dirs(wanted.path) if (found := chat_template_sha256(folder))), None)
     if not trained or not carried or trained == carried:
         return []
     because = "the chat template in the adapter's folder is not the one that it was trained with."
@@ -221,7 +221,7 @@ def register(wanted: DeployRequest, registry: AdapterRegistry, candidate: Adapte
     )
 
 
-def roll_out(version: AdapterVersion, sites: Sequence[Site], registry: AdapterRegistry) -> dict[str, Any]:
+def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registry: AdapterRegistry) -> dict[str, Any]:
     """Load, ask and switch everywhere, or undo everything."""
     for site in sites:
         site.version = registry.verify(version)
@@ -244,12 +244,12 @@ def roll_out(version: AdapterVersion, sites: Sequence[Site], registry: AdapterRe
     }
 
 
-def describe_site(site: Site) -> dict[str, Any]:
+def describe_site(site: TargetDeployment) -> dict[str, Any]:
     url = str(site.http.base_url) if site.http else None
     return {"type": site.target.type.value, "url": url, "answer": site.answer}
 
 
-def undo_all(sites: Sequence[Site]) -> list[str]:
+def undo_all(sites: Sequence[TargetDeployment]) -> list[str]:
     """Undo in reverse order, every site whatever happens at another; returns what could not be undone."""
     failures = []
     for site in reversed(sites):
@@ -260,7 +260,7 @@ def undo_all(sites: Sequence[Site]) -> list[str]:
     return failures
 
 
-def undone(error: TrainyardError, sites: Sequence[Site], failures: Sequence[str]) -> TrainyardError:
+def undone(error: TrainyardError, sites: Sequence[TargetDeployment], failures: Sequence[str]) -> TrainyardError:
     """The error that stopped the roll-out, with the state it left."""
     previous = sites[-1].previous
     state = f"{previous.name} stays live" if previous else "nothing is live, as before"
@@ -269,7 +269,7 @@ def undone(error: TrainyardError, sites: Sequence[Site], failures: Sequence[str]
     return type(error)(error.what, why=why, do=error.do, code=error.code)
 
 
-def retire_all(sites: Sequence[Site]) -> list[str]:
+def retire_all(sites: Sequence[TargetDeployment]) -> list[str]:
     """Drop the previous version everywhere; it no longer answers for anybody, so a failure only costs memory."""
     warnings = []
     for site in sites:

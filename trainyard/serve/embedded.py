@@ -87,11 +87,13 @@ def restore_live(settings: Settings, url: str) -> list[str]:
                 loaded = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
                 if loaded.is_success:
                     client.post("/v1/aliases", json={"alias": alias, "model": name}).raise_for_status()
-                lines.append(f"{name} answers again" if loaded.is_success else f"{name} is not served: {said(loaded)}")
+                lines.append(
+                    f"{name} answers again" if loaded.is_success else f"{name} is not served: {error_message(loaded)}"
+                )
     return lines
 
 
-def said(reply: httpx.Response) -> str:
+def error_message(reply: httpx.Response) -> str:
     """The server's own words for a refusal."""
     error = reply.json().get("error", {})
     return str(error.get("message", reply.text)) if isinstance(error, dict) else str(error)

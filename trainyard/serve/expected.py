@@ -14,7 +14,7 @@ from trainyard.data.renderers.choice import choose
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.serve.deploy import address
 from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.contract import AdapterCandidate, Site
+from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
@@ -80,7 +80,7 @@ def target_reasons(config: DeployerConfig, candidate: AdapterCandidate, settings
 
 
 def ask_target(target: Target, index: int, candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
-    site = Site(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
+    site = TargetDeployment(target, candidate, AdapterRegistry(settings.adapters), index, settings=settings)
     if target.type.facts.server != "running":
         return TARGETS[target.type].check(site)
     with http_client(target, address(target, settings), settings) as client:

@@ -37,7 +37,7 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PositionedNode:
     """A node with its id and its edges. `clear` is False where an error makes its inputs unknowable."""
 
     id: str
@@ -117,14 +117,14 @@ def chain_digest(chain: ResolvedChain) -> str:
 # Ids and edges
 
 
-def place(nodes: Sequence[ParsedNode]) -> tuple[list[Placed], list[Reason]]:
+def place(nodes: Sequence[ParsedNode]) -> tuple[list[PositionedNode], list[Reason]]:
     """Give every node its id and its edges. Nodes that could not be read take part as names only."""
     ids = number(nodes)
     reasons = duplicates(ids)
     known = set(ids)
     broken: set[str] = {node_id for node_id, node in zip(ids, nodes, strict=True) if node.node is None}
     readable = known - broken
-    placed: dict[str, Placed] = {}
+    placed: dict[str, PositionedNode] = {}
     for index, (node_id, node) in enumerate(zip(ids, nodes, strict=True)):
         before = ids[index - 1 : index] if index else []
         needs = tuple(dict.fromkeys(before if node.needs is None else node.needs))
@@ -134,7 +134,7 @@ def place(nodes: Sequence[ParsedNode]) -> tuple[list[Placed], list[Reason]]:
             continue
         clear = not unknown and not any(need in broken for need in needs)
         usable = tuple(need for need in needs if need in readable and need != node_id)
-        placed[node_id] = Placed(node_id, node.node, usable, clear)
+        placed[node_id] = PositionedNode(node_id, node.node, usable, clear)
     return list(placed.values()), reasons
 
 
@@ -157,7 +157,7 @@ def unknown_need(node_id: str, node: ParsedNode, need: str, known: set[str]) -> 
     return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)
 
 
-def in_order(placed: Sequence[Placed]) -> tuple[list[Placed], list[Reason]]:
+def in_order(placed: Sequence[PositionedNode]) -> tuple[list[PositionedNode], list[Reason]]:
     """Topological order (Kahn), in listing order where the edges leave a choice; and one reason per cycle.
 
     The nodes of a cycle follow at the end without the edges that close it, so that they are examined too.
@@ -170,7 +170,7 @@ def in_order(placed: Sequence[Placed]) -> tuple[list[Placed], list[Reason]]:
             if need in by_id:
                 followers[need].append(one.id)
     ready = deque(one.id for one in placed if not waiting[one.id])
-    ordered: list[Placed] = []
+    ordered: list[PositionedNode] = []
     unclear: set[str] = set()
     while ready:
         one = by_id[ready.popleft()]
@@ -221,12 +221,14 @@ def cycle_reason(cycle: Sequence[str]) -> Reason:
 # Defaults
 
 
-def complete(ordered: Sequence[Placed], wiring: Wiring, tenant: str, defaults: Defaults) -> dict[str, ResolvedNode]:
+def complete(
+    ordered: Sequence[PositionedNode], wiring: Wiring, tenant: str, defaults: Defaults
+) -> dict[str, ResolvedNode]:
     """Every node with its complete config and its links, by id."""
     configs: dict[str, Strict] = {}
     for one in ordered:
         configs[one.id] = complete_config(one.config, wiring.inputs[one.id], configs, tenant, defaults)
-    name_tokenizers(ordered, wiring, configs, defaults)
+    fill_tokenizers(ordered, wiring, configs, defaults)
     name_holdouts(ordered, wiring, configs)
     return {
         one.id: ResolvedNode.model_construct(
@@ -270,11 +272,11 @@ def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaul
     base_model = before.base_model if before and before.base_model else defaults.base_model
     continues = before is not None and config.adapter == "continue" and config.method.facts.adapter
     if before is not None and continues and before.method.facts.adapter:
-        config = in_the_shape_of(before, config)
+        config = inherit_adapter_shape(before, config)
     return resolve_trainer(config, base_model)
 
 
-def in_the_shape_of(before: TrainerConfig, config: TrainerConfig) -> TrainerConfig:
+def inherit_adapter_shape(before: TrainerConfig, config: TrainerConfig) -> TrainerConfig:
     """The config with the shape of the earlier adapter, where it names none of its own."""
     lora = before.lora if config.lora == LoraSettings() else config.lora
     engine = config.engine
@@ -293,7 +295,7 @@ def trainer_before(inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str
     return None
 
 
-def name_holdouts(ordered: Sequence[Placed], wiring: Wiring, configs: dict[str, Strict]) -> None:
+def name_holdouts(ordered: Sequence[PositionedNode], wiring: Wiring, configs: dict[str, Strict]) -> None:
     """A generator writes, on top of the rows to train on, what the validator behind it will hold out."""
     for one in ordered:
         config = configs[one.id]
@@ -306,7 +308,9 @@ def name_holdouts(ordered: Sequence[Placed], wiring: Wiring, configs: dict[str, 
                     configs[source.node_id] = before.model_copy(update={"holdout": config.holdout})
 
 
-def name_tokenizers(ordered: Sequence[Placed], wiring: Wiring, configs: dict[str, Strict], defaults: Defaults) -> None:
+def fill_tokenizers(
+    ordered: Sequence[PositionedNode], wiring: Wiring, configs: dict[str, Strict], defaults: Defaults
+) -> None:
     """A validator counts tokens as the trainer behind it will: by default with the tokenizer of its base model."""
     wanted: dict[str, str] = {}
     for one in reversed(ordered):

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import Files, RealFiles, telling, telling_full, write_whole
+from trainyard.stores.files import Files, RealFiles, telling_full, translate_os_errors, write_whole
 from trainyard.stores.whole import (
     MANIFEST,
     describe,
@@ -98,7 +98,7 @@ def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
 
     Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
     """
-    with telling(f"{path} was not written"):
+    with translate_os_errors(f"{path} was not written"):
         write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
@@ -145,7 +145,7 @@ class ArtifactStore:
         whole. What a killed process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
         """
         failed = f"The result {key[:12]} was not written to {self.root}"
-        with telling(failed):
+        with translate_os_errors(failed):
             self.root.mkdir(parents=True, exist_ok=True)
             sweep_work_folders(self)
         with telling_full(failed), work_folder(self, key) as temporary:

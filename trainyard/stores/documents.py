@@ -24,7 +24,7 @@ import orjson
 
 from trainyard.errors import Corrupt, InvalidInput, Unavailable
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors
 
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
@@ -90,7 +90,7 @@ class DocumentLedger:
 
         Raises `Corrupt` (`E-CORRUPT`) when a line amid valid ones does not match its checksum.
         """
-        with telling("The document ledger was not read"), self.files.locked(self._lock):
+        with translate_os_errors("The document ledger was not read"), self.files.locked(self._lock):
             self._catch_up()
 
     def done(self, key: DocumentKey, name: str = "") -> bool:
@@ -105,13 +105,13 @@ class DocumentLedger:
         return latest is None or latest.key == key
 
     def record(self, entry: Entry) -> bool:
-        """Append one entry durably; False when it is there already. Raises what `telling` says of the disk."""
+        """Append one entry durably; False when it is there already. Raises as `translate_os_errors` does."""
         return self.record_many([entry]) == 1
 
     def record_many(self, entries: Iterable[Entry]) -> int:
         """Append several with one fsync: after a crash some first ones of the group may be there. Returns how many."""
         checked = [check_entry(entry) for entry in entries]
-        with telling("The document ledger was not written"), self.files.locked(self._lock):
+        with translate_os_errors("The document ledger was not written"), self.files.locked(self._lock):
             self._catch_up()
             new = [self._stamped(entry) for entry in dict.fromkeys(checked) if not self._has(entry)]
             if new:

@@ -4,8 +4,8 @@
     store = DocumentLedger(path, files=simulated)      testing.simulated_files: in memory, loses what was not fsynced
 
 A store that writes only through `Files` can be killed after every single call in a test, on a disk that forgets. The
-calls are the kernel's own, and they raise the kernel's own `OSError`; `telling` turns the ones that an operator can do
-something about (disk full, read-only, input/output error) into errors with an answer. What survives a power cut:
+calls are the kernel's own, and they raise the kernel's own `OSError`; `translate_os_errors` turns the ones with a
+remedy (disk full, read-only, input/output error) into errors with an answer. What survives a power cut:
 bytes after `fsync` of their file, names (created, renamed, removed) after `fsync_folder` of their folder.
 """
 
@@ -243,7 +243,7 @@ def make_folders(files: Files, path: Path) -> None:
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
+def translate_os_errors(what: str) -> Iterator[None]:
     """Turn a disk that is full, read-only or broken into an error that says what to do; others pass unchanged.
 
     `what` is a sentence without its full stop, such as "The ledger was not written".
@@ -260,7 +260,7 @@ def telling(what: str) -> Iterator[None]:
 
 @contextmanager
 def telling_full(what: str) -> Iterator[None]:
-    """Like `telling`, for a block that reads other folders, too: only a full disk is translated."""
+    """Like `translate_os_errors`, for a block that reads other folders, too: only a full disk is translated."""
     try:
         yield
     except OSError as error:

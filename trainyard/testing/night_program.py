@@ -20,9 +20,9 @@ from typing import Any
 
 from trainyard.compute.child import faultpoint
 from trainyard.data.corpora import Corpora
+from trainyard.night.deps import NightDeps, NightVerdict, Stores, Trained, TrainingRequest
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport
-from trainyard.night.world import NightDeps, NightVerdict, Order, Stores, Trained
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.night import NightConfig, read_night
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -88,16 +88,16 @@ class QuickTrainer:
     def missing(self) -> str:
         return ""
 
-    def train(self, order: Order) -> Trained:
+    def train(self, order: TrainingRequest) -> Trained:
         folder = order.work / "adapter"
         folder.mkdir(parents=True, exist_ok=True)
         digests = " ".join(one.digest for one in order.tuples)
         (folder / "adapter_model.safetensors").write_bytes(hashlib.sha256(digests.encode()).digest())
         write_json_durably(folder / "training.json", {"final_loss": 1.0})
-        order.on_time()
+        order.renew_if_due()
         return Trained(folder, {"final_loss": 1.0})
 
-    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+    def judge(self, order: TrainingRequest, trained: Trained) -> NightVerdict:
         return NightVerdict(True, facts={"better": True})
 
     def deploy(self, version: AdapterVersion) -> None:

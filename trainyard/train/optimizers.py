@@ -1,6 +1,6 @@
 """Ten optimizers behind one call: how each is built from a run's settings. Its facts are in `spec/axes/optimizers`.
 
-An optimizer here is a `torch.optim.Optimizer` or an `Assembly`, which has the part of its interface that training uses:
+An optimizer here is a `torch.optim.Optimizer` or a `CompositeOptimizer`, which has the part of it that training uses:
 `step`, `zero_grad`, `param_groups`, `state_dict`, `load_state_dict`. A state that was saved in the middle of a run and
 loaded again goes on to the same bits, whatever the number format of the weights. It holds only tensors and plain
 values, so that a checkpoint never needs a pickle.
@@ -54,7 +54,7 @@ class Availability:
     fix: str = ""
 
 
-class Assembly:
+class CompositeOptimizer:
     """Several optimizers that step as one, each with its own parameters."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Assembly:
             part.load_state_dict(state[name])
 
 
-class ScheduleFree(Assembly):
+class ScheduleFree(CompositeOptimizer):
     """Schedule-free AdamW, which shows the averaged weights to a look and the weights it moves to a step.
 
     The package turns one into the other in place, which rounds. The weights of training are kept beside during a look,
@@ -100,29 +100,29 @@ class ScheduleFree(Assembly):
     def __init__(self, optimizer: Any) -> None:
         super().__init__({"schedule_free": optimizer})
         self.inner = optimizer
-        self._moving: list[torch.Tensor] = []
+        self._trained: list[torch.Tensor] = []
         optimizer.train()
 
     def train(self) -> None:
         self.inner.train()
-        if self._moving:
+        if self._trained:
             with torch.no_grad():
-                for parameter, moving in zip(parameters_of(self.param_groups), self._moving, strict=True):
-                    parameter.copy_(moving)
-        self._moving = []
+                for parameter, trainable in zip(parameters_of(self.param_groups), self._trained, strict=True):
+                    parameter.copy_(trainable)
+        self._trained = []
 
     def eval(self) -> None:
         if self.param_groups[0]["train_mode"]:
-            self._moving = [parameter.detach().clone() for parameter in parameters_of(self.param_groups)]
+            self._trained = [parameter.detach().clone() for parameter in parameters_of(self.param_groups)]
             self.inner.eval()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What was kept during a look belongs to the old state and is dropped."""
         super().load_state_dict(state)
-        self._moving = []
+        self._trained = []
 
 
-class Projected(Assembly):
+class GaLoreOptimizer(CompositeOptimizer):
     """GaLore. Its projections are objects of the package; a state holds what they are made of."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -157,7 +157,7 @@ def flat(entry: Mapping[str, Any]) -> State:
     }
 
 
-class Paged(Assembly):
+class PagedAdamW8bit(CompositeOptimizer):
     """8-bit AdamW with states in memory that CUDA pages. Loading brings them back as ordinary memory of the device."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -173,7 +173,7 @@ class Paged(Assembly):
                 entry[name] = buffer.copy_(entry[name])
 
 
-class Factored(Assembly):
+class AdafactorOptimizer(CompositeOptimizer):
     """Adafactor of transformers. Its float32 states of bf16 weights would be rounded to bf16 by torch's loading."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -228,14 +228,16 @@ def adamw_8bit(groups: list[Group]) -> Any:
 
 def paged_adamw_8bit(groups: list[Group]) -> Any:
     on_cpu = next(parameters_of(groups)).device.type == CPU
-    return Paged(adamw_8bit(groups) if on_cpu else load("bitsandbytes.optim:PagedAdamW8bit")(without_names(groups)))
+    return PagedAdamW8bit(
+        adamw_8bit(groups) if on_cpu else load("bitsandbytes.optim:PagedAdamW8bit")(without_names(groups))
+    )
 
 
 def adafactor(groups: list[Group]) -> Any:
     """With the learning rate as given: relative steps would fight the schedule, and scaling by the weights' size would
     never move the zeros that an adapter starts from."""
     make = load("transformers.optimization:Adafactor")
-    return Factored(make(without_names(groups), scale_parameter=False, relative_step=False))
+    return AdafactorOptimizer(make(without_names(groups), scale_parameter=False, relative_step=False))
 
 
 def lion(groups: list[Group]) -> Any:
@@ -250,7 +252,7 @@ def muon(groups: list[Group]) -> Any:
         parts["muon"] = Muon(matrices, momentum=MUON_MOMENTUM)
     if others:
         parts["adamw"] = torch.optim.AdamW(others, fused=True)
-    return Assembly(parts)
+    return CompositeOptimizer(parts)
 
 
 def schedule_free_adamw(groups: list[Group]) -> Any:
@@ -260,7 +262,7 @@ def schedule_free_adamw(groups: list[Group]) -> Any:
 def galore(groups: list[Group]) -> Any:
     matrices, others = split_blocks(groups)
     projected = [{**group, **GALORE} for group in matrices]
-    return Projected(load("pytorch_optimizer:GaLore")(projected + others))
+    return GaLoreOptimizer(load("pytorch_optimizer:GaLore")(projected + others))
 
 
 def ademamix(groups: list[Group]) -> Any:
@@ -340,11 +342,11 @@ def optimizer_facts(optimizer: Any) -> dict[str, str]:
 
 def on_train(optimizer: Any) -> None:
     """Before steps: a schedule-free optimizer puts back the weights that it moves. Nothing for the others."""
-    if isinstance(optimizer, Assembly):
+    if isinstance(optimizer, CompositeOptimizer):
         optimizer.train()
 
 
 def on_eval(optimizer: Any) -> None:
     """Before a look at the weights, or their export: a schedule-free optimizer shows its average. Nothing otherwise."""
-    if isinstance(optimizer, Assembly):
+    if isinstance(optimizer, CompositeOptimizer):
         optimizer.eval()

@@ -9,7 +9,7 @@ import pytest
 
 from trainyard.api import planning
 from trainyard.api.terminal.command import render
-from trainyard.api.verbs.chains.waiting import refuse_or_wait
+from trainyard.api.verbs.chains.missing_backend import refuse_or_wait
 from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings, settings
 from trainyard.spec.axes.data import Port

@@ -20,8 +20,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.backends.native.backend import SHARED_PROGRAM
 from trainyard.compute.events import Event
-from trainyard.compute.rank import read_notes
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.rank_process import read_notes
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import TrainyardError
 
 LAUNCHES: dict[str, dict[str, Any]] = {
@@ -81,8 +81,8 @@ class Interrupted:
         if self.kill is not None:
             os.kill(read_notes(work(self.folder))[self.kill]["pid"], signal.SIGKILL)
 
-    def wanted(self) -> Wanted:
-        return Wanted.PAUSE if self.reached and self.kill is None else Wanted.RUN
+    def wanted(self) -> DesiredState:
+        return DesiredState.PAUSE if self.reached and self.kill is None else DesiredState.RUN
 
 
 def interrupted(job: TrainingJob, folder: Path, kill: int | None = None) -> None:
@@ -100,10 +100,10 @@ def test_one_process_is_started_without_a_launcher(jobs: Jobs, tmp_path: Path) -
 
 def test_the_launchers_need_no_port(jobs: Jobs, tmp_path: Path) -> None:
     argv = launching.command(several(jobs, "ddp"), SHARED_PROGRAM, tmp_path)
-    assert argv[1:5] == ["-m", "trainyard.compute.ranks", str(tmp_path), "2"]
+    assert argv[1:5] == ["-m", "trainyard.compute.launcher_supervisor", str(tmp_path), "2"]
     assert argv[argv.index("--") + 2 :][:2] == ["-m", "torch.distributed.run"]
     assert f"--rdzv-endpoint={tmp_path}/ranks/launcher" in argv
-    assert argv[-3:] == ["trainyard.compute.rank", SHARED_PROGRAM, str(tmp_path)]
+    assert argv[-3:] == ["trainyard.compute.rank_process", SHARED_PROGRAM, str(tmp_path)]
     argv = launching.command(several(jobs, "ddp", {"launcher": "accelerate"}), SHARED_PROGRAM, tmp_path)
     assert argv[argv.index("--rdzv_conf") + 1] == "store_type=file"
 

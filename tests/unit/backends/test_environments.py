@@ -1,4 +1,4 @@
-"""Environments of foreign trainers: looked at from outside, made whole or not at all."""
+"""Environments of external trainers: looked at from outside, made whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from trainyard.backends import environments as env
-from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
-from trainyard.backends.foreign import installing
+from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
+from trainyard.backends.external import installing
 from trainyard.compute.child import alive
 from trainyard.compute.lease import device_lock, holder
 from trainyard.errors import Conflict, InvalidInput, Unavailable
@@ -71,7 +71,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     requirements.write_text(f"# made here\n--no-index --find-links={shop}\n", encoding="utf-8")
     requirements.write_text("firsttool==1.0\ntoytool==2.5  # the tool\n", encoding="utf-8")
     monkeypatch.setitem(REQUIREMENTS, MLX, requirements)
-    monkeypatch.setitem(ENVIRONMENTS, MLX, Foreign("toytool", "import toytool; assert toytool.value == 7"))
+    monkeypatch.setitem(ENVIRONMENTS, MLX, External("toytool", "import toytool; assert toytool.value == 7"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shop))
     return requirements
@@ -286,10 +286,10 @@ def test_a_killed_install_counts_for_nothing_and_is_swept(settings: Settings, to
 from tests.unit.backends import test_environments as here
 import signal, os
 from pathlib import Path
-from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, Foreign
+from trainyard.backends.environments import ENVIRONMENTS, REQUIREMENTS, External
 from trainyard.settings import load_settings
 REQUIREMENTS[here.MLX] = Path({str(toy)!r})
-ENVIRONMENTS[here.MLX] = Foreign("toytool", "import toytool", build="tests.unit.backends.test_environments:hangs")
+ENVIRONMENTS[here.MLX] = External("toytool", "import toytool", build="tests.unit.backends.test_environments:hangs")
 here.installing.install(here.MLX, load_settings(home={str(settings.home)!r}), print)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
@@ -338,7 +338,7 @@ def test_an_install_that_is_ended_takes_pip_with_it(number: signal.Signals, sett
     code = f"""
 from pathlib import Path
 from trainyard.backends import environments
-from trainyard.backends.foreign import installing
+from trainyard.backends.external import installing
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName
 environments.REQUIREMENTS[BackendName.MLX] = Path({str(toy)!r})

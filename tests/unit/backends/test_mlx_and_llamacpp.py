@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
-from tests.unit.backends.test_foreign_trainers import Stopper, adapter_loss, losses
+from tests.unit.backends.test_external_trainers import Stopper, adapter_loss, losses
 from trainyard.backends.base import Probe, TrainingStopped, load, probe
 from trainyard.backends.environments import pins
 from trainyard.backends.llamacpp.build import PROGRAMS, own_version, said_version

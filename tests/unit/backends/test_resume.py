@@ -17,7 +17,7 @@ from tests.small_jobs import Jobs, Ran, train_as_child, train_here
 from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
 from trainyard.compute.child import Stopped
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.spec.axes.data import Port
 
 
@@ -94,8 +94,8 @@ def test_pause_of_a_supervised_run_keeps_a_checkpoint_and_the_same_job_continues
     job = jobs(hyperparameters={"max_steps": 150})
     reported: list[int] = []
 
-    def pause_after_first_step() -> Wanted:
-        return Wanted.PAUSE if reported else Wanted.RUN
+    def pause_after_first_step() -> DesiredState:
+        return DesiredState.PAUSE if reported else DesiredState.RUN
 
     def note(event: dict[str, Any]) -> None:
         if event["event"] == "progress":

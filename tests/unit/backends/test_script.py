@@ -23,7 +23,7 @@ from trainyard.backends.script import files, templates
 from trainyard.backends.script.backend import BACKEND
 from trainyard.backends.script.program import shorten
 from trainyard.compute.child import alive
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import InvalidInput, NotFound, Refused, TrainyardError, Unavailable
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
@@ -134,7 +134,7 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
     assert ran.record["losses"] == [[1, 2.5, 0.1]]
     assert (ran.record["precision"], ran.record["counted"]) == ("unknown", "nothing")
     assert "print" not in ran.record["log_head"]
-    assert len(ran.of("done")) == 1  # the conductor's; a script cannot say it for itself
+    assert len(ran.of("done")) == 1  # the runner's; a script cannot say it for itself
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_a_script_that_ignores_the_request_is_killed_after_the_grace(
     text = "import signal, time; signal.signal(15, signal.SIG_IGN); tell('progress', step=1, loss=1.0); time.sleep(600)"
     seen: list[Any] = []
 
-    def wanted() -> Wanted:
-        return Wanted.CANCEL if any(event["event"] == "progress" for event in seen) else Wanted.RUN
+    def wanted() -> DesiredState:
+        return DesiredState.CANCEL if any(event["event"] == "progress" for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="by force"):
         run(own(text), tmp_path, note=seen.append, wanted=wanted, grace_s=1, poll_s=0.1)
@@ -285,8 +285,8 @@ def test_a_paused_script_continues_and_ends_in_the_same_weights(allowed: Path, j
     whole = run(job, tmp_path / "whole")
     seen: list[Any] = []
 
-    def wanted() -> Wanted:
-        return Wanted.PAUSE if any(event.get("step", 0) >= 3 for event in seen) else Wanted.RUN
+    def wanted() -> DesiredState:
+        return DesiredState.PAUSE if any(event.get("step", 0) >= 3 for event in seen) else DesiredState.RUN
 
     with pytest.raises(TrainingStopped, match="its checkpoint is kept"):
         run(job, tmp_path / "parts", note=seen.append, wanted=wanted, poll_s=0.02)

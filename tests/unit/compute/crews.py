@@ -79,7 +79,7 @@ def lingers(folder: Path, events: Events) -> None:
 
 def main(size: int, program: str, folder: str) -> int:
     target = f"{__spec__.name}:{program}"
-    argv = [sys.executable, "-m", "trainyard.compute.rank", target, folder]
+    argv = [sys.executable, "-m", "trainyard.compute.rank_process", target, folder]
     ranks = [
         subprocess.Popen(argv, env={**os.environ, "RANK": str(number), "WORLD_SIZE": str(size)})
         for number in range(size)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from trainyard.compute.child import LOG_FILE
-from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 
 DAEMON = """
 import os, sys, time
@@ -63,7 +63,7 @@ def test_stop_reaches_the_program_as_the_signal_it_understands(tmp_path: Path) -
         "-c",
         script,
         options=("--stop-signal", "INT"),
-        wanted=lambda: Wanted.PAUSE if log.is_file() and "ready" in log.read_text() else Wanted.RUN,
+        wanted=lambda: DesiredState.PAUSE if log.is_file() and "ready" in log.read_text() else DesiredState.RUN,
     )
     assert result.status in (Status.DONE, Status.STOPPED)
     assert "got INT" in log.read_text()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.events import EventTail
-from trainyard.compute.supervise import Outcome, Status, Wanted, read_error, supervise
+from trainyard.compute.supervise import DesiredState, Outcome, Status, read_error, supervise
 
 CONTRACT = """
 import sys, time, os, signal
@@ -62,10 +62,10 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
     return False
 
 
-def once_working(folder: Path, then: Wanted) -> Callable[[], Wanted]:
+def once_working(folder: Path, then: DesiredState) -> Callable[[], DesiredState]:
     """Wait until the child has reported a step: before, it does not listen to a stop yet."""
     events = folder / EVENTS_FILE
-    return lambda: then if events.is_file() and b'"progress"' in events.read_bytes() else Wanted.RUN
+    return lambda: then if events.is_file() and b'"progress"' in events.read_bytes() else DesiredState.RUN
 
 
 WORK_UNTIL_STOPPED = """
@@ -85,8 +85,8 @@ def test_done_child_hands_over_its_events_in_order(tmp_path: Path) -> None:
     assert events[1]["loss"] is None
 
 
-@pytest.mark.parametrize("wanted", [Wanted.PAUSE, Wanted.CANCEL])
-def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, wanted: Wanted) -> None:
+@pytest.mark.parametrize("wanted", [DesiredState.PAUSE, DesiredState.CANCEL])
+def test_a_wanted_stop_ends_with_75_and_its_reason(tmp_path: Path, wanted: DesiredState) -> None:
     result, events = run(tmp_path, WORK_UNTIL_STOPPED, wanted=once_working(tmp_path, wanted))
     assert (result.status, result.exit_code, result.reason) == (Status.STOPPED, 75, wanted.value)
     assert events[-1]["event"] == "stopped"
@@ -108,7 +108,7 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 events.emit("progress", worker=worker.pid)
 time.sleep(600)
 """
-    result, events = run(tmp_path, body, wanted=once_working(tmp_path, Wanted.PAUSE), grace_s=0.5)
+    result, events = run(tmp_path, body, wanted=once_working(tmp_path, DesiredState.PAUSE), grace_s=0.5)
     assert (result.status, result.reason, result.killed) == (Status.STOPPED, "pause", True)
     assert gone(events[1]["worker"])
 
@@ -207,9 +207,9 @@ def test_a_flood_of_log_does_not_hold_the_loop(tmp_path: Path, mebibytes: int) -
     """Polls go on while the child floods its log: the longest gap between two stays below a second."""
     polls: list[float] = []
 
-    def wanted() -> Wanted:
+    def wanted() -> DesiredState:
         polls.append(time.monotonic())
-        return Wanted.RUN
+        return DesiredState.RUN
 
     body = f"block = 'x' * (1 << 20)\nfor _ in range({mebibytes}): print(block)"
     result, _ = run(tmp_path, body, wanted=wanted)

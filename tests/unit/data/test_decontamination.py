@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from validating import Validated, block, labelled, preference, qa, run
 
-from trainyard.data.quality.decontamination import Apart, is_in, load_evaluation_sets, task_texts
+from trainyard.data.quality.decontamination import HeldOutIndex, is_in, load_evaluation_sets, task_texts
 from trainyard.data.rows import Message, SftRow, TextRow
 from trainyard.errors import InvalidInput, NotFound
 
@@ -106,7 +106,7 @@ def test_other_shapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [1, 3, 100])
 def test_sorting_boilerplate_out_early_changes_nothing(every: int) -> None:
     """Shared runs are settled now and then, so that a repetitive set does not fill the memory."""
-    apart = Apart(length=3)
+    apart = HeldOutIndex(length=3)
     apart.add(block([qa("a b c d e", "f g h i j")]), np.array([1], np.uint64), np.array([0], np.uint64))
     sealed = apart.sealed()
     texts = ["a b c", "g h i", "x y z", "c d e f"] * 12

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from validating import LOOSE, PORTS, Validated, by_words, labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
-from trainyard.data.quality.sets import Fate, Survivors
+from trainyard.data.quality.sets import KeptRows, RowStatus
 from trainyard.data.quarantine import ROWS_WITH_TEXT
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, TextRow, to_batch, write_rows
 from trainyard.data.splits import heldout_documents
-from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, Sieve, nothing_kept, validate
+from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, RowFilter, nothing_kept, validate
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
@@ -359,7 +359,7 @@ def test_a_wrong_balance_fails_the_run(tmp_path: Path, change: dict[str, Any]) -
 
 
 def test_a_run_with_a_wrong_balance_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose_a_row(survivors: Survivors, of_run: Sieve) -> None:
+    def lose_a_row(survivors: KeptRows, of_run: RowFilter) -> None:
         of_run.ledger.read += 1
 
     monkeypatch.setitem(SET_STEPS, "lose_a_row", lose_a_row)
@@ -386,8 +386,8 @@ def test_drop_counts_what_it_writes(tmp_path: Path) -> None:
 
 
 def test_every_dropped_fate_has_a_reason_and_every_other_a_place() -> None:
-    assert {fate for fate in Fate if fate < Fate.NEAR_DUPLICATE} == set(DESTINATIONS)
-    assert Fate.SEEN_WORDING.reason == "seen_wording"
+    assert {fate for fate in RowStatus if fate < RowStatus.NEAR_DUPLICATE} == set(DESTINATIONS)
+    assert RowStatus.SEEN_WORDING.reason == "seen_wording"
 
 
 def test_nothing_kept_of_nothing(tmp_path: Path) -> None:

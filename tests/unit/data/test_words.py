@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.data.quality import words as module
-from trainyard.data.quality.words import Words, hash_words, words
+from trainyard.data.quality.words import WordTable, hash_words, words
 
 
-def of(*texts: str) -> Words:
+def of(*texts: str) -> WordTable:
     return words(pa.array(texts, pa.string()))
 
 

@@ -24,7 +24,7 @@ from trainyard.data.rows import (
     to_batch,
     write_rows,
 )
-from trainyard.data.validation import Sieve, validate
+from trainyard.data.validation import RowFilter, validate
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 from trainyard.stores.artifacts import Produced, Reference
@@ -59,9 +59,9 @@ def labelled(prompt: str = "Which?", completion: str = "The first.", label: bool
     return LabelledRow([Message("user", prompt)], [Message("assistant", completion)], label, **more)
 
 
-def sieve(tmp_path: Path, port: Port = Port.SFT, **config: Any) -> Sieve:
+def sieve(tmp_path: Path, port: Port = Port.SFT, **config: Any) -> RowFilter:
     rules = ValidatorConfig(**{**LOOSE, **config})
-    return Sieve(rules, port, RowLedger(tmp_path / "quarantine.jsonl"), by_words)
+    return RowFilter(rules, port, RowLedger(tmp_path / "quarantine.jsonl"), by_words)
 
 
 def block(rows: Sequence[Row]) -> Block:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.evals.train_small import train_small
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, InvalidInput, TrainyardError
 from trainyard.evals.job import baseline, job_from_inputs
@@ -122,7 +122,7 @@ def test_weights_that_are_nan_fail_the_evaluation(trained: Path, tiny_model: Pat
 @pytest.mark.slow
 def test_an_evaluation_that_is_cancelled_says_so(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=r"E-STOPPED: The evaluation was stopped \(cancel\)"):
-        evaluate(job(trained, tiny_model), tmp_path, wanted=lambda: Wanted.CANCEL)
+        evaluate(job(trained, tiny_model), tmp_path, wanted=lambda: DesiredState.CANCEL)
 
 
 def test_a_wrong_job_is_refused_before_a_child_is_started(trained: Path, tiny_model: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
 from trainyard.data.corpora import Corpora
 from trainyard.errors import LimitExceeded, TrainyardError
+from trainyard.night.deps import TrainingRequest
 from trainyard.night.training import LocalTrainer
-from trainyard.night.world import Order
 from trainyard.settings import Settings, load_settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.night import read_night
@@ -25,7 +25,7 @@ HYPER = {"max_steps": 2, "batch_size": 8, "max_length": 64, "precision": "fp32"}
 
 
 @pytest.fixture
-def order(tmp_path: Path, tiny_model: Path) -> Order:
+def order(tmp_path: Path, tiny_model: Path) -> TrainingRequest:
     """Twelve commits to learn from, with an hour for it."""
     corpora = Corpora(tmp_path / "corpora")
     corpora.add("engineering", "sft", [{"diff": f"+{n}", "message": f"Change {n}"} for n in range(12)])
@@ -34,10 +34,10 @@ def order(tmp_path: Path, tiny_model: Path) -> Order:
         run="20270101", tenant="acme", role="engineering", bucket="engineering", method="sft", rows=12,
         corpus_sha256="0" * 64, corpus="corpus", base_model=str(tiny_model), created=0.0,
     )  # fmt: skip
-    return Order(marker, tuples, tmp_path / "work", budget_s=3600.0, on_time=lambda: None)
+    return TrainingRequest(marker, tuples, tmp_path / "work", budget_s=3600.0, renew_if_due=lambda: None)
 
 
-def trainer(order: Order, run: Train, **training: Any) -> LocalTrainer:
+def trainer(order: TrainingRequest, run: Train, **training: Any) -> LocalTrainer:
     given = {"method": "lora", "device": "cpu", "base_model": order.marker.base_model, "hyperparameters": HYPER}
     config = read_night({"tenant": "acme", "phase2": {"training": {**given, **training}}})
     return LocalTrainer(config, load_settings(home=order.work.parent / "home", threads=1), run)
@@ -60,7 +60,7 @@ class Small:
         return Produced(outputs={Port.ADAPTER: ProducedSet(folder="adapter")}, facts={"steps": 2})
 
 
-def test_a_training_that_does_not_fit_is_tried_with_half(order: Order) -> None:
+def test_a_training_that_does_not_fit_is_tried_with_half(order: TrainingRequest) -> None:
     small = Small()
     trained = trainer(order, small).train(order)
     assert small.sizes == [8, 4]
@@ -68,7 +68,7 @@ def test_a_training_that_does_not_fit_is_tried_with_half(order: Order) -> None:
     assert small.budgets[1] <= small.budgets[0] <= 3600
 
 
-def test_a_training_that_does_not_fit_fails_where_that_is_asked_for(order: Order) -> None:
+def test_a_training_that_does_not_fit_fails_where_that_is_asked_for(order: TrainingRequest) -> None:
     small = Small()
     with pytest.raises(LimitExceeded, match="E-DEVICE-MEMORY"):
         trainer(order, small, launch={"on_oom": "fail"}).train(order)
@@ -76,7 +76,7 @@ def test_a_training_that_does_not_fit_fails_where_that_is_asked_for(order: Order
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 3600), (60, 60), (7200, 3600)])
-def test_a_training_has_the_shorter_of_two_budgets(own: int | None, expected: int, order: Order) -> None:
+def test_a_training_has_the_shorter_of_two_budgets(own: int | None, expected: int, order: TrainingRequest) -> None:
     small = Small()
     trainer(order, small, hyperparameters={**HYPER, "batch_size": 4}, budget_s=own).train(order)
     assert small.budgets == [pytest.approx(expected, abs=30)]

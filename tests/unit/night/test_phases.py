@@ -19,11 +19,11 @@ from tests.selection import slow
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
+from trainyard.night.deps import NightDeps, NightVerdict, Trained, TrainingRequest
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, markdown, page
 from trainyard.night.worker import poll
-from trainyard.night.world import NightDeps, NightVerdict, Order, Trained
 from trainyard.serve.extraction.extraction import Messages
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
@@ -229,7 +229,7 @@ def test_without_a_weights_store_nothing_is_sent(world: NightDeps) -> None:
 
 def test_the_report_says_what_a_published_adapter_is_better_than(world: NightDeps) -> None:
     class Telling(QuickTrainer):
-        def judge(self, order: Order, trained: Trained) -> NightVerdict:
+        def judge(self, order: TrainingRequest, trained: Trained) -> NightVerdict:
             gate = {"better": True, "passed": ["heldout_loss: improvement +0.5 [+0.3, +0.7]"], "reasons": []}
             return NightVerdict(True, facts={**gate, "baseline": "live adapter default/fresh/v3"})
 

@@ -14,8 +14,8 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.serve.client.client import (
     ChatClient,
     Completion,
+    InvalidServerResponse,
     ServerError,
-    ServerGaveGarbage,
     ServerRefused,
     ServerTimeout,
     ServerUnreachable,
@@ -127,23 +127,23 @@ FAILURES = [
     (die(), ServerUnreachable, r"could not be reached \(3 attempts\)\. Why: .*\. Do: Check that the server runs"),
     (
         half_reply(),
-        ServerGaveGarbage,
+        InvalidServerResponse,
         r"cannot be used \(3 attempts\)\. Why: Response payload is not completed: .*Not enough data",
     ),
-    (half_json(), ServerGaveGarbage, r"\(3 attempts\)\. Why: the body is not JSON: .*\. Do: Check that base_url"),
+    (half_json(), InvalidServerResponse, r"\(3 attempts\)\. Why: the body is not JSON: .*\. Do: Check that base_url"),
     (
         garbage(),
-        ServerGaveGarbage,
+        InvalidServerResponse,
         r"\(3 attempts\)\. Why: the body is not JSON: <html><body>Bad gateway</body></html>\.",
     ),
-    (error_body(), ServerGaveGarbage, r"\(3 attempts\)\. Why: status 200 with an error: .*the engine is gone"),
+    (error_body(), InvalidServerResponse, r"\(3 attempts\)\. Why: status 200 with an error: .*the engine is gone"),
     (
         wrong_types(),
-        ServerGaveGarbage,
+        InvalidServerResponse,
         r"a field has another type than the API says: Expected `str \| null`, got `int`",
     ),
-    (no_choices(), ServerGaveGarbage, r"\(3 attempts\)\. Why: the reply has no choices\."),
-    (ok(lambda _: None), ServerGaveGarbage, r"Why: the reply has no text \(content is null\)\."),  # type: ignore[arg-type, return-value]
+    (no_choices(), InvalidServerResponse, r"\(3 attempts\)\. Why: the reply has no choices\."),
+    (ok(lambda _: None), InvalidServerResponse, r"Why: the reply has no text \(content is null\)\."),  # type: ignore[arg-type, return-value]
 ]
 
 

@@ -12,8 +12,8 @@ import pytest
 from trainyard.serve.client.client import (
     MOST_BODY_BYTES,
     ChatClient,
+    InvalidServerResponse,
     ServerError,
-    ServerGaveGarbage,
     ServerRefused,
     ServerTimeout,
     ServerUnreachable,
@@ -130,15 +130,15 @@ LONG = b"x" * (MOST_BODY_BYTES + 1)
     ("reply", "kind", "message"),
     [
         (None, ServerUnreachable, r"Why: Server disconnected\."),
-        (OK[:-2], ServerGaveGarbage, r"Not enough data to satisfy content length header"),
+        (OK[:-2], InvalidServerResponse, r"Not enough data to satisfy content length header"),
         (b"SMTP ready\r\n\r\n", ServerUnreachable, "Why: Bad status line"),
-        (answer(body=LONG), ServerGaveGarbage, "the answer is longer than 67,108,864 bytes"),
+        (answer(body=LONG), InvalidServerResponse, "the answer is longer than 67,108,864 bytes"),
         (
             answer(b"content-encoding: gzip", body=gzip.compress(LONG, 1)),
-            ServerGaveGarbage,
+            InvalidServerResponse,
             "the answer is longer than 67,108,864 bytes",
         ),
-        (answer(b"content-encoding: gzip"), ServerGaveGarbage, "Can not decode content-encoding: gzip"),
+        (answer(b"content-encoding: gzip"), InvalidServerResponse, "Can not decode content-encoding: gzip"),
     ],
     ids=["nothing", "half", "another protocol", "too long", "too long when decompressed", "not compressed"],
 )

@@ -18,7 +18,7 @@ from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import run_reasons
 from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import JobSpec, chain_of_job

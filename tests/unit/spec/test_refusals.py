@@ -12,7 +12,7 @@ from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reason
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.context import RunFacts
 from trainyard.spec.compat.table import ROWS, run_reasons
 from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.graph import check, resolve

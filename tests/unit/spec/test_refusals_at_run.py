@@ -10,7 +10,7 @@ from tests.unit.spec.chains import chain, node, reasons, source
 from tests.unit.spec.test_refusals import at_run, run_codes
 from trainyard.errors import Reason
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.compat.place import RunFacts
+from trainyard.spec.compat.context import RunFacts
 
 
 def test_every_path_of_a_chain_is_asked_about() -> None:

@@ -79,7 +79,7 @@ def test_what_cannot_be_a_name_is_a_text(text: str) -> None:
         load_chain(text)
 
 
-def test_refusals_cross_process_borders() -> None:
+def test_refusals_cross_process_boundaries() -> None:
     with pytest.raises(Refused) as refused:
         load_chain("nodes: []\n")
     again = pickle.loads(pickle.dumps(refused.value))

@@ -11,7 +11,7 @@ import pytest
 
 from trainyard.errors import Conflict, LimitExceeded, Unavailable
 from trainyard.stores import files as files_module
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, telling, write_whole
+from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors, write_whole
 from trainyard.testing.simulated_files import SimulatedFiles
 
 ROOT = Path("/disk")
@@ -104,9 +104,9 @@ def test_a_full_or_broken_disk_gets_an_answer() -> None:
         (errno.EROFS, Unavailable, "E-DISK-READ-ONLY"),
         (errno.EIO, Unavailable, "E-DISK-ERROR"),
     ):
-        with pytest.raises(kind, match=code), telling("The ledger was not written"):
+        with pytest.raises(kind, match=code), translate_os_errors("The ledger was not written"):
             raise OSError(number, "as the kernel says", "ledger.jsonl")
-    with pytest.raises(FileNotFoundError), telling("The ledger was not read"):
+    with pytest.raises(FileNotFoundError), translate_os_errors("The ledger was not read"):
         raise FileNotFoundError(errno.ENOENT, "no such file", "ledger.jsonl")
 
 

@@ -69,16 +69,16 @@ def test_a_part_that_only_the_graph_knows_is_taken_away_when_its_file_has_it_no_
     assert campaign_of(2_027_007_002).violations == []
 
 
-@pytest.mark.parametrize("plant", FOUND_SOON)
-def test_an_injected_bug_is_found(plant: str) -> None:
-    outcome = simulate(200, seed=7, plant=plant, processes=1, until_found=True)
+@pytest.mark.parametrize("inject", FOUND_SOON)
+def test_an_injected_bug_is_found(inject: str) -> None:
+    outcome = simulate(200, seed=7, inject=inject, processes=1, until_found=True)
     assert outcome.exit_code == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [one for one in INJECTED_BUGS if one not in FOUND_SOON])
-def test_every_injected_bug_is_found_within_2000_nights(plant: str) -> None:
-    assert simulate(2_000, seed=7, plant=plant, until_found=True).exit_code == 1
+@pytest.mark.parametrize("inject", [one for one in INJECTED_BUGS if one not in FOUND_SOON])
+def test_every_injected_bug_is_found_within_2000_nights(inject: str) -> None:
+    assert simulate(2_000, seed=7, inject=inject, until_found=True).exit_code == 1
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_ten_thousand_nights() -> None:
 def test_there_are_mistakes_enough_and_unknown_ones_are_told() -> None:
     assert len(INJECTED_BUGS) >= 12
     with pytest.raises(NotFound, match="Name one of no-fsync"):
-        simulate(1, plant="gremlins")
+        simulate(1, inject="gremlins")
 
 
 def test_the_simulator_calls_what_the_flow_calls() -> None:
@@ -113,7 +113,7 @@ def test_the_simulator_calls_what_the_flow_calls() -> None:
 
 
 def test_a_violation_comes_with_its_campaign_and_the_line_that_replays_it() -> None:
-    argv = ["nightly", "simulate", "--plant", "trains-on-live-corpus", "--processes", "1"]
+    argv = ["nightly", "simulate", "--inject", "trains-on-live-corpus", "--processes", "1"]
     found = CliRunner().invoke(app, [*argv, "--nights", "9", "--seed", "7"])
     assert found.exit_code == 1
     lines = found.output.splitlines()

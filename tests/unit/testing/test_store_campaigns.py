@@ -28,6 +28,6 @@ def test_nothing_is_lost_in_two_thousand_campaigns() -> None:
     assert simulate(2_000, seed=2).violations == ()
 
 
-@pytest.mark.parametrize("plant", by_default(SOON, INJECTED_BUGS))
-def test_an_injected_bug_is_found(plant: str) -> None:
-    assert simulate(2_000, seed=7, plant=plant, until_found=True).failed
+@pytest.mark.parametrize("inject", by_default(SOON, INJECTED_BUGS))
+def test_an_injected_bug_is_found(inject: str) -> None:
+    assert simulate(2_000, seed=7, inject=inject, until_found=True).failed

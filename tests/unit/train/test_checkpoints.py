@@ -61,7 +61,7 @@ def test_damage_of_any_file_is_found_and_put_aside(tmp_path: Path, name: str, da
     elif damage == "delete":
         path.unlink()
     else:
-        (newest / "foreign").write_text("")
+        (newest / "external").write_text("")
     found = newest_valid(tmp_path)
     assert found.step == 1
     assert "The checkpoint of step 2 is damaged" in found.quarantined[0]

@@ -22,9 +22,9 @@ from trainyard.spec.training import Hyperparameters, TrainerConfig
 from trainyard.train.muon import Muon
 from trainyard.train.optimizers import (
     OPTIMIZERS,
-    Assembly,
+    CompositeOptimizer,
     Group,
-    Paged,
+    PagedAdamW8bit,
     ScheduleFree,
     availability,
     available,
@@ -257,7 +257,7 @@ def test_eight_bit_states_are_for_large_tensors(name: Optimizer) -> None:
     optimizer = make_optimizer(groups_of(named, 0.01), config(name))
     height(named).backward()
     optimizer.step()
-    inner = optimizer.inner if isinstance(optimizer, Paged) else optimizer
+    inner = optimizer.inner if isinstance(optimizer, PagedAdamW8bit) else optimizer
     kinds = {key: inner.state[value]["state1"].dtype for key, value in named.items()}
     assert kinds == {
         "model.layers.0.weight": torch.uint8,
@@ -325,10 +325,10 @@ def test_a_look_at_schedule_free_weights_leaves_no_trace() -> None:
         for _ in range(3):
             descend(optimizer, schedule, partial(height, named), 10)
             if named is looked:
-                moving = {key: value.detach().clone() for key, value in named.items()}
+                trainable = {key: value.detach().clone() for key, value in named.items()}
                 on_eval(optimizer)
                 on_eval(optimizer)
-                assert all(not torch.equal(named[key], moving[key]) for key in named)
+                assert all(not torch.equal(named[key], trainable[key]) for key in named)
                 on_train(optimizer)
                 on_train(optimizer)
     assert all(torch.equal(looked[key], straight[key]) for key in straight)
@@ -436,6 +436,6 @@ def test_nothing_to_train_is_refused() -> None:
 
 def test_the_state_of_another_assembly_is_refused() -> None:
     optimizer = make_optimizer(groups_of(quadratic(), 0.1), config(Optimizer.MUON))
-    assert isinstance(optimizer, Assembly)
+    assert isinstance(optimizer, CompositeOptimizer)
     with pytest.raises(ValueError, match=r"the state is of \['adamw'\], this optimizer is made of \['adamw', 'muon'\]"):
         optimizer.load_state_dict({"adamw": {}})

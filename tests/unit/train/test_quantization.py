@@ -18,12 +18,12 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.quantization.formats import (
     CPU,
+    align_train_eval,
     convert,
     load_config,
     probe,
     require,
     require_fitting_base,
-    settle,
     stored_config,
 )
 from trainyard.train.quantization.roundtrip import NOT_RUN, line, round_trip, table
@@ -171,9 +171,9 @@ def suits(format: Quantization) -> bool:
 
 
 def loss_and_gradients(model: Any, ids: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
-    moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss = model(ids, labels=ids).loss
-    return float(loss.detach()), list(torch.autograd.grad(loss, moving))
+    return float(loss.detach()), list(torch.autograd.grad(loss, trainable))
 
 
 @pytest.mark.parametrize("format", trains_here())
@@ -181,7 +181,7 @@ def test_an_evaluation_changes_nothing_of_the_training(format: Quantization, tin
     """Logits and gradients are the same before and after an evaluation, and equal in both modes."""
     torch.manual_seed(0)
     model = load_in(format, tiny_model)
-    assert settle(model) == (14 if format in HERE else 0)
+    assert align_train_eval(model) == (14 if format in HERE else 0)
     targets = ["q_proj", "v_proj", "down_proj"]
     policy: Any = get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
     ids = torch.arange(24).reshape(2, 12) + 5
@@ -207,7 +207,7 @@ def test_gradient_is_that_of_the_weight_that_comes_back(kind: str) -> None:
         layer = Linear4bit(128, 64, bias=False, quant_type=kind)
     layer.load_state_dict({"weight": weight})
     layer = layer.to(CPU)
-    settle(layer)
+    align_train_eval(layer)
     inputs = torch.randn(5, 128, generator=torch.Generator().manual_seed(4), requires_grad=True)
     outputs = layer.train()(inputs)
     (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
@@ -219,7 +219,7 @@ def test_gradient_is_that_of_the_weight_that_comes_back(kind: str) -> None:
 
 
 def test_without_settling_an_evaluation_changes_a_4_bit_model(tiny_model: Path) -> None:
-    """Why `settle` exists; should this fail with a newer bitsandbytes, `settle` may have become idle."""
+    """Why `align_train_eval` exists; should this fail with a newer bitsandbytes, it may have become idle."""
     model = load_in(Quantization.NF4, tiny_model)
     if not model.model.layers[0].mlp.up_proj.support_avx512bf16_for_cpu:
         pytest.skip("this processor does not multiply bfloat16, so bitsandbytes repacks nothing")

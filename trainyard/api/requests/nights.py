@@ -32,7 +32,7 @@ class WorkerInput(NightInput):
 class SimulateInput(Request):
     nights: int = Field(1_000, ge=1, le=10_000_000, description="At least so many nights.")
     seed: int = Field(0, ge=0, description="The same seed gives the same nights.")
-    plant: str | None = Field(None, description="A mistake to put in, which has to be found.")
+    inject: str | None = Field(None, description="A mistake to put in, which has to be found.")
     processes: int | None = Field(None, ge=1, le=256, description="Default: one per core.")
     campaign: int | None = Field(None, ge=0, description="Replay the one campaign that has this seed.")
     """`nights` and `seed` choose nothing then."""

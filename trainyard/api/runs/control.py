@@ -21,7 +21,7 @@ from prefect.settings import (
 )
 from pydantic import ValidationError
 
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.stores.auth_string import auth_header
 
 WANTED_EVERY_S = 1.0
@@ -33,32 +33,32 @@ INTERRUPTED = threading.Event()
 """This process was asked to end by SIGTERM: a machine is taken back, or a worker is stopped."""
 
 
-def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], Wanted]:
+def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], DesiredState]:
     """A function that says whether the run should go on, asking the server at most once a second.
 
     A server that does not answer for a while changes nothing: two hours of training outlive a restart of it.
     """
-    asked_at, answer = time.monotonic() - WANTED_EVERY_S + first_after_s, Wanted.RUN
+    asked_at, answer = time.monotonic() - WANTED_EVERY_S + first_after_s, DesiredState.RUN
     told = False
 
-    def wanted() -> Wanted:
+    def wanted() -> DesiredState:
         nonlocal asked_at, answer, told
         interrupted = INTERRUPTED.is_set() and not told
         if interrupted or time.monotonic() - asked_at >= WANTED_EVERY_S:
             asked_at, told = time.monotonic(), INTERRUPTED.is_set()
             answer = ask_wanted(run_id, answer)
-        return Wanted.PREEMPT if answer is Wanted.RUN and INTERRUPTED.is_set() else answer
+        return DesiredState.PREEMPT if answer is DesiredState.RUN and INTERRUPTED.is_set() else answer
 
     return wanted
 
 
-def ask_wanted(run_id: str, otherwise: Wanted) -> Wanted:
+def ask_wanted(run_id: str, otherwise: DesiredState) -> DesiredState:
     state = state_now(run_id)
     if state is None:
         return otherwise
     if state.type is StateType.PAUSED:
-        return Wanted.PAUSE
-    return Wanted.CANCEL if state.type in (StateType.CANCELLING, StateType.CANCELLED) else Wanted.RUN
+        return DesiredState.PAUSE
+    return DesiredState.CANCEL if state.type in (StateType.CANCELLING, StateType.CANCELLED) else DesiredState.RUN
 
 
 def state_now(run_id: str) -> State | None:

@@ -7,7 +7,7 @@ first, at HTTP requests and at websockets:
     Host              a loopback name or that of an origin that the operator named: a page may point a name of its own
                       at 127.0.0.1, but cannot choose the Host header
     Origin            that of the page's own server, or one that the operator named
-    Sec-Fetch-Site    what a foreign page requests without an Origin (pictures, scripts, frames); a link may be followed
+    Sec-Fetch-Site    requests of other origins without an Origin (pictures, scripts, frames); a link may be followed
     Content-Type      JSON for every body: browsers send other types without asking the server first
 
 Who may do what is then Prefect's own basic authentication. Origins are read from `PREFECT_SERVER_CORS_ALLOWED_ORIGINS`.
@@ -39,7 +39,7 @@ ANSWER_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""A foreign page may neither show our pages in a frame, nor load what they consist of."""
+"""A page of another origin may neither show our pages in a frame, nor load what they consist of."""
 
 
 class Refusal(NamedTuple):

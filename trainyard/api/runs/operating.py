@@ -23,7 +23,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled,
 from trainyard.api.records import read_result
 from trainyard.api.runs.server import client
 from trainyard.api.runs.states import in_words, preempted, waits_for_trainer
-from trainyard.api.work import fruitless, note_preemption, saved_and_left
+from trainyard.api.training_logs import made_no_progress, note_preemption, saved_and_left
 from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
 
@@ -169,7 +169,7 @@ def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
     states = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
     dead = dead_runs(settings, worker_name, states)
     for run in dead:
-        settle(run, settings)
+        write_end_state(run, settings)
     return [str(run.id) for run in dead]
 
 
@@ -189,7 +189,7 @@ def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, re
     return [run for run in found if run.labels.get("prefect.worker.name") == worker_name]
 
 
-def settle(run: FlowRun, settings: Settings) -> None:
+def write_end_state(run: FlowRun, settings: Settings) -> None:
     """Write the end of a run whose process is gone: cancelled if that was wanted, else crashed.
 
     One that had its result has completed: its process could not tell a server that was away. One whose trainers have
@@ -202,7 +202,7 @@ def settle(run: FlowRun, settings: Settings) -> None:
         state = Completed(message=result.message)
     elif run.state is not None and run.state.type is StateType.CANCELLING:
         state = Cancelled(message="Its process ended before it could save; the last checkpoint is kept.")
-    elif left and not fruitless(folder):
+    elif left and not made_no_progress(folder):
         state = preempted(note_preemption(folder, left), after_s=0)
     else:
         state = Crashed(message=f"Its process ended. Next: `trainyard jobs resume {run.id} --watch` continues it.")

@@ -22,7 +22,7 @@ from prefect.states import Running
 
 from trainyard.api.records import read_result
 from trainyard.api.runs.night_watch import NightWatch
-from trainyard.api.runs.operating import dead_runs, process_of, runs_in, settle
+from trainyard.api.runs.operating import dead_runs, process_of, runs_in, write_end_state
 from trainyard.api.runs.reviving import Reviver
 from trainyard.api.runs.server import NO_HEARTBEAT, client
 from trainyard.api.stack import worker_name
@@ -68,8 +68,8 @@ class Watchdog:
         certain = [run for key, run in dead.items() if key in self.suspects]
         self.suspects = set(dead)
         for run in certain:
-            settle(run, self.settings)
-        return [told(run) for run in certain]
+            write_end_state(run, self.settings)
+        return [state_detail(run) for run in certain]
 
     def correct_automation(self) -> list[str]:
         """Runs that the automation marked as crashed and whose process works, or had finished everything."""
@@ -82,7 +82,7 @@ class Watchdog:
             with client() as prefect:
                 prefect.set_flow_run_state(run.id, state, force=True)
         for run in finished:
-            settle(run, self.settings)
+            write_end_state(run, self.settings)
         said = [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
         return said + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
 
@@ -96,7 +96,7 @@ def marked_by_automation(run: FlowRun) -> bool:
     return run.state is not None and (run.state.message or "").startswith(NO_HEARTBEAT)
 
 
-def told(run: FlowRun) -> str:
+def state_detail(run: FlowRun) -> str:
     return f"the run {run.id} ({run.name}) had lost its process {run.infrastructure_pid}"
 
 

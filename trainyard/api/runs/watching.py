@@ -171,7 +171,7 @@ def watch(
     started, begun = time.monotonic(), time.time()
     with client() as prefect:
         while True:
-            tell(events, since, on_progress)
+            report_progress(events, since, on_progress)
             if time.monotonic() >= state_due or wrote_result(folder, begun):
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
@@ -180,7 +180,7 @@ def watch(
                 if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
-        tell(events, since, on_progress)
+        report_progress(events, since, on_progress)
         return result_of(prefect, run, folder)
 
 
@@ -192,7 +192,7 @@ def wrote_result(folder: Path, since: float) -> bool:
         return False
 
 
-def tell(events: EventTail, since: float, on_progress: OnProgress) -> None:
+def report_progress(events: EventTail, since: float, on_progress: OnProgress) -> None:
     for event in events.read_all():
         if event["time"] >= since:
             on_progress(event)

@@ -16,19 +16,19 @@ def night_text(report: NightReport) -> str:
 
 def simulated_text(found: Simulated) -> str:
     """The seed first, the count of invariants last; between them each violation, and the line that replays it."""
-    plant = f", with {found.plant} planted" if found.plant else ""
+    inject = f", with {found.inject} injected" if found.inject else ""
     rate = found.nights / found.seconds if found.seconds else 0.0
     head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
-    head += f"{found.seconds:g} s ({rate:.0f} nights/s){plant}"
+    head += f"{found.seconds:g} s ({rate:.0f} nights/s){inject}"
     return "\n".join([head, *violation_lines(found), found.last_line])
 
 
 def violation_lines(found: Simulated) -> Iterator[str]:
     """The violations of each campaign, and the command that carries out this campaign alone."""
-    plant = f" --plant {found.plant}" if found.plant else ""
+    inject = f" --inject {found.inject}" if found.inject else ""
     for seed in found.failed[:CAMPAIGNS_SHOWN]:
         yield from (line for line in found.violations if line.startswith(f"seed {seed}: "))
-        yield f"  replay: trainyard nightly simulate --campaign {seed}{plant}"
+        yield f"  replay: trainyard nightly simulate --campaign {seed}{inject}"
     if len(found.failed) > CAMPAIGNS_SHOWN:
         yield f"{len(found.failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
 

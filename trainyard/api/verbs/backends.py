@@ -7,7 +7,7 @@ from trainyard.api.requests.trainers import BackendsInput, InstallInput
 from trainyard.api.responses import Response
 from trainyard.backends import environments
 from trainyard.backends.base import probe
-from trainyard.backends.foreign import installing
+from trainyard.backends.external import installing
 from trainyard.compute.gpus import devices_here
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName

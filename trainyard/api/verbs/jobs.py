@@ -24,9 +24,9 @@ from trainyard.api.requests.jobs import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
+from trainyard.api.training_logs import LogTail, StepLog, TrainingLogs, training_logs_of
+from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
-from trainyard.api.verbs.chains.waiting import require_trainer
-from trainyard.api.work import LogTail, StepLog, Work, works_of
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import EventTail
 from trainyard.errors import InvalidInput, NotFound
@@ -137,7 +137,7 @@ def show_job(given: JobInput, context: Context) -> JobDetail:
     return JobDetail(
         **job_of(row, context.settings).model_dump(),
         parameters=row["parameters"],
-        trainings=tuple(map(training_of, works_of(folder))),
+        trainings=tuple(map(training_of, training_logs_of(folder))),
         nodes=result.nodes if result else (),
     )
 
@@ -149,7 +149,7 @@ def show_logs(given: LogsInput, context: Context) -> JobLog:
 def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
     """Step, loss and learning rate of every step. Raises `NotFound` (`E-NOT-FOUND`) before the first."""
     row = import_prefect_client(context.settings, "listing").find_job(given.job)
-    works = [work for work in works_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
+    works = [work for work in training_logs_of(context.settings.runs / row["id"]) if given.node in (None, work.node)]
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
@@ -226,12 +226,12 @@ def gone(row: dict[str, Any]) -> bool:
 
 
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
-    works = works_of(settings.runs / row["id"])
+    works = training_logs_of(settings.runs / row["id"])
     told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
     return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **told)
 
 
-def training_of(work: Work) -> Training:
+def training_of(work: TrainingLogs) -> Training:
     return Training(
         node=work.node,
         **work.progress().model_dump(),
@@ -299,7 +299,7 @@ class LogReader:
         for line in self.listing.read_log(self.run_id, self.num_read):
             self.num_read += 1
             yield LogLine(source="run", **line)
-        for work in works_of(self.folder):
+        for work in training_logs_of(self.folder):
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
                 tail = self.tails[work.node] = LogTail(work.log)

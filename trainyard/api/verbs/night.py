@@ -28,8 +28,8 @@ from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
 from trainyard.night.report import NightReport, TrainingReport, read_report
-from trainyard.night.surroundings import world_of
 from trainyard.night.training import tenant_root
+from trainyard.night.wiring import make_night_deps
 from trainyard.night.worker import work
 from trainyard.project import project_folder
 from trainyard.settings import Settings
@@ -51,7 +51,7 @@ class Simulated(Response):
     nights: int
     attempts: int
     seconds: float
-    plant: str | None
+    inject: str | None
     violations: tuple[str, ...]
     failed: tuple[int, ...] = ()
     """The seeds of the campaigns with a violation."""
@@ -140,7 +140,7 @@ def run_once(given: RunNightInput, context: Context) -> NightReport:
     """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = at_home(context.settings)
     config = config_of(given.config, given.preset, settings)
-    world = world_of(config, settings, say=context.say, unfit=unfit_words(config, settings))
+    world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
     report = run_night(config, world, given.run)
     context.say(report.headline)
     return report
@@ -156,7 +156,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
     found = simulate(
         given.nights,
         given.seed,
-        plant=given.plant,
+        inject=given.inject,
         processes=given.processes,
         campaign=given.campaign,
         on_progress=progress,
@@ -166,7 +166,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
         nights=found.nights,
         attempts=found.attempts,
         seconds=round(found.seconds, 1),
-        plant=found.plant,
+        inject=found.inject,
         violations=found.violations,
         failed=found.failed,
         last_line=found.last_line,
@@ -179,7 +179,7 @@ def run_worker(given: WorkerInput, context: Context) -> Worked:
     config = config_of(given.config, given.preset, settings)
     if reasons := unfit_here(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
-    world = world_of(config, settings, say=context.say)
+    world = make_night_deps(config, settings, say=context.say)
     return Worked(trainings=tuple(work(config, world, on=lambda: not given.once)))
 
 

@@ -31,8 +31,8 @@ from trainyard.backends.axolotl.config import (
     config_of,
     row_of,
 )
-from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, size_of, terminate
-from trainyard.backends.foreign.result import finish
+from trainyard.backends.external.result import finish
+from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, size_of, terminate
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE, Events
@@ -58,7 +58,7 @@ TOOLS = ("axolotl", "torch", "transformers", "trl", "peft", "accelerate")
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
     watch = AxolotlWatch()
-    conduct(
+    run_external(
         folder, events, ExternalTool(argv, variables, watch.stop, PLAN_OPTIONS, check, watch.look), handed_over(watch)
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.foreign.installing import carry_out, failed
+from trainyard.backends.external.installing import carry_out, failed
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.artifacts import write_json_durably
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.foreign.conductor import errors_left_in_plan
+from trainyard.backends.external.runner import errors_left_in_plan
 from trainyard.backends.frame import read_job
 from trainyard.backends.llamacpp.back import write_back
 from trainyard.backends.llamacpp.plan import with_tokenizer

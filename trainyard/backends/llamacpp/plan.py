@@ -20,7 +20,7 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.backends.foreign.conductor import errors_left_in_plan
+from trainyard.backends.external.runner import errors_left_in_plan
 from trainyard.backends.frame import read_job
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back

@@ -20,13 +20,13 @@ import orjson
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.foreign import result
-from trainyard.backends.foreign.conductor import (
+from trainyard.backends.external import result
+from trainyard.backends.external.runner import (
     BEGUN_FILE,
     ExternalRun,
     ExternalTool,
     carry_out,
-    judge,
+    raise_for_exit,
     run_helper,
     size_of,
     start_run,
@@ -147,7 +147,7 @@ def one_epoch(run: ExternalRun, curve: LogCurve, epoch: int, model: Path, rate: 
     watch = LogWatch(run, curve, epoch, rate, size_of(run.folder / LOG_FILE))
     tool = ExternalTool(lambda _: argv(run, model, out, rate), lambda _: {}, end, watch=watch)
     code = carry_out(run, tool)
-    judge(run, code)
+    raise_for_exit(run, code)
     if not out.is_file() or not curve.means:
         raise TrainyardError("llama-finetune ended without a model.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     curve.epochs.append(curve.means[-1])
@@ -269,4 +269,4 @@ def quantise(run: ExternalRun, weights: Path) -> None:
     program, folder = tools() / "bin" / "llama-quantize", weights / "gguf"
     given = [str(program), str(folder / "model-f32.gguf"), str(folder / "model-q8_0.gguf"), "Q8_0", "1"]
     code = carry_out(run, ExternalTool(lambda _: given, lambda _: {}, end))
-    judge(run, code)
+    raise_for_exit(run, code)

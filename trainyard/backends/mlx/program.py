@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.foreign import result
-from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct
+from trainyard.backends.external import result
+from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external
 from trainyard.compute.child import Events
 from trainyard.errors import TrainyardError
 from trainyard.serve.conversion.adapters import WEIGHTS_FILE
@@ -29,7 +29,7 @@ OWN_FOLDER = "mlx"
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    conduct(folder, events, ExternalTool(argv, variables, ask, check=prepare), finish)
+    run_external(folder, events, ExternalTool(argv, variables, ask, check=prepare), finish)
 
 
 def prepare(run: ExternalRun) -> None:

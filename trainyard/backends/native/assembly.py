@@ -32,8 +32,8 @@ from trainyard.train.parallel.team import Team
 from trainyard.train.precision import KernelChoice, PrecisionChoice, choose_attention, choose_fp8, convert_to_fp8
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.schedules import LearningRate
+from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.session.sharing import Alone
 from trainyard.train.stages.contract import Scores
 from trainyard.train.stages.table import STAGES
 
@@ -94,7 +94,7 @@ def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: 
     total = frame.total_steps(config.hyperparameters, plan.steps_per_epoch)
     decided = RunPlan(total, precision.precision, choose_head(job, policy, cut))
     if team is not None:
-        team.tell(PLAN, asdict(decided))
+        team.broadcast_command(PLAN, asdict(decided))
     session = open_session(job, policy, prepared.tokenizer, decided, place=(device, folder / "session"), team=team)
     if stage.needs_reference(config) and stage.reference_per_example:
         feed.reference = reference_scores(session, feed)
@@ -130,12 +130,12 @@ def open_session(
     """The session of a policy; of several processes each opens its side. `place` is the device and a folder."""
     config, (device, folder) = job.config, place
     set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
-    groups, sharing = parameter_groups(policy, config), Alone()
+    groups, parallelism = parameter_groups(policy, config), SingleProcess()
     if team is None:
         optimizer = make_optimizer(groups, config)
     else:
-        sharing = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
-        optimizer = sharing.optimizer(groups, config)
+        parallelism = STRATEGIES[config.launch.strategy](team, policy.model, config.launch)
+        optimizer = parallelism.optimizer(groups, config)
     engine = TrainState(
         model=policy.model,
         reference=policy.reference,
@@ -147,7 +147,7 @@ def open_session(
         device=device,
         precision=plan.precision,
         head=plan.head,
-        sharing=sharing,
+        parallelism=parallelism,
     )
     return Session(engine, folder) if team is None else SharedSession(engine, folder, team)
 

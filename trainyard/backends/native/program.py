@@ -29,7 +29,7 @@ from trainyard.backends.native.assembly import (
     policy_request,
     set_determinism,
 )
-from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, tell_restart
+from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
 from trainyard.data.renderers.choice import choose
@@ -64,7 +64,7 @@ def train(folder: Path, events: Events, team: Team | None = None) -> None:
     set_determinism(job)
     job = with_memory_fit(job, folder, events, device)
     if team is not None:
-        team.tell(JOB, job.model_dump(mode="json"))
+        team.broadcast_command(JOB, job.model_dump(mode="json"))
     with frame.lock_devices(job, folder, events, device), frame.memory_errors_in_words():
         train_on(job, folder, events, device, team)
 
@@ -94,7 +94,7 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     mirror = mirror_of(job)
     found = newest(folder / CHECKPOINT_FOLDER, mirror)
-    restarted_from = tell_restart(folder / DECISIONS_FILE, found, events)
+    restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
     run = assemble(job, folder, events, device, team)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
     if found.path is not None:
@@ -212,7 +212,7 @@ def begin_facts(run: NativeRun) -> dict[str, Any]:
 
 def served_policy(run: NativeRun) -> Policy:
     """The policy with its trained weights whole. Where several processes hold them in parts, it is made anew."""
-    if not run.session.sharing.in_parts:
+    if not run.session.parallelism.is_sharded:
         return run.policy
     weights = run.session.snapshot().parts["weights"]
     whole = build(policy_request(run.job, "cpu"), with_reference=False)
@@ -237,7 +237,7 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
         "final_loss": losses[-1][1],
         "losses": losses,
         **{name: value for name, value in begin_facts(run).items() if not name.startswith("total_")},
-        "launch": run.session.sharing.layout,
+        "launch": run.session.parallelism.layout,
         "seconds": round(seconds, 3),
         "versions": {module.__name__: module.__version__ for module in (torch, transformers, peft)},
     }

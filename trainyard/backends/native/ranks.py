@@ -15,7 +15,7 @@ from trainyard.backends.native import assembly, program
 from trainyard.backends.native.assembly import RunPlan
 from trainyard.backends.trl.loading import pick_device
 from trainyard.compute.child import Events, Stopped
-from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
+from trainyard.compute.rank_process import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.train.head import Head
@@ -43,21 +43,21 @@ def lead(folder: Path, events: Events, team: Team) -> None:
         program.train(folder, events, team)
     except (Stopped, TrainyardError):
         if not team.broken:
-            team.tell(END)
+            team.broadcast_command(END)
         raise
-    team.tell(END)
+    team.broadcast_command(END)
 
 
 def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     """Load what the first process has loaded, and do what it tells until it says that this is the end."""
-    word, given = team.hear()
+    word, given = team.receive_command()
     if word == END:
         return
     job = TrainingJob.model_validate(given[0])
     assembly.set_determinism(job)
     tokenizer = assembly.tokenizer_of(job, events)
     policy = assembly.make_policy(job, device, events)
-    word, given = team.hear()
+    word, given = team.receive_command()
     if word == END:
         return
     sent = given[0]

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends import environments, frame
-from trainyard.backends.foreign.conductor import pick_device
+from trainyard.backends.external.runner import pick_device
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import FOLDER
@@ -33,7 +33,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.stores.metrics import curve
 
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
-"""Events of a script that are believed; the others are the conductor's own."""
+"""Events of a script that are believed; the others are the runner's own."""
 EVENTS_VARIABLE, OWN_EVENTS = "TRAINYARD_EVENTS", "events.jsonl"
 MOST_LOG_BYTES = 64 << 20
 """A longer log keeps its head and its tail once the script has ended."""

@@ -23,11 +23,11 @@ from transformers import PrinterCallback, set_seed
 
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, tell_restart
+from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, log_restart
 from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import PreparedRun, prepare, sequence
+from trainyard.backends.trl.distributed import company, is_sharded, layout_of, shared_model, sync_value
 from trainyard.backends.trl.loading import head_of, load_base, lora_facts, pick_device, template_sha256, with_adapter
-from trainyard.backends.trl.several import company, in_parts, layout_of, shared, shared_model
 from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCurve, TrlCallback, newest_trainer_state
 from trainyard.compute.child import Events, Stopped
@@ -51,7 +51,7 @@ def train(folder: Path, events: Events) -> None:
         team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
         if team is None or team.leading:
             held.enter_context(frame.lock_devices(job, folder, events, device))
-        shared(team, None)  # nobody begins before the device is ours
+        sync_value(team, None)  # nobody begins before the device is ours
         with frame.memory_errors_in_words():
             train_on(job, folder, events, device, team)
 
@@ -59,9 +59,9 @@ def train(folder: Path, events: Events) -> None:
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     found, restarted_from = start_of(folder, events, team)
     prepared = prepare(job, device, events)
-    frame.require_not_stopped(shared(team, events.stop_requested()))
+    frame.require_not_stopped(sync_value(team, events.stop_requested()))
     set_seed(job.config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    model = shared_model(job, found.path) if in_parts(job) else with_adapter(load_base(job, device), job).to(device)
+    model = shared_model(job, found.path) if is_sharded(job) else with_adapter(load_base(job, device), job).to(device)
     choice = decide_precision(prepared, model, folder, team)
     trainer = build_trainer(prepared, model, folder, choice.precision)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(trainer.model))
@@ -87,9 +87,9 @@ def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundChec
     place, step = "", 0
     if team is None or team.leading:
         found = newest_valid(folder / CHECKPOINT_FOLDER)
-        restarted_from = tell_restart(folder / DECISIONS_FILE, found, events)
+        restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
         place, step = str(found.path or ""), found.step
-    place, step = shared(team, (place, step))
+    place, step = sync_value(team, (place, step))
     return FoundCheckpoint(Path(place) if place else None, step), restarted_from
 
 
@@ -110,7 +110,7 @@ def decide_precision(
 
 def share_precision(team: Team | None, choice: PrecisionChoice | None) -> PrecisionChoice | None:
     """The choice of rank 0, in every process."""
-    sent = shared(team, choice and [choice.precision.value, choice.why])
+    sent = sync_value(team, choice and [choice.precision.value, choice.why])
     return PrecisionChoice(Precision(sent[0]), sent[1]) if sent else None
 
 
@@ -193,15 +193,15 @@ def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path
     if team is None or team.leading:
         frame.save_result(job, folder, record, lambda target: write_result(trainer, prepared, target))
         return
-    target = shared(team, None)
-    if in_parts(job):  # its part of the weights is gathered
+    target = sync_value(team, None)
+    if is_sharded(job):  # its part of the weights is gathered
         trainer.model.save_pretrained(target, is_main_process=False)
 
 
 def write_result(trainer: CommittedCheckpoints, prepared: PreparedRun, target: Path) -> None:
     """Write adapter or model, and the tokenizer, to `target`."""
     job = prepared.job
-    shared(trainer.team, str(target))
+    sync_value(trainer.team, str(target))
     if job.config.method.facts.adapter:
         save_adapter(trainer.model, job, target)
         prepared.tokenizer.save_pretrained(target / "tokenizer")

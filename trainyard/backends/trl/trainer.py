@@ -22,7 +22,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from trainyard.backends.frame import require_finite_weights
 from trainyard.backends.trl.arguments import Length
-from trainyard.backends.trl.several import PART_FILE, own_states, take_states
+from trainyard.backends.trl.distributed import PART_FILE, local_states, take_states
 from trainyard.compute.child import Events, faultpoint
 from trainyard.train.checkpoints import commit
 from trainyard.train.parallel.team import Team
@@ -275,7 +275,7 @@ class CommittedCheckpoints(Trainer):
         if not self.is_distributed_loading_by_transformers:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        torch.save(own_states(self.optimizer), Path(output_dir) / PART_FILE.format(self.args.process_index))
+        torch.save(local_states(self.optimizer), Path(output_dir) / PART_FILE.format(self.args.process_index))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 

@@ -14,8 +14,8 @@ from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetReadResult, SetRequest
 from trainyard.data.quarantine import Balance, Quarantine
 from trainyard.data.readers.chunks import OpenedSet
-from trainyard.data.readers.intake import Intake
 from trainyard.data.readers.repositories import open_repository
+from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.sets import open_files, open_repository_set
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import chosen_side
@@ -90,7 +90,7 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
     """Stream the rows into the target folder. A preference set under `sft` gives its chosen side."""
     last, folder = 0.0, Path(request.target) / port.value
     with (
-        Intake(folder, port, deduplicate=request.deduplicate, max_rows=request.given.max_rows) as intake,
+        RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=request.given.max_rows) as intake,
         collection_paused(),
     ):
         for chunk in opened.chunks:

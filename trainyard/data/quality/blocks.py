@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
-from trainyard.data.quality.words import Words, words
+from trainyard.data.quality.words import WordTable, words
 from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
@@ -78,7 +78,7 @@ class Block:
     numbers: np.ndarray
     tokens: np.ndarray | None = None
     """int64 tokens a row, set by the length step."""
-    counted_words: Words | None = None
+    counted_words: WordTable | None = None
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -131,7 +131,7 @@ class Block:
         return pc.binary_join_element_wise(*texts, "\n")
 
     @property
-    def words(self) -> Words:
+    def words(self) -> WordTable:
         """Words of question and body in turn: text 2i is row i's question, text 2i + 1 its body."""
         if self.counted_words is None:
             both = pa.concat_arrays([self.question, self.body])
@@ -140,9 +140,9 @@ class Block:
         return self.counted_words
 
     @property
-    def row_words(self) -> Words:
+    def row_words(self) -> WordTable:
         """Words of each row, question and body as one text."""
-        return Words(self.words.hashes, self.words.offsets[::2])
+        return WordTable(self.words.hashes, self.words.offsets[::2])
 
 
 def values(array: pa.Array) -> np.ndarray:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from trainyard.data.quality.blocks import Block
-from trainyard.data.quality.words import Words, words
+from trainyard.data.quality.words import WordTable, words
 from trainyard.errors import InvalidInput, NotFound
 
 BOILERPLATE_DOCUMENTS = 10
@@ -36,7 +36,7 @@ SEVERAL = np.uint64(1)
 
 
 @dataclass
-class Apart:
+class HeldOutIndex:
     """What one set keeps out of training: its runs of words (each with the document it is from) and its questions."""
 
     questions_only: bool = False
@@ -51,7 +51,7 @@ class Apart:
         """Take the rows of a block, all of this set; `documents` and `asked` (question hashes) are one uint64 a row."""
         self.add_words(questions(block) if self.questions_only else block.row_words, documents, asked)
 
-    def add_words(self, found: Words, documents: np.ndarray, asked: np.ndarray) -> None:
+    def add_words(self, found: WordTable, documents: np.ndarray, asked: np.ndarray) -> None:
         runs = found.runs(self.length)
         self.runs.append(runs.hashes)
         if self.questions_only:
@@ -79,7 +79,7 @@ class Apart:
 class Sealed:
     """A set kept apart, sorted, and what training rows share with it."""
 
-    def __init__(self, apart: Apart, runs: np.ndarray, owners: np.ndarray, questions: np.ndarray) -> None:
+    def __init__(self, apart: HeldOutIndex, runs: np.ndarray, owners: np.ndarray, questions: np.ndarray) -> None:
         self.apart, self.runs, self.owners, self.questions = apart, runs, owners, questions
         self.boilerplate = np.zeros(len(runs), bool)
         self.asks: list[np.ndarray] = []
@@ -127,7 +127,7 @@ class Sealed:
         return np.unique(np.concatenate([rows, *self.asks]).astype(np.int64))
 
 
-def questions(block: Block) -> Words:
+def questions(block: Block) -> WordTable:
     """Words of the questions of a block."""
     is_question = np.arange(len(block.words)) % 2 == 0
     return block.words.keep(is_question)
@@ -165,14 +165,14 @@ def concatenated(parts: list[np.ndarray]) -> np.ndarray:
 # --- evaluation files -----------------------------------------------------------------------------------------------
 
 
-def load_evaluation_sets(paths: tuple[str, ...], length: int) -> Apart | None:
+def load_evaluation_sets(paths: tuple[str, ...], length: int) -> HeldOutIndex | None:
     """Questions and texts of task files: JSON Lines, or one JSON list. None without files.
 
     Raises `NotFound` (`E-EVALUATION-SET`) or `InvalidInput` (`E-EVALUATION-SET`) naming file and line.
     """
     if not paths:
         return None
-    apart = Apart(strict=True, length=length)
+    apart = HeldOutIndex(strict=True, length=length)
     for path in paths:
         for asked, texts in tasks(Path(path)):
             found = words(pa.array([*asked, "\n".join(texts)], pa.string()))

@@ -29,7 +29,7 @@ import xxhash
 from rensa import RMinHash, RMinHashLSH
 
 from trainyard.data.quality.blocks import Block, RowLedger
-from trainyard.data.quality.words import Words
+from trainyard.data.quality.words import WordTable
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 
@@ -99,7 +99,7 @@ class Shingles:
     def add(self, block: Block) -> None:
         self.add_words(block.row_words, np.diff(block.words.offsets)[::2])
 
-    def add_words(self, found: Words, questions: np.ndarray | None = None) -> None:
+    def add_words(self, found: WordTable, questions: np.ndarray | None = None) -> None:
         """Take the words of rows; `questions` says how many of each row's first words are the question's."""
         runs = shingles(found)
         sizes = np.diff(runs.offsets)
@@ -127,7 +127,7 @@ class Shingles:
         return proved(rows, threshold)
 
 
-def shingles(found: Words) -> Words:
+def shingles(found: WordTable) -> WordTable:
     """Runs of two words of each text; a text of one word is that word."""
     if np.diff(found.offsets).min(initial=SHINGLE_WORDS) >= SHINGLE_WORDS:
         return found.runs(SHINGLE_WORDS)
@@ -139,7 +139,7 @@ def shingles(found: Words) -> Words:
     single = np.repeat(sizes == 1, counts)
     hashes[single] = found.hashes[found.offsets[:-1][sizes == 1]]
     hashes[~single] = runs.hashes
-    return Words(hashes, offsets)
+    return WordTable(hashes, offsets)
 
 
 def bands(threshold: float) -> int:

@@ -1,7 +1,7 @@
 """The length policy, in tokens of the model that will be trained: drop, truncate or raise.
 
 Tokens are counted by the model's own `tokenizer.json` through the `tokenizers` library; no transformers, no torch.
-The chat template is not rendered, because a template is foreign code; its tokens are estimated as four a message
+The chat template is not rendered, because a template is untrusted code; its tokens are estimated as four a message
 beside the role's own (start, end and two separators: right for ChatML, Llama 3 and Gemma) and one for the begin of
 the sequence. The trainer counts the rendered text once more, exactly.
 """

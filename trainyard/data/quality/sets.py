@@ -1,6 +1,6 @@
 """What can be decided only with all rows known: near-duplicates, held-out sets, decontamination.
 
-Each row that passed the row steps leaves a small entry in `Survivors` (42 bytes) and itself in the working file. Every
+Each row that passed the row steps leaves a small entry in `KeptRows` (42 bytes) and itself in the working file. Every
 set step has the signature `(survivors, sieve) -> None` and writes the fate of rows; a row whose fate is no longer
 `TRAIN` is not looked at again, except that a wording falls when its question is no longer trained.
 """
@@ -18,16 +18,16 @@ import pyarrow as pa
 import xxhash
 
 from trainyard.data.quality.blocks import Block, read_blocks
-from trainyard.data.quality.decontamination import Apart, question_hashes
+from trainyard.data.quality.decontamination import HeldOutIndex, question_hashes
 from trainyard.data.quality.duplicates import Shingles, identities
-from trainyard.data.quality.words import Words
+from trainyard.data.quality.words import WordTable
 from trainyard.data.rows import SCHEMAS, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.data.splits import documents_needed, holdout_order
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
 
 
-class Fate(IntEnum):
+class RowStatus(IntEnum):
     """Where a row goes. From `NEAR_DUPLICATE` on it is dropped, and the name is its reason."""
 
     TRAIN = 0
@@ -47,13 +47,13 @@ class Fate(IntEnum):
 
 
 DETAILS = {
-    Fate.NEAR_DUPLICATE: "almost the same as line {origin}",
-    Fate.SPARE_WORDING: "another wording of this question stands for it in the set of unseen documents",
-    Fate.SEEN_WORDING: "training asks this question in the same words, so it cannot test an unseen wording",
-    Fate.UNTRAINED_WORDING: "the other wordings of this question are not in training any more",
-    Fate.CONTAMINATED_UNSEEN_DOCUMENTS: "shares a question or a run of words with the set of unseen documents",
-    Fate.CONTAMINATED_UNSEEN_WORDING: "shares a question or a run of words with the set of unseen wording",
-    Fate.CONTAMINATED_EVALUATION_SETS: "shares a question or a run of words with an evaluation set",
+    RowStatus.NEAR_DUPLICATE: "almost the same as line {origin}",
+    RowStatus.SPARE_WORDING: "another wording of this question stands for it in the set of unseen documents",
+    RowStatus.SEEN_WORDING: "training asks this question in the same words, so it cannot test an unseen wording",
+    RowStatus.UNTRAINED_WORDING: "the other wordings of this question are not in training any more",
+    RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: "shares a question or a run of words with the set of unseen documents",
+    RowStatus.CONTAMINATED_UNSEEN_WORDING: "shares a question or a run of words with the set of unseen wording",
+    RowStatus.CONTAMINATED_EVALUATION_SETS: "shares a question or a run of words with an evaluation set",
 }
 MARKS = {UNSEEN_DOCUMENTS: 1, UNSEEN_WORDING: 2}
 
@@ -64,11 +64,11 @@ class SetSieve(Protocol):
     config: ValidatorConfig
     port: Port
     shingles: Shingles
-    evaluation: Apart | None
+    evaluation: HeldOutIndex | None
 
 
 @dataclass
-class Survivors:
+class KeptRows:
     """One entry a row of the working file, as columns."""
 
     path: Path
@@ -91,7 +91,7 @@ class Survivors:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def are(self, fate: Fate) -> np.ndarray:
+    def are(self, fate: RowStatus) -> np.ndarray:
         return np.asarray(self.fates == fate)
 
     def blocks(self) -> Iterator[tuple[Block, np.ndarray]]:
@@ -102,7 +102,7 @@ class Survivors:
             yield Block(self.port, rows, self.numbers[entries], counted_words=stored_words(block)), entries
 
     def detail(self, entry: int) -> str:
-        return DETAILS[Fate(self.fates[entry])].format(origin=self.origins.get(entry, 0))
+        return DETAILS[RowStatus(self.fates[entry])].format(origin=self.origins.get(entry, 0))
 
 
 def work_schema(port: Port) -> pa.Schema:
@@ -118,17 +118,17 @@ def with_words(block: Block) -> pa.RecordBatch:
     return block.batch.append_column("words", column).append_column("asked", asked)
 
 
-def stored_words(block: Block) -> Words:
+def stored_words(block: Block) -> WordTable:
     """The words of a block of the working file, question and body in turn."""
     column = block.column("words")
     offsets = column.offsets.to_numpy().astype(np.int64)
     ends = np.stack([offsets[:-1] + block.column("asked").to_numpy(), offsets[1:]], axis=1).ravel() - offsets[0]
-    return Words(column.flatten().to_numpy(), np.concatenate([[0], ends]))
+    return WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
 
 
 @dataclass
 class Entries:
-    """Collects the entries of `Survivors` block by block."""
+    """Collects the entries of `KeptRows` block by block."""
 
     columns: list[tuple[np.ndarray, ...]] = field(default_factory=list)
 
@@ -139,7 +139,7 @@ class Entries:
         assert block.tokens is not None
         self.columns.append((block.numbers, documents, pairs, question_hashes(block), block.tokens, marks))
 
-    def survivors(self, path: Path, port: Port) -> Survivors:
+    def survivors(self, path: Path, port: Port) -> KeptRows:
         kinds = (np.int64, np.uint64, np.uint64, np.uint64, np.int64, np.uint8)
         whole = [
             np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
@@ -147,7 +147,7 @@ class Entries:
         ]
         numbers, documents, pairs, asked, tokens, marks = whole
         fates = np.zeros(len(numbers), np.uint8)
-        return Survivors(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
+        return KeptRows(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
 
 
 def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
@@ -167,31 +167,31 @@ def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
 # --- near-duplicates ------------------------------------------------------------------------------------------------
 
 
-def near_duplicates(survivors: Survivors, sieve: SetSieve) -> None:
+def near_duplicates(survivors: KeptRows, sieve: SetSieve) -> None:
     """Rows that are almost an earlier row."""
     if sieve.config.near_duplicates is None:
         return
     found = sieve.shingles.near_duplicates(sieve.config.near_duplicates, survivors.pairs)
     sieve.shingles = Shingles()
     for entry, earlier in found.items():
-        survivors.fates[entry] = Fate.NEAR_DUPLICATE
+        survivors.fates[entry] = RowStatus.NEAR_DUPLICATE
         survivors.origins[entry] = int(survivors.numbers[earlier])
 
 
 # --- held-out sets --------------------------------------------------------------------------------------------------
 
 
-def holdout(survivors: Survivors, sieve: SetSieve) -> None:
+def holdout(survivors: KeptRows, sieve: SetSieve) -> None:
     """Rows of held-out documents, then one wording of each question that training asks in other words."""
-    alive = survivors.are(Fate.TRAIN)
+    alive = survivors.are(RowStatus.TRAIN)
     held = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
-    survivors.fates[held] = Fate.SPARE_WORDING
-    survivors.fates[last_wording(survivors, held)] = Fate.UNSEEN_DOCUMENTS
+    survivors.fates[held] = RowStatus.SPARE_WORDING
+    survivors.fates[last_wording(survivors, held)] = RowStatus.UNSEEN_DOCUMENTS
     if sieve.config.holdout.wording:
         hold_wordings_out(survivors)
 
 
-def heldout_keys(survivors: Survivors, alive: np.ndarray, config: ValidatorConfig) -> np.ndarray:
+def heldout_keys(survivors: KeptRows, alive: np.ndarray, config: ValidatorConfig) -> np.ndarray:
     """The documents held out: the first ones of the order, and those with a row that its maker marked so."""
     documents, of_row = np.unique(survivors.documents[alive], return_inverse=True)
     rows = np.bincount(of_row[last_wording(survivors, alive)[alive]], minlength=len(documents))
@@ -199,7 +199,7 @@ def heldout_keys(survivors: Survivors, alive: np.ndarray, config: ValidatorConfi
     return np.union1d(first, survivors.documents[alive & (survivors.marks == MARKS[UNSEEN_DOCUMENTS])])
 
 
-def last_wording(survivors: Survivors, among: np.ndarray) -> np.ndarray:
+def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
     """Rows that stand for their question: the last wording of each among these rows, and every row without others."""
     entries = np.flatnonzero(among & (survivors.pairs != 0))[::-1]
     _, first = np.unique(survivors.pairs[entries], return_index=True)
@@ -208,18 +208,18 @@ def last_wording(survivors: Survivors, among: np.ndarray) -> np.ndarray:
     return np.asarray(stands)
 
 
-def hold_wordings_out(survivors: Survivors) -> None:
+def hold_wordings_out(survivors: KeptRows) -> None:
     """A marked wording is set aside if training asks the same question, and never in the same words."""
-    train = survivors.are(Fate.TRAIN)
+    train = survivors.are(RowStatus.TRAIN)
     marked = train & (survivors.marks == MARKS[UNSEEN_WORDING])
     eligible = marked & trained(survivors, train & ~marked)
     asked = survivors.asked[train & ~eligible]
     seen = eligible & np.isin(survivors.asked, asked[asked != 0])
-    survivors.fates[eligible] = Fate.UNSEEN_WORDING
-    survivors.fates[seen] = Fate.SEEN_WORDING
+    survivors.fates[eligible] = RowStatus.UNSEEN_WORDING
+    survivors.fates[seen] = RowStatus.SEEN_WORDING
 
 
-def trained(survivors: Survivors, train: np.ndarray) -> np.ndarray:
+def trained(survivors: KeptRows, train: np.ndarray) -> np.ndarray:
     """Rows whose question (or document, where rows have no pair) is asked by a training row."""
     by_pair = np.isin(survivors.pairs, survivors.pairs[train])
     by_document = np.isin(survivors.documents, survivors.documents[train])
@@ -229,54 +229,54 @@ def trained(survivors: Survivors, train: np.ndarray) -> np.ndarray:
 # --- decontamination ------------------------------------------------------------------------------------------------
 
 
-def decontamination(survivors: Survivors, sieve: SetSieve) -> None:
+def decontamination(survivors: KeptRows, sieve: SetSieve) -> None:
     """Training rows that show a question or a run of words of a set that is kept apart."""
     length = sieve.config.decontaminate
     if not length:
         return
     sets = kept_apart(survivors, length)
     if sieve.evaluation is not None:
-        sets[Fate.CONTAMINATED_EVALUATION_SETS] = sieve.evaluation
+        sets[RowStatus.CONTAMINATED_EVALUATION_SETS] = sieve.evaluation
     sealed = {fate: apart.sealed() for fate, apart in sets.items()}
     for block, entries in survivors.blocks():
-        mask = survivors.fates[entries] == Fate.TRAIN
+        mask = survivors.fates[entries] == RowStatus.TRAIN
         if mask.any():
             part, kept = block.keep(mask), entries[mask]
             for one in sealed.values():
                 one.compare(part, kept, survivors.documents[kept], survivors.asked[kept])
     for fate, one in sealed.items():
         gone = one.contaminated()
-        survivors.fates[gone[survivors.fates[gone] == Fate.TRAIN]] = fate
-    wording = survivors.are(Fate.UNSEEN_WORDING)
-    survivors.fates[wording & ~trained(survivors, survivors.are(Fate.TRAIN))] = Fate.UNTRAINED_WORDING
+        survivors.fates[gone[survivors.fates[gone] == RowStatus.TRAIN]] = fate
+    wording = survivors.are(RowStatus.UNSEEN_WORDING)
+    survivors.fates[wording & ~trained(survivors, survivors.are(RowStatus.TRAIN))] = RowStatus.UNTRAINED_WORDING
 
 
-def kept_apart(survivors: Survivors, length: int) -> dict[Fate, Apart]:
+def kept_apart(survivors: KeptRows, length: int) -> dict[RowStatus, HeldOutIndex]:
     """The two held-out sets, read from the working file."""
-    documents = Apart(length=length)
-    wording = Apart(questions_only=True, length=length)
-    held = {Fate.UNSEEN_DOCUMENTS: documents, Fate.UNSEEN_WORDING: wording}
+    documents = HeldOutIndex(length=length)
+    wording = HeldOutIndex(questions_only=True, length=length)
+    held = {RowStatus.UNSEEN_DOCUMENTS: documents, RowStatus.UNSEEN_WORDING: wording}
     for block, entries in survivors.blocks():
         for fate, apart in held.items():
             mask = survivors.fates[entries] == fate
             if mask.any():
                 held_here = entries[mask]
                 apart.add(block.keep(mask), survivors.documents[held_here], survivors.asked[held_here])
-    return {Fate.CONTAMINATED_UNSEEN_DOCUMENTS: documents, Fate.CONTAMINATED_UNSEEN_WORDING: wording}
+    return {RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: documents, RowStatus.CONTAMINATED_UNSEEN_WORDING: wording}
 
 
-def too_few(survivors: Survivors, config: ValidatorConfig) -> list[str]:
+def too_few(survivors: KeptRows, config: ValidatorConfig) -> list[str]:
     """A sentence for each held-out set that is smaller than asked."""
     rules, sentences = config.holdout, []
-    held = int(survivors.are(Fate.UNSEEN_DOCUMENTS).sum())
+    held = int(survivors.are(RowStatus.UNSEEN_DOCUMENTS).sum())
     if rules.documents > 0 and held < rules.min_rows:
-        count = len(np.unique(survivors.documents[survivors.fates != Fate.NEAR_DUPLICATE]))
+        count = len(np.unique(survivors.documents[survivors.fates != RowStatus.NEAR_DUPLICATE]))
         sentences.append(
             f"unseen_documents has {held} rows, asked were {rules.min_rows}: of {count} documents at most half may be "
             "held out. Add documents, or lower holdout.min_rows."
         )
     marked = int((survivors.marks == MARKS[UNSEEN_WORDING]).sum())
-    wordings = int(survivors.are(Fate.UNSEEN_WORDING).sum())
+    wordings = int(survivors.are(RowStatus.UNSEEN_WORDING).sum())
     if rules.wording and marked and wordings < rules.min_rows:
         sentences.append(
             f"unseen_wording has {wordings} rows, asked were {rules.min_rows}: {marked} rows were marked for it. "

@@ -31,7 +31,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Words:
+class WordTable:
     """`hashes[offsets[i]:offsets[i + 1]]` are the words of text `i`, in order."""
 
     hashes: np.ndarray
@@ -45,10 +45,10 @@ class Words:
     def of(self, index: int) -> np.ndarray:
         return self.hashes[self.offsets[index] : self.offsets[index + 1]]
 
-    def keep(self, mask: np.ndarray) -> Words:
+    def keep(self, mask: np.ndarray) -> WordTable:
         """The words of the masked texts."""
         sizes = np.diff(self.offsets)
-        return Words(self.hashes[np.repeat(mask, sizes)], np.concatenate([[0], np.cumsum(sizes[mask])]))
+        return WordTable(self.hashes[np.repeat(mask, sizes)], np.concatenate([[0], np.cumsum(sizes[mask])]))
 
     def owners(self) -> np.ndarray:
         """int64, for each word the text that it belongs to."""
@@ -66,7 +66,7 @@ class Words:
         found[sizes == 0] = 0
         return np.asarray(found)
 
-    def runs(self, length: int) -> Words:
+    def runs(self, length: int) -> WordTable:
         """All runs of `length` words (n-grams) of each text, as one hash each; shorter texts have none."""
         sizes = np.maximum(np.diff(self.offsets) - length + 1, 0)
         windows = max(len(self.hashes) - length + 1, 0)
@@ -75,7 +75,7 @@ class Words:
             combined *= _MULTIPLIER
             combined += self.hashes[step : step + windows]
         starts = np.repeat(self.offsets[:-1], sizes) + _places(sizes)
-        return Words(combined[starts], np.concatenate([[0], np.cumsum(sizes)]))
+        return WordTable(combined[starts], np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def scramble(values: np.ndarray) -> np.ndarray:
@@ -85,17 +85,17 @@ def scramble(values: np.ndarray) -> np.ndarray:
     return np.asarray(values ^ (values >> np.uint64(31)))
 
 
-def words(texts: pa.Array) -> Words:
+def words(texts: pa.Array) -> WordTable:
     """The words of each text of a string array without nulls.
 
     A word is hashed 8 bytes at a time, all words at once; of a word over 64 bytes the first 64 and its length count.
     """
     parts = [split(texts.slice(start, CHUNK_TEXTS)) for start in range(0, max(len(texts), 1), CHUNK_TEXTS)]
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Words(np.concatenate([part.hashes for part in parts]), np.concatenate([[0], np.cumsum(sizes)]))
+    return WordTable(np.concatenate([part.hashes for part in parts]), np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def split(texts: pa.Array) -> Words:
+def split(texts: pa.Array) -> WordTable:
     """`words` of a few texts."""
     data, offsets = buffer_of(spaced(texts))
     inside = np.frombuffer(data, np.uint8) != _SPACE
@@ -103,11 +103,11 @@ def split(texts: pa.Array) -> Words:
     begins[1:] &= ~inside[:-1]
     begins[offsets] = inside[offsets]  # texts follow each other without a space
     ends = inside[:-1] & ~inside[1:]
-    borders = offsets[offsets > 0] - 1
-    ends[borders] = inside[borders]
+    boundaries = offsets[offsets > 0] - 1
+    ends[boundaries] = inside[boundaries]
     starts = np.flatnonzero(begins)
     found = hash_words(data, starts, np.flatnonzero(ends) + 1 - starts)
-    return Words(found, np.searchsorted(starts, offsets).astype(np.int64))
+    return WordTable(found, np.searchsorted(starts, offsets).astype(np.int64))
 
 
 def hash_words(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

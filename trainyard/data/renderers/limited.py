@@ -88,7 +88,7 @@ class LimitedTemplate:
             reply = {} if alive else self.start()
             reply = reply or self.exchange(variables)
         if "limit" in reply:
-            raise over(reply["limit"])
+            raise over_limit(reply["limit"])
         if "refused" in reply:
             raise jinja2.TemplateError(reply["refused"])
         return str(reply["text"])
@@ -144,7 +144,7 @@ def end(process: subprocess.Popen[bytes], owner: int) -> None:
         process.communicate()
 
 
-def over(what: str) -> TemplateLimit:
+def over_limit(what: str) -> TemplateLimit:
     return TemplateLimit(
         f"The chat template used {what} for one conversation.",
         why=f"A template is a program that comes with the model; allowed are {CPU_S:g} s, {MEMORY_BYTES >> 20} MiB and "

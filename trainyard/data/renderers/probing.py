@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.data.renderers.borders import REFUSALS, TemplateText
 from trainyard.data.renderers.contract import Flavour, Tools, Turn
+from trainyard.data.renderers.spans import REFUSALS, TemplateText
 from trainyard.errors import InvalidInput
 
 

@@ -18,10 +18,10 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
-from trainyard.data.renderers.borders import ANSWERED, ASKED, REFUSALS, TemplateText, common_prefix
 from trainyard.data.renderers.choice import AUTO, choose
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
 from trainyard.data.renderers.control import unmarked
+from trainyard.data.renderers.spans import ANSWERED, ASKED, REFUSALS, TemplateText, common_prefix
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 
 ANCHOR = "\x02"
@@ -72,20 +72,20 @@ class Renderer(TemplateText):
         text = self.text(turns, tools, ask=add_generation_prompt)
         learned = self.learned(turns, tools, text)
         starts = self.message_starts(turns, tools, text)
-        borders = {0, len(text), *starts, *(border for span in learned for border in (span.start, span.end))}
-        ids, places = self.ids_and_places(text, sorted(borders))
+        boundaries = {0, len(text), *starts, *(boundary for span in learned for boundary in (span.start, span.end))}
+        ids, places = self.ids_and_places(text, sorted(boundaries))
         weights = [float(any(span.start < end and start < span.end for span in learned)) for start, end in places]
         owners = [sum(start >= border for border in starts[1:]) for start, _ in places]
         return Rendered(ids, weights, owners)
 
-    def ids_and_places(self, text: str, borders: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text, and where in it each token stands; text with marked control tokens is cut at the borders."""
+    def ids_and_places(self, text: str, boundaries: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text, and the position of each token; text with marked control tokens is cut at the boundaries."""
         if text == unmarked(text) and self.tokenizer.is_fast:
             encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
         ids: list[int] = []
         places: list[tuple[int, int]] = []
-        for start, end in pairwise(borders):
+        for start, end in pairwise(boundaries):
             own = self.ids(text[start:end], start=start == 0)
             ids += own
             places += [(start, end)] * len(own)

@@ -15,11 +15,11 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainyard.data.renderers.borders import REFUSALS
 from trainyard.data.renderers.choice import digest, named, read, recognise, shipped, template_text
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec, Tools, Turn
 from trainyard.data.renderers.probing import TemplateProbe, measure, samples, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
+from trainyard.data.renderers.spans import REFUSALS
 from trainyard.data.renderers.table import RENDERERS
 
 TOKEN = re.compile(r"<\|[^<>|\s'\"{}]+\|?>|<[A-Za-z_/]+\|?>|<｜[^｜]+｜>|\[/?(?:INST|gMASK|[A-Z]+_[A-Z_]+)\]")

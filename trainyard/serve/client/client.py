@@ -61,7 +61,7 @@ class ServerTimeout(ServerError):
     default_code = "E-SERVER-TIMEOUT"
 
 
-class ServerGaveGarbage(ServerError):
+class InvalidServerResponse(ServerError):
     """An answer that is cut off, is not JSON, or is not what the API promises."""
 
     default_code = "E-SERVER-RESPONSE"
@@ -279,7 +279,7 @@ class ChatClient:
     ) -> Completion:
         """One chat completion. `schema` (JSON Schema) constrains the reply's text.
 
-        Raises `ServerUnreachable`, `ServerTimeout`, `ServerGaveGarbage` or `ServerRefused`.
+        Raises `ServerUnreachable`, `ServerTimeout`, `InvalidServerResponse` or `ServerRefused`.
         """
         asked: dict[str, Any] = {"model": self.model, "messages": messages}
         options = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature}
@@ -352,12 +352,12 @@ class ChatClient:
         body = await self._send("POST", self._chat_url, content)
         chat = self._decode(_CHAT, body)
         if chat.error is not None:
-            raise _Failure(ServerGaveGarbage, f"status 200 with an error: {self._quote(orjson.dumps(chat.error))}")
+            raise _Failure(InvalidServerResponse, f"status 200 with an error: {self._quote(orjson.dumps(chat.error))}")
         if not chat.choices:
-            raise _Failure(ServerGaveGarbage, "the reply has no choices")
+            raise _Failure(InvalidServerResponse, "the reply has no choices")
         message = chat.choices[0].message
         if message.content is None:
-            raise _Failure(ServerGaveGarbage, f"the reply has no text ({message.refusal or 'content is null'})")
+            raise _Failure(InvalidServerResponse, f"the reply has no text ({message.refusal or 'content is null'})")
         return chat
 
     async def _models(self) -> list[ModelCard]:
@@ -367,9 +367,9 @@ class ChatClient:
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _Failure(ServerGaveGarbage, f"a field has another type than the API says: {error}") from error
+            raise _Failure(InvalidServerResponse, f"a field has another type than the API says: {error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _Failure(ServerGaveGarbage, f"the body is not JSON: {self._quote(body)}") from error
+            raise _Failure(InvalidServerResponse, f"the body is not JSON: {self._quote(body)}") from error
 
     async def _send(self, method: str, url: str, content: bytes | None = None) -> bytes:
         """One attempt: the body of a 200 answer, or `_Failure`."""
@@ -381,7 +381,7 @@ class ChatClient:
             ):
                 body = await self._read(response.content)
         except aiohttp.ClientError as error:
-            kind = ServerGaveGarbage if isinstance(error, aiohttp.ClientPayloadError) else ServerUnreachable
+            kind = InvalidServerResponse if isinstance(error, aiohttp.ClientPayloadError) else ServerUnreachable
             # `str` of a broken protocol begins with a status that the server did not send.
             message = getattr(error, "message", "") or str(error) or type(error).__name__
             raise _Failure(kind, self._quote(message)) from error
@@ -402,7 +402,7 @@ class ChatClient:
         async for piece in stream.iter_any():
             body += piece
             if len(body) > MOST_BODY_BYTES:
-                raise _Failure(ServerGaveGarbage, f"the answer is longer than {MOST_BODY_BYTES:,} bytes")
+                raise _Failure(InvalidServerResponse, f"the answer is longer than {MOST_BODY_BYTES:,} bytes")
         return bytes(body)
 
     def _server_message(self, body: bytes) -> str:
@@ -429,7 +429,7 @@ class ChatClient:
         what = {
             ServerUnreachable: f"The model server at {self.api} could not be reached ({tried}).",
             ServerTimeout: f"The model server at {self.api} did not answer in time ({tried}).",
-            ServerGaveGarbage: f"The model server at {self.api} sent an answer that cannot be used ({tried}).",
+            InvalidServerResponse: f"The model server at {self.api} sent an answer that cannot be used ({tried}).",
             ServerRefused: f"The model server at {self.api} refused with status {failure.status} ({tried}).",
         }[failure.kind]
         error = failure.kind(what, why=f"{failure.detail.rstrip('.')}.", do=advice(failure.kind, failure.status))
@@ -440,7 +440,7 @@ class ChatClient:
 ADVICE: dict[type[ServerError], str] = {
     ServerUnreachable: "Check that the server runs and that base_url is its address, then run again.",
     ServerTimeout: "Raise timeout_s, or lower concurrency or max_tokens.",
-    ServerGaveGarbage: "Check that base_url is the /v1 address of an OpenAI-compatible server, and look into its log.",
+    InvalidServerResponse: "Check that base_url is the /v1 address of an OpenAI-compatible server, and read its log.",
     ServerRefused: "Correct what the server names; a prompt that is too long needs a smaller max_chars or max_tokens.",
 }
 STATUS_ADVICE = {

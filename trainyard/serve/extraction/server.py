@@ -50,7 +50,7 @@ class RulesServer:
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             messages = [message.for_template() for message in asked.messages]
-            text = said(messages)
+            text = reply_to(messages)
             self.answered += 1
         finally:
             self.running -= 1
@@ -91,7 +91,7 @@ async def refuse(_request: Request, error: Exception) -> Response:
     return JSONResponse(error.body(), status_code=error.status)
 
 
-def said(messages: list[dict[str, str]]) -> str:
+def reply_to(messages: list[dict[str, str]]) -> str:
     """The answer; a prompt without a document (a warm-up) gets the empty one."""
     if messages[-1]["content"].strip() == WARM_UP:
         return '{"entities":[],"relations":[]}'

@@ -4,7 +4,7 @@
     canary  it has to answer a prompt                               switch   let the alias mean it
     undo    take back whatever of this was done                     retire   drop the version that was live before
 
-Every function takes the `Site`: the target, the version and what has been done there so far. A version is always
+Every function takes the `TargetDeployment`: target, version and what has been done there so far. A version is always
 loaded under its own name, which is never used again, so no server can answer from another version's prefix cache.
 
     registry.py      the pointer that everybody follows           llama_server.py  llama.cpp's server, started here

@@ -8,7 +8,7 @@ import httpx
 
 from trainyard.errors import TrainyardError, Unavailable
 from trainyard.serve.client.client import api_key_from
-from trainyard.serve.targets.contract import Site
+from trainyard.serve.targets.contract import TargetDeployment
 from trainyard.settings import Settings
 from trainyard.settings import settings as default_settings
 from trainyard.spec.nodes import Target
@@ -32,7 +32,7 @@ def http_client(target: Target, url: str, settings: Settings | None = None) -> h
     return httpx.Client(base_url=root, headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=5.0))
 
 
-def call(site: Site, method: str, path: str, body: Any = None) -> Any:
+def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> Any:
     """One request; returns the JSON answer, or the text of an answer that is no JSON.
 
     Raises `Unavailable` (`E-SERVER-UNREACHABLE`, `E-AUTH`, `R-TARGET-LORA-OFF`) or `TrainyardError`
@@ -58,7 +58,7 @@ def call(site: Site, method: str, path: str, body: Any = None) -> Any:
         raise garbage(site, f"its answer to {path} is no JSON") from error
 
 
-def refused(site: Site, path: str, response: httpx.Response) -> TrainyardError:
+def refused(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
     """The error of an answer of 400 or more."""
     said = server_message(response)
     if response.status_code in (401, 403):
@@ -95,7 +95,7 @@ def server_message(response: httpx.Response) -> str:
     return str(value)[:500]
 
 
-def garbage(site: Site, what: str) -> TrainyardError:
+def garbage(site: TargetDeployment, what: str) -> TrainyardError:
     return Unavailable(
         f"{site.where} is no OpenAI-compatible server: {what}.",
         do="Correct the target's url.",

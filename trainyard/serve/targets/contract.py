@@ -42,7 +42,7 @@ class AdapterCandidate:
 
 
 @dataclass
-class Site:
+class TargetDeployment:
     """One target during one deployment."""
 
     target: Target
@@ -81,17 +81,17 @@ class Site:
 class Actions(NamedTuple):
     """One row of the table."""
 
-    check: Callable[[Site], list[Reason]]
-    load: Callable[[Site], None]
-    canary: Callable[[Site], None]
-    switch: Callable[[Site], None]
-    undo: Callable[[Site], None]
-    retire: Callable[[Site], None]
+    check: Callable[[TargetDeployment], list[Reason]]
+    load: Callable[[TargetDeployment], None]
+    canary: Callable[[TargetDeployment], None]
+    switch: Callable[[TargetDeployment], None]
+    undo: Callable[[TargetDeployment], None]
+    retire: Callable[[TargetDeployment], None]
 
 
-def nothing(_site: Site) -> None:
+def nothing(_site: TargetDeployment) -> None:
     """For a step that a kind of target does not have."""
 
 
-def no_objection(_site: Site) -> list[Reason]:
+def no_objection(_site: TargetDeployment) -> list[Reason]:
     return []

@@ -15,7 +15,7 @@ from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.conversion.layouts import Layout, peft_writer
 from trainyard.serve.targets.calling import call
-from trainyard.serve.targets.contract import Actions, Site
+from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import (
     bring_up,
@@ -36,12 +36,12 @@ KEPT_MODEL = Path("gguf") / "model-f32.gguf"
 CONTEXT = 4096
 
 
-def check(site: Site) -> list[Reason]:
+def check(site: TargetDeployment) -> list[Reason]:
     program = tools_of(tool_folder(site, BACKEND)) / "bin" / "llama-server"
     return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
-def load(site: Site) -> None:
+def load(site: TargetDeployment) -> None:
     """Make the files, start the server, and see that it has the adapter applied."""
     environment, settings = tool_folder(site, BACKEND), settings_of(site)
     version = site.registry.path(site.new)
@@ -77,7 +77,7 @@ def template(version: Path) -> list[str]:
     return []
 
 
-def require_applied(site: Site) -> None:
+def require_applied(site: TargetDeployment) -> None:
     """Raises `TrainyardError` (`E-SERVER-REFUSED`) unless the server says that the adapter has its full weight."""
     held: Any = call(site, "GET", "/lora-adapters")
     if isinstance(held, list) and [entry.get("scale") for entry in held] == [1.0]:

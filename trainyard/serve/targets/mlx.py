@@ -11,7 +11,7 @@ from pathlib import Path
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.serve.conversion.layouts import Layout, peft_writer
-from trainyard.serve.targets.contract import Actions, Site
+from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import (
     bring_up,
@@ -29,12 +29,12 @@ DEFAULT_MODEL = "default_model"
 VARIABLES = {"USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
 
 
-def check(site: Site) -> list[Reason]:
+def check(site: TargetDeployment) -> list[Reason]:
     program = tool_folder(site, BACKEND) / "bin" / "python"
     return [*check_started(site, program, BACKEND), *check_layout(site)]
 
 
-def load(site: Site) -> None:
+def load(site: TargetDeployment) -> None:
     """Make the files and start the server."""
     version = site.registry.path(site.new)
     port = free_port()
@@ -57,7 +57,7 @@ def template(version: Path) -> list[str]:
     return []
 
 
-def canary(site: Site) -> None:
+def canary(site: TargetDeployment) -> None:
     ask_canary(site, DEFAULT_MODEL)
 
 

@@ -22,7 +22,7 @@ from trainyard.errors import Reason, Unavailable
 from trainyard.serve.conversion.files import base_gguf, tools_of
 from trainyard.serve.conversion.layouts import Layout, peft_writer
 from trainyard.serve.targets.calling import call, refused
-from trainyard.serve.targets.contract import Actions, Site
+from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, KEPT_MODEL
 from trainyard.serve.targets.openai import ask_canary
 from trainyard.serve.targets.started import check_layout, converted, settings_of, tool_folder
@@ -67,7 +67,7 @@ TEMPLATES: dict[str, GoTemplate] = {
 """Chat templates whose text ollama can write too. To add one: a row; the probes decide whether it is the same."""
 
 
-def check(site: Site) -> list[Reason]:
+def check(site: TargetDeployment) -> list[Reason]:
     """ollama answers, the converter is here, and both sides write the same prompt."""
     reasons = check_layout(site)
     tools = tools_of(tool_folder(site, BACKEND))
@@ -110,7 +110,7 @@ def model_name(name: str) -> str:
     return f"{tenant}/{role}:{version[0] if version else 'latest'}"
 
 
-def load(site: Site) -> None:
+def load(site: TargetDeployment) -> None:
     """Bring the files up and join them. Doing it twice gives the same model."""
     settings, environment = settings_of(site), tool_folder(site, BACKEND)
     version = site.registry.path(site.new)
@@ -130,7 +130,7 @@ def load(site: Site) -> None:
     call(site, "POST", "/api/create", body)
 
 
-def upload(site: Site, path: Path) -> str:
+def upload(site: TargetDeployment, path: Path) -> str:
     """Send a file unless ollama has it; returns its digest."""
     assert site.http is not None, "ollama is there before the deployment"
     name = f"sha256:{file_sha256(path)}"
@@ -151,17 +151,17 @@ def upload(site: Site, path: Path) -> str:
     return name
 
 
-def canary(site: Site) -> None:
+def canary(site: TargetDeployment) -> None:
     ask_canary(site, model_name(site.new.name))
 
 
-def held(site: Site) -> dict[str, str]:
+def held(site: TargetDeployment) -> dict[str, str]:
     """Name -> digest of the models that ollama has."""
     answer = call(site, "GET", "/api/tags")
     return {str(entry["name"]): str(entry.get("digest")) for entry in answer.get("models") or []}
 
 
-def switch(site: Site) -> None:
+def switch(site: TargetDeployment) -> None:
     """Let `latest` mean the new version, remembering what it meant."""
     alias, models = model_name(site.new.alias), held(site)
     site.alias_before = next(
@@ -171,7 +171,7 @@ def switch(site: Site) -> None:
     call(site, "POST", "/api/copy", {"source": model_name(site.new.name), "destination": alias})
 
 
-def undo(site: Site) -> None:
+def undo(site: TargetDeployment) -> None:
     alias = model_name(site.new.alias)
     if site.switched and site.alias_before:
         call(site, "POST", "/api/copy", {"source": site.alias_before, "destination": alias})
@@ -183,12 +183,12 @@ def undo(site: Site) -> None:
         site.loaded = False
 
 
-def retire(site: Site) -> None:
+def retire(site: TargetDeployment) -> None:
     if site.previous and site.previous.name != site.new.name:
         remove(site, model_name(site.previous.name))
 
 
-def remove(site: Site, name: str) -> None:
+def remove(site: TargetDeployment, name: str) -> None:
     if name in held(site):
         call(site, "DELETE", "/api/delete", {"model": name})
 

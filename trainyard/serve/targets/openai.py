@@ -9,18 +9,18 @@ from typing import Any
 
 from trainyard.errors import Reason, TrainyardError
 from trainyard.serve.targets.calling import call, garbage
-from trainyard.serve.targets.contract import Site
+from trainyard.serve.targets.contract import TargetDeployment
 from trainyard.settings import settings_file
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.judging import unserved
+from trainyard.spec.compat.evaluator_deployer import unserved
 
 
-def check_embedded(site: Site) -> list[Reason]:
+def check_embedded(site: TargetDeployment) -> list[Reason]:
     return [*refuse_whole_model(site), *check_base(site)]
 
 
-def check_vllm(site: Site) -> list[Reason]:
+def check_vllm(site: TargetDeployment) -> list[Reason]:
     reasons = [*refuse_whole_model(site), *check_servable(site), *check_base(site)]
     if site.target.path_prefix and not is_below(site.registry.root, site.target.path_prefix[0]):
         because = f"the registry {site.registry.root} is not below {site.target.path_prefix[0]!r}."
@@ -30,7 +30,7 @@ def check_vllm(site: Site) -> list[Reason]:
     return reasons
 
 
-def refuse_whole_model(site: Site) -> list[Reason]:
+def refuse_whole_model(site: TargetDeployment) -> list[Reason]:
     if site.candidate.kind == "adapter":
         return []
     because = f"a {site.target.type.value} server loads adapters while it runs, and this is a whole model."
@@ -41,7 +41,7 @@ def refuse_whole_model(site: Site) -> list[Reason]:
     ]
 
 
-def check_servable(site: Site) -> list[Reason]:
+def check_servable(site: TargetDeployment) -> list[Reason]:
     """What vLLM cannot serve, read from the adapter's own config."""
     config, facts = site.candidate.adapter_config, site.target.type.facts
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
@@ -58,7 +58,7 @@ def check_servable(site: Site) -> list[Reason]:
     return reasons
 
 
-def check_base(site: Site) -> list[Reason]:
+def check_base(site: TargetDeployment) -> list[Reason]:
     """The server has to hold the base that the adapter was trained on, with the same chat template.
 
     A digest that the server tells decides; else its name or folder; else what the operator declared.
@@ -85,7 +85,7 @@ def check_base(site: Site) -> list[Reason]:
     return reasons
 
 
-def other_base(site: Site, served: str) -> str:
+def other_base(site: TargetDeployment, served: str) -> str:
     """What to do where the server has another base: serve the adapter's, train on the server's, or only register."""
     base = site.candidate.base_model
     own = f"start a server with {base!r}, or declare `base_model` if it is the same base under another name"
@@ -95,7 +95,7 @@ def other_base(site: Site, served: str) -> str:
     return f"{own}; or train on {served!r}; or use target registry."
 
 
-def base_card(site: Site) -> Mapping[str, Any]:
+def base_card(site: TargetDeployment) -> Mapping[str, Any]:
     """The served base: the first model without a parent."""
     cards = models(site)
     base = next((card for card in cards if not card.get("parent")), None)
@@ -104,7 +104,7 @@ def base_card(site: Site) -> Mapping[str, Any]:
     return base
 
 
-def models(site: Site) -> list[Mapping[str, Any]]:
+def models(site: TargetDeployment) -> list[Mapping[str, Any]]:
     answer = call(site, "GET", "/v1/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
@@ -112,7 +112,7 @@ def models(site: Site) -> list[Mapping[str, Any]]:
     return cards
 
 
-def load_adapter(site: Site) -> None:
+def load_adapter(site: TargetDeployment) -> None:
     """Load under the version's name. A server that has this very version already (a retry) is left as it is."""
     path = server_path(site)
     held = next((card for card in models(site) if card.get("id") == site.new.name), None)
@@ -128,12 +128,12 @@ def load_adapter(site: Site) -> None:
         )
 
 
-def unload_adapter(site: Site, name: str) -> None:
+def unload_adapter(site: TargetDeployment, name: str) -> None:
     if any(card.get("id") == name for card in models(site)):
         call(site, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
 
-def ask_canary(site: Site, model: str = "") -> None:
+def ask_canary(site: TargetDeployment, model: str = "") -> None:
     """The new version has to answer the canary prompt with some text; raises `E-CANARY` otherwise.
 
     `model` is the server's own name for it, where that is another one.
@@ -159,37 +159,37 @@ def ask_canary(site: Site, model: str = "") -> None:
     site.answer = said.strip()
 
 
-def switch_alias(site: Site) -> None:
+def switch_alias(site: TargetDeployment) -> None:
     site.alias_before = alias_target(site)
     site.switched = True
     call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.new.name})
 
 
-def alias_target(site: Site) -> str | None:
+def alias_target(site: TargetDeployment) -> str | None:
     """The version that the alias means on this server now."""
     card = next((card for card in models(site) if card.get("id") == site.new.alias), {})
     return str(card["alias_of"]) if card.get("alias_of") else None
 
 
-def undo_embedded(site: Site) -> None:
+def undo_embedded(site: TargetDeployment) -> None:
     if site.switched and site.alias_before != alias_target(site):
         call(site, "POST", "/v1/aliases", {"alias": site.new.alias, "model": site.alias_before})
     site.switched = False
     undo_load(site)
 
 
-def undo_load(site: Site) -> None:
+def undo_load(site: TargetDeployment) -> None:
     if site.loaded:
         unload_adapter(site, site.new.name)
         site.loaded = False
 
 
-def retire_previous(site: Site) -> None:
+def retire_previous(site: TargetDeployment) -> None:
     if site.previous and site.previous.name != site.new.name:
         unload_adapter(site, site.previous.name)
 
 
-def server_path(site: Site) -> str:
+def server_path(site: TargetDeployment) -> str:
     """The version's folder as the server sees it."""
     path = site.registry.path(site.new)
     if not site.target.path_prefix:
@@ -198,7 +198,7 @@ def server_path(site: Site) -> str:
     return str(Path(theirs) / path.resolve().relative_to(Path(ours).resolve()))
 
 
-def unmapped(site: Site, path: str) -> str:
+def unmapped(site: TargetDeployment, path: str) -> str:
     """A folder that the server names, as we see it."""
     if not site.target.path_prefix or not path.startswith("/"):
         return path

@@ -9,34 +9,34 @@ from trainyard.errors import InvalidInput, Reason
 from trainyard.serve.conversion.architectures import Base, base_config, refused, require_plain
 from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import http_client
-from trainyard.serve.targets.contract import Site
+from trainyard.serve.targets.contract import TargetDeployment
 from trainyard.settings import Settings
 from trainyard.spec.axes.methods import Method
 
 
-def settings_of(site: Site) -> Settings:
+def settings_of(site: TargetDeployment) -> Settings:
     assert site.settings is not None, "the deployer gives its settings to every target"
     return site.settings
 
 
-def place(site: Site) -> Path:
+def place(site: TargetDeployment) -> Path:
     """The ready file of this kind of server for the role."""
     return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
 
 
-def converted(site: Site, version: str = "") -> Path:
+def converted(site: TargetDeployment, version: str = "") -> Path:
     """Folder for this version's files in the server's own layout; a version itself is never changed."""
     name = version or f"{site.new.tenant}/{site.new.role}/v{site.new.version}"
     return settings_of(site).services / "converted" / name
 
 
-def tool_folder(site: Site, backend: str) -> Path:
+def tool_folder(site: TargetDeployment, backend: str) -> Path:
     """The environment that has the server's program: the operator's own, or the one that is installed here."""
     settings = settings_of(site)
     return settings.backend_envs.get(backend) or settings.home / "envs" / backend
 
 
-def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
+def check_started(site: TargetDeployment, program: Path, backend: str) -> list[Reason]:
     """No address of somebody else's server, the program is here, and so is the base."""
     reasons = []
     kind = site.target.type.value
@@ -54,7 +54,7 @@ def check_started(site: Site, program: Path, backend: str) -> list[Reason]:
     return reasons
 
 
-def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
+def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
     """Start the version's server beside the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
     old, before = find_service(place(site)), local.recipe_of(place(site))
@@ -63,14 +63,14 @@ def bring_up(site: Site, argv: list[str], port: int, variables: dict[str, str] |
     site.http = http_client(site.target, site.server.new.url, settings_of(site))
 
 
-def switch(site: Site) -> None:
+def switch(site: TargetDeployment) -> None:
     assert site.server is not None, "the canary has answered"
     write_record(place(site), site.server.new)
     local.remember(place(site), site.server.recipe)
     site.switched = True
 
 
-def undo(site: Site) -> None:
+def undo(site: TargetDeployment) -> None:
     if site.server is None:
         return
     if site.switched:
@@ -82,19 +82,19 @@ def undo(site: Site) -> None:
     site.server, site.loaded = None, False
 
 
-def retire(site: Site) -> None:
+def retire(site: TargetDeployment) -> None:
     """The old server ends after the switch; nobody reads its address any more."""
     close(site)
     if site.server is not None and site.server.old is not None:
         end_service(site.server.old)
 
 
-def close(site: Site) -> None:
+def close(site: TargetDeployment) -> None:
     if site.http is not None:
         site.http.close()
 
 
-def check_layout(site: Site) -> list[Reason]:
+def check_layout(site: TargetDeployment) -> list[Reason]:
     """What the server's own layout has no words for, read from the adapter's config before anything is touched."""
     config, facts = site.candidate.adapter_config, site.target.type.facts
     if site.candidate.kind != "adapter":

@@ -14,7 +14,7 @@ from trainyard.spec.axes.backends import ALONE, BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.place import Hits, NodeView, Row, answers, fill, listed, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed, value_at
 from trainyard.spec.training import TrainerConfig
 
 OUTPUT_LAYER = "lm_head"
@@ -83,7 +83,7 @@ def in_words(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
-def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Hits:
+def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     """The words of each setting that the backend of a trainer does not support."""
     facts, found = config.backend.facts, []
     for setting, limit in refused_settings(config).items():
@@ -101,7 +101,7 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Hits:
     return found
 
 
-def without_cuda(config: TrainerConfig, at: NodeView) -> Hits:
+def without_cuda(config: TrainerConfig, at: NodeView) -> Match:
     """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
     devices = at.facts.devices
     return (

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.compat.place import Hits, NodeView, Row, When, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
 
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
@@ -22,7 +22,7 @@ MODEL_SETTINGS = (
 def data_missing(*ports: Port) -> When:
     """The node lacks its input, and these are what it wants."""
 
-    def when(_: Any, at: NodeView) -> Hits:
+    def when(_: Any, at: NodeView) -> Match:
         missing = at.view.missing.get(at.node.id)
         if missing is None or missing.wanted != ports or missing.only_control:
             return False
@@ -33,7 +33,7 @@ def data_missing(*ports: Port) -> When:
     return when
 
 
-def two_sources(_: Any, at: NodeView) -> Hits:
+def two_sources(_: Any, at: NodeView) -> Match:
     """Nodes that are equally near, with the ports that they share."""
     shared: dict[tuple[str, ...], list[str]] = {}
     for one in at.view.ambiguous.get(at.node.id, []):
@@ -41,7 +41,7 @@ def two_sources(_: Any, at: NodeView) -> Hits:
     return [{"ports": listed(ports), "nodes": " and ".join(map(repr, nodes))} for nodes, ports in shared.items()]
 
 
-def own_output(config: AiGeneratorConfig, at: NodeView) -> Hits:
+def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:
     """The generator asks the role that this chain deploys."""
     role = "/".join((config.model or "").split("/")[:2])
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
@@ -54,7 +54,7 @@ def named_sets(config: DataSourceConfig) -> list[tuple[str, Port | None, SourceS
     return [("", None, config.single())]
 
 
-def unfit_repository(config: DataSourceConfig, _: NodeView) -> Hits:
+def unfit_repository(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is said to be something else than documents, by its format or by the name of its set."""
     repositories = [one for one in named_sets(config) if one[2].repository]
     formats = [
@@ -69,13 +69,13 @@ def unfit_repository(config: DataSourceConfig, _: NodeView) -> Hits:
     ]
 
 
-def data_workers(config: DataSourceConfig, _: NodeView) -> Hits:
+def data_workers(config: DataSourceConfig, _: NodeView) -> Match:
     return [
         {"where": where, "worker": given.data_worker} for where, _, given in named_sets(config) if given.data_worker
     ]
 
 
-def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Hits:
+def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
     """Each setting that is not at its default and that this generator does not read."""
     readers: dict[str, str] = {}
     if config.engine is GeneratorKind.EXTRACTIVE and config.model is None:
@@ -90,7 +90,7 @@ def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Hits:
     ]
 
 
-def remote_repository(config: DataSourceConfig, _: NodeView) -> Hits:
+def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is not a folder of this machine."""
     return [
         {"where": f"{where}repository", "repository": given.repository}

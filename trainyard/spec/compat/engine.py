@@ -13,7 +13,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.compat.place import Hits, NodeView, Row, When, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
     LoraSettings,
@@ -104,7 +104,7 @@ PREFERENCE_READERS = (
 ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
-def unread(config: TrainerConfig, _: NodeView) -> Hits:
+def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
     """Each setting that is not at its default and that nothing in this trainer reads.
 
     Where a whole group is not read, the group's own row says so instead.
@@ -138,12 +138,12 @@ def at_defaults(config: TrainerConfig) -> TrainerConfig:
 # What fits a stage and a device
 
 
-def on_native(condition: Callable[[TrainerConfig], Hits]) -> When:
+def on_native(condition: Callable[[TrainerConfig], Match]) -> When:
     """Other backends take no setting of the engine, which is a row of its own."""
     return lambda config, _: config.backend is BackendName.NATIVE and condition(config)
 
 
-def unfit_batching(config: TrainerConfig) -> Hits:
+def unfit_batching(config: TrainerConfig) -> Match:
     asked, compares = config.engine.batching, config.stage.facts.compares_rows
     if asked == "packed" and not config.stage.facts.packable:
         why = "needs each row by itself, so rows cannot be packed into one"
@@ -153,7 +153,7 @@ def unfit_batching(config: TrainerConfig) -> Hits:
     return False
 
 
-def needs_cuda(config: TrainerConfig) -> Hits:
+def needs_cuda(config: TrainerConfig) -> Match:
     """Each setting of the engine that asks for a kernel of CUDA."""
     given = {name: getattr(config.engine, name) for name in CUDA_ONLY}
     return [{"name": name, "value": value} for name, value in given.items() if value in CUDA_ONLY[name]]
@@ -162,7 +162,7 @@ def needs_cuda(config: TrainerConfig) -> Hits:
 def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | None]) -> When:
     """What is asked for, where it does not run on the device that is asked for."""
 
-    def when(config: TrainerConfig, _: NodeView) -> Hits:
+    def when(config: TrainerConfig, _: NodeView) -> Match:
         value = asked(config)
         devices = value.facts.devices if value else EVERY_DEVICE
         return config.device not in (Device.AUTO, *devices) and {"value": value, "here": " or ".join(devices)}
@@ -184,7 +184,7 @@ ENGINE_ROWS = (
         "Remove `engine`, or use backend native.",
     ),
     Row(
-        "R-SETTING-UNUSED", "trainer", "config.{setting}", unread,
+        "R-SETTING-UNUSED", "trainer", "config.{setting}", unused_settings,
         "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
     ),
     Row(

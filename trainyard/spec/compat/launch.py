@@ -5,11 +5,11 @@ from __future__ import annotations
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.place import Hits, NodeView, Row, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, listed
 from trainyard.spec.training import TrainerConfig
 
 
-def unfit_count(config: TrainerConfig, _: NodeView) -> Hits:
+def unfit_count(config: TrainerConfig, _: NodeView) -> Match:
     """A number of processes that is not what the strategy says."""
     launch, several = config.launch, config.backend.facts.strategies[1:]
     if several and launch.strategy is Strategy.SINGLE and launch.processes > 1:
@@ -25,7 +25,7 @@ def unfit_count(config: TrainerConfig, _: NodeView) -> Hits:
     return False
 
 
-def unfit_shard(config: TrainerConfig, _: NodeView) -> Hits:
+def unfit_shard(config: TrainerConfig, _: NodeView) -> Match:
     """A size of a replica that the processes cannot be divided into."""
     launch = config.launch
     if launch.strategy is not Strategy.FSDP_HYBRID:

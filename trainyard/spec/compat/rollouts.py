@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainyard.spec.compat.place import Hits, NodeView, Row
+from trainyard.spec.compat.context import Match, NodeView, Row
 from trainyard.spec.training import TrainerConfig
 
 
-def broken_groups(config: TrainerConfig, _: NodeView) -> Hits:
+def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
     """Completions of a step that are not whole groups of those to one prompt."""
     if not config.stage.facts.rollouts or config.rollouts is None:
         return False

@@ -11,15 +11,15 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import GeneratorKind
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.targets import TargetType
+from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.compat.engine import needs_cuda
-from trainyard.spec.compat.place import Hits, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import GCS
 from trainyard.spec.training import TrainerConfig
 
 
-def data_paths(config: Any, at: NodeView) -> Hits:
+def data_paths(config: Any, at: NodeView) -> Match:
     """Every path of a node that its reader would refuse."""
     problem = at.facts.path_problem
     if problem is None:
@@ -57,12 +57,12 @@ def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
         yield "engine.mirror", unquote(parts.path)
 
 
-def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Hits:
+def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Match:
     asks = config.engine in (None, GeneratorKind.OPENAI) and config.base_url is None and config.endpoint is None
     return asks and at.facts.endpoints is not None and config.model not in at.facts.endpoints
 
 
-def unknown_endpoint(config: Any, at: NodeView) -> Hits:
+def unknown_endpoint(config: Any, at: NodeView) -> Match:
     """Each endpoint that a node names and trainyard.toml does not have."""
     known, named = at.facts.endpoints, {}
     if isinstance(config, AiGeneratorConfig):
@@ -76,18 +76,18 @@ def unknown_endpoint(config: Any, at: NodeView) -> Hits:
     ]
 
 
-def foreign_bucket(config: TrainerConfig, at: NodeView) -> Hits:
+def foreign_bucket(config: TrainerConfig, at: NodeView) -> Match:
     """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
     return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
 
 
-def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Hits:
+def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Match:
     line = at.facts.vllm_install
     return {"line": line} if config.engine is GeneratorKind.VLLM and line else False
 
 
-def no_backend(config: TrainerConfig, at: NodeView) -> Hits:
+def no_backend(config: TrainerConfig, at: NodeView) -> Match:
     if at.facts.backends is None or config.backend.facts.runs_scripts:
         return False  # a script has a row of its own
     why = at.facts.backends.get(config.backend, "This version does not have it.")
@@ -103,13 +103,13 @@ def computes_on_cpu(config: TrainerConfig, at: NodeView) -> bool:
     return config.device is Device.AUTO and at.facts.devices is not None and not at.facts.devices - {Device.CPU}
 
 
-def takes_no_cuda(config: TrainerConfig, at: NodeView) -> Hits:
+def takes_no_cuda(config: TrainerConfig, at: NodeView) -> Match:
     """The settings that need CUDA, where the device that `auto` takes has none."""
     native = config.backend is BackendName.NATIVE and config.device is Device.AUTO
     return native and lacks_device(Device.CUDA, at) and needs_cuda(config)
 
 
-def no_package(config: TrainerConfig, at: NodeView) -> Hits:
+def no_package(config: TrainerConfig, at: NodeView) -> Match:
     """What the native engine would have to import, and cannot."""
     has = at.facts.has_module
     if has is None or config.backend is not BackendName.NATIVE:
@@ -129,7 +129,7 @@ def no_package(config: TrainerConfig, at: NodeView) -> Hits:
 # Base models
 
 
-Judge = Callable[[TrainerConfig, BaseFacts], Hits]
+Judge = Callable[[TrainerConfig, BaseFacts], Match]
 ARTICLES = {
     ModelLayout.ENCODER: "an encoder",
     ModelLayout.ENCODER_DECODER: "an encoder-decoder",
@@ -137,12 +137,12 @@ ARTICLES = {
 }
 
 
-def other_layout(config: TrainerConfig, base: BaseFacts) -> Hits:
+def other_layout(config: TrainerConfig, base: BaseFacts) -> Match:
     own_script = config.backend.facts.runs_scripts and config.launch.script is not None
     return not own_script and base.layout in ARTICLES and {"what": ARTICLES[base.layout], "type": base.model_type}
 
 
-def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Hits:
+def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Match:
     """Ids of the tokenizer for which the model has no embedding."""
     if base.vocabulary is None or base.tokens is None or base.tokens <= base.vocabulary:
         return False
@@ -152,7 +152,7 @@ def unknown_ids(_: TrainerConfig, base: BaseFacts) -> Hits:
 def of_base(judge: Judge) -> When:
     """The same about the base model's files, where this machine has them."""
 
-    def when(config: TrainerConfig, at: NodeView) -> Hits:
+    def when(config: TrainerConfig, at: NodeView) -> Match:
         found = at.facts.base(config.base_model) if at.facts.base and config.base_model else None
         return found is not None and judge(config, found)
 
@@ -188,7 +188,7 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
     ]
 
 
-def switched_off(config: TrainerConfig, at: NodeView) -> Hits:
+def switched_off(config: TrainerConfig, at: NodeView) -> Match:
     facts = at.facts.backends
     why = None if facts is None else facts.get(config.backend, "This version does not have it.")
     return config.backend.facts.runs_scripts and why is not None and {"why": why}

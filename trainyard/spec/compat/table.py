@@ -7,11 +7,11 @@ from collections.abc import Set
 from trainyard.errors import Reason
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.compat.backends import BACKEND_ROWS
+from trainyard.spec.compat.context import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.data import DATA_ROWS, GENERATOR_ROWS, VALIDATOR_ROWS
 from trainyard.spec.compat.engine import ENGINE_ROWS
-from trainyard.spec.compat.judging import DEPLOYER_ROWS, EVALUATOR_ROWS
+from trainyard.spec.compat.evaluator_deployer import DEPLOYER_ROWS, EVALUATOR_ROWS
 from trainyard.spec.compat.launch import LAUNCH_ROWS
-from trainyard.spec.compat.place import Row, RunFacts, View, apply_rows
 from trainyard.spec.compat.rollouts import ROLLOUT_ROWS
 from trainyard.spec.compat.run import RUN_ROWS
 from trainyard.spec.compat.training import TRAINER_ROWS

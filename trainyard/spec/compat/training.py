@@ -10,7 +10,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.compat.place import Hits, NodeView, Row, value_at
+from trainyard.spec.compat.context import Match, NodeView, Row, value_at
 from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
 
 CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
@@ -22,7 +22,7 @@ def earlier(at: NodeView) -> TrainerConfig | None:
     return trainers[0] if trainers and isinstance(trainers[0], TrainerConfig) else None
 
 
-def other_shape(config: TrainerConfig, at: NodeView) -> Hits:
+def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     """A continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
     if before is None or config.adapter != "continue" or config.method is not before.method:
@@ -44,7 +44,7 @@ def shape_of(config: TrainerConfig) -> Iterator[str]:
         yield "engine.oft_block_size"
 
 
-def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
+def no_common_form(config: TrainerConfig, at: NodeView) -> Match:
     """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
     before = earlier(at)
     if config.adapter == "continue" or before is None or not config.method.facts.adapter:
@@ -56,18 +56,18 @@ def no_common_form(config: TrainerConfig, at: NodeView) -> Hits:
     return bool(common) and {"why": f"both hold the whole module {common[0]!r}, and one of them would be lost"}
 
 
-def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Hits:
+def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Match:
     before = earlier(at)
     format = before.quantization if before is not None else None
     return config.adapter == "merge" and format is not None and not format.facts.mergeable and {"format": format}
 
 
-def other_base(config: TrainerConfig, at: NodeView) -> Hits:
+def other_base(config: TrainerConfig, at: NodeView) -> Match:
     before = at.trainer()
     return before is not None and config.base_model != before.base_model and {"old": before.base_model}
 
 
-def control_in_line(config: TrainerConfig, at: NodeView) -> Hits:
+def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
     if config.control is None or before is None or before.stage is not config.stage:

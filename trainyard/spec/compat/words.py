@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.errors import Reason
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.compat.place import Hits, NodeView, Row, answers, fill, listed
+from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed
 
 PROVIDERS = ("openai", "together", "fireworks", "anyscale", "bedrock", "vertex")
 """Cloud services that fine-tune a model of theirs on uploaded rows."""
@@ -20,7 +20,7 @@ CLOUD_FILES = ("training_file", "validation_file")
 """Fields that only a job for a cloud provider has: rows that are uploaded first."""
 
 
-def cloud_provider(given: Mapping[str, Any], _: NodeView | None) -> Hits:
+def cloud_provider(given: Mapping[str, Any], _: NodeView | None) -> Match:
     """The provider that a trainer, a job or one of their fields names; a job's files say it too."""
     for field in PROVIDER_FIELDS:
         name = given.get(field)
@@ -33,7 +33,7 @@ def cloud_provider(given: Mapping[str, Any], _: NodeView | None) -> Hits:
 KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 
 
-def own_key(given: Mapping[str, Any], _: NodeView | None) -> Hits:
+def own_key(given: Mapping[str, Any], _: NodeView | None) -> Match:
     """A key, or the variable that holds one, in a chain. Its value is not repeated."""
     return [{"field": field} for field in KEY_FIELDS if field in given]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from trainyard.stores.files import Files, make_folders, telling, write_whole
+from trainyard.stores.files import Files, make_folders, translate_os_errors, write_whole
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.facts import Edge, Entity
 from trainyard.stores.graph.state import GraphDocument
@@ -50,7 +50,7 @@ def stats_of(lines: Iterable[str]) -> GraphStats:
 def write_lines(path: Path, lines: Iterable[str], files: Files) -> int:
     """Write lines to a file that takes the old one's place at once; returns how many."""
     text = [f"{one}\n" for one in lines]
-    with telling("The graph was not exported"):
+    with translate_os_errors("The graph was not exported"):
         make_folders(files, path.absolute().parent)
         write_whole(files, path.absolute(), "".join(text).encode())
     return len(text)

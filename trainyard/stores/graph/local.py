@@ -17,7 +17,7 @@ import orjson
 import trainyard.errors
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.inherited import UMASK, child_environment
-from trainyard.stores.files import Files, RealFiles, make_folders, telling
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.dumping import write_lines
 from trainyard.stores.graph.facts import MutateResult, Mutation, checked
@@ -127,7 +127,7 @@ class LadybugGraph:
 
     def start(self) -> None:
         """Start the writer and wait until it has the database. Raises `Conflict` (`E-GRAPH-BUSY`) if it cannot."""
-        with telling("The graph's writer was not started"):
+        with translate_os_errors("The graph's writer was not started"):
             make_folders(self.files, self.path.parent)
             with self.log.open("wb") as log:
                 self.writer = subprocess.Popen(

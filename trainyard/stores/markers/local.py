@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, nothing, telling, write_whole
+from trainyard.stores.files import (
+    Files,
+    RealFiles,
+    create_whole,
+    make_folders,
+    nothing,
+    translate_os_errors,
+    write_whole,
+)
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -52,7 +60,7 @@ class LocalMarkers:
         self.alive = alive or owner_alive
 
     def publish(self, marker: Marker) -> bool:
-        with telling("The marker was not published"), self._locked():
+        with translate_os_errors("The marker was not published"), self._locked():
             there = self._state(marker.name)
             if there is not None:
                 check_same(self._read(marker.name, there).marker, marker)
@@ -72,7 +80,7 @@ class LocalMarkers:
         return [record.claim() for record in records if is_stale(record, self.clock, self.alive)]
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
-        with telling("The marker was not claimed"), self._locked():
+        with translate_os_errors("The marker was not claimed"), self._locked():
             state = self._settled(marker.name)
             if state not in (MarkerState.PENDING, MarkerState.CLAIMED):
                 return None
@@ -88,7 +96,7 @@ class LocalMarkers:
             return taken.claim()
 
     def heartbeat(self, claim: Claim) -> Claim:
-        with telling("The claim was not renewed"), self._locked():
+        with translate_os_errors("The claim was not renewed"), self._locked():
             renewed = self._renewed(self._held(claim))
             self._write(claim.marker.name, MarkerState.CLAIMED, renewed)
             self.at("marker.renewed")
@@ -122,7 +130,7 @@ class LocalMarkers:
 
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
         name = claim.marker.name
-        with telling("The marker was not finished"), self._locked():
+        with translate_os_errors("The marker was not finished"), self._locked():
             if self._settled(name) is state and self._read(name, state).fence == claim.fence:
                 return
             record = self._held(claim)

@@ -32,7 +32,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from google.resumable_media import InvalidResponse
 
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.stores.files import RealFiles, make_folders, telling
+from trainyard.stores.files import RealFiles, make_folders, translate_os_errors
 from trainyard.stores.objects.store import (
     ObjectInfo,
     ObjectSettings,
@@ -135,7 +135,7 @@ class GcsStore:
         if blob is None:
             raise object_missing(name)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with telling(f"The object {name} was not stored as {path.name}"):
+        with translate_os_errors(f"The object {name} was not stored as {path.name}"):
             make_folders(RealFiles(), path.parent)
             try:
                 with temporary.open("wb") as stream:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, telling, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors, write_whole
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -80,7 +80,7 @@ class FolderStore:
     ) -> ObjectInfo:
         path = self._path(name)
         content = data if isinstance(data, bytes) else self.files.read(data)
-        with telling(f"The object {name} was not written"), self._locked():
+        with translate_os_errors(f"The object {name} was not written"), self._locked():
             book = self._book(name)
             expect(name, if_generation_match, book.now)
             info = ObjectInfo(name, book.last + 1, len(content), crc32c(content), dict(metadata or {}))
@@ -110,7 +110,7 @@ class FolderStore:
 
     def download(self, name: str, path: Path) -> ObjectInfo:
         content = self.get(name)
-        with telling(f"The object {name} was not stored as {path.name}"):
+        with translate_os_errors(f"The object {name} was not stored as {path.name}"):
             make_folders(self.files, path.parent)
             write_whole(self.files, path, content)
         info = self.head(name)
@@ -138,7 +138,7 @@ class FolderStore:
         if_source_generation_match: int | None = None,
     ) -> ObjectInfo:
         path, goal = self._path(source), self._path(target)
-        with telling(f"The object {source} was not moved"), self._locked():
+        with translate_os_errors(f"The object {source} was not moved"), self._locked():
             old, book = self._book(source), self._book(target)
             if old.now is None:
                 raise object_missing(source)
@@ -160,7 +160,7 @@ class FolderStore:
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         path = self._path(name)
-        with telling(f"The object {name} was not removed"), self._locked():
+        with translate_os_errors(f"The object {name} was not removed"), self._locked():
             book = self._book(name)
             expect(name, if_generation_match, book.now)
             if book.now is None:

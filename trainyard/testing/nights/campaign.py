@@ -19,13 +19,13 @@ from pathlib import Path
 
 from trainyard.data.corpora import Corpora
 from trainyard.errors import TrainyardError
+from trainyard.night.deps import NightDeps, Stores
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
 from trainyard.night.streams import GONE, file_of
 from trainyard.night.worker import poll
-from trainyard.night.world import NightDeps, Stores
 from trainyard.serve.extraction.parts import split_document
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -236,7 +236,7 @@ class NightCampaign:
                 if fault.at == point:
                     fault.passes -= 1
                     if fault.passes == 0:
-                        self.strike(fault, process)
+                        self.inject_fault(fault, process)
 
         return passed
 
@@ -250,7 +250,7 @@ class NightCampaign:
                 fault.passes = -1
                 self.die(fault.kind == "power-call")
 
-    def strike(self, fault: Fault, process: Process) -> None:
+    def inject_fault(self, fault: Fault, process: Process) -> None:
         if fault.kind in ("crash", "power"):
             self.die(fault.kind == "power")
         elif fault.kind == "second-night":
@@ -381,7 +381,7 @@ class NightCampaign:
             if kind not in ("crash", "power") and point in MARKER_POINTS:  # there its lock is held: nobody else acts
                 point = chance.choice(sorted(POINTS))
             faults.append(Fault(kind, point, chance.choice([1, 1, 1, 2, 3])))
-        for word in ("never-ready", "stuck", "foreign", "refuses", "slow", "dies", "worse"):
+        for word in ("never-ready", "stuck", "external", "refuses", "slow", "dies", "worse"):
             if chance.random() < 0.06:
                 trouble.add(word)
         if chance.random() < 0.15:

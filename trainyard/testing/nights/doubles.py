@@ -21,7 +21,7 @@ from typing import Any
 
 from trainyard.backends.results import TrainingStopped
 from trainyard.errors import Conflict, Unavailable
-from trainyard.night.world import NightVerdict, Order, Trained
+from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -131,7 +131,7 @@ class Lease:
 
 @dataclass
 class SimulatedDevice:
-    """Who computes on it: `server`, `training`, `foreign`."""
+    """Who computes on it: `server`, `training`, `external`."""
 
     holders: dict[str, float] = field(default_factory=dict)
     """Holder -> monotonic second at which it leaves by itself; infinity: never."""
@@ -152,7 +152,7 @@ class SimulatedServer:
     process: Process
     chance: random.Random
     trouble: set[str] = field(default_factory=set)
-    """never-ready, stuck, foreign, refuses, slow."""
+    """never-ready, stuck, external, refuses, slow."""
     answering: bool = False
     drain_s: float = 300.0
 
@@ -160,8 +160,8 @@ class SimulatedServer:
         if self.device.present(self.clock.monotonic()) - {"server"}:
             raise Conflict("The device is in use.", do="End that program.", code="E-DEVICE-OCCUPIED")
         self.device.holders["server"] = float("inf")
-        if "foreign" in self.trouble:
-            self.device.holders["foreign"] = self.clock.monotonic() + 50_000
+        if "external" in self.trouble:
+            self.device.holders["external"] = self.clock.monotonic() + 50_000
 
     def wait_ready(self, timeout_s: float) -> None:
         wanted = 10_000.0 if "never-ready" in self.trouble else self.chance.uniform(20, 400)
@@ -257,7 +257,7 @@ class SimulatedTrainer:
     def missing(self) -> str:
         return ""
 
-    def train(self, order: Order) -> Trained:
+    def train(self, order: TrainingRequest) -> Trained:
         self.begins()
         result, saved = order.work / "adapter", order.work / "checkpoint"
         make_folders(self.disk, order.work)
@@ -268,7 +268,7 @@ class SimulatedTrainer:
             self.leave(order, result)
         return Trained(result, json.loads(self.disk.read(result / "training.json")))
 
-    def work(self, order: Order, saved: Path) -> None:
+    def work(self, order: TrainingRequest, saved: Path) -> None:
         """Train from the last checkpoint until the end, or until the budget is spent."""
         done = float(self.disk.read(saved)) if self.disk.exists(saved) else 0.0
         spent = 0.0
@@ -280,11 +280,11 @@ class SimulatedTrainer:
                     raise TrainingStopped("The training was stopped.", why="budget", do="Start it again.")
                 self.clock.sleep(CHUNK_S)
                 done, spent = done + CHUNK_S, spent + CHUNK_S
-                order.on_time()
+                order.renew_if_due()
         finally:
             self.device.holders.pop("training", None)
 
-    def leave(self, order: Order, result: Path) -> None:
+    def leave(self, order: TrainingRequest, result: Path) -> None:
         content = b"".join(canonical_json(one.value) + b"\n" for one in order.tuples)
         digest = hashlib.sha256(content).hexdigest()
         self.trained.append((order.marker.name, digest))
@@ -295,9 +295,9 @@ class SimulatedTrainer:
         facts = {"first_loss": 2.0, "final_loss": 1.0, "corpus": digest}
         write_whole(self.disk, result / "training.json", json.dumps(facts).encode())
 
-    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+    def judge(self, order: TrainingRequest, trained: Trained) -> NightVerdict:
         self.clock.sleep(20)
-        order.on_time()
+        order.renew_if_due()
         return (
             NightVerdict(False, ("worse",)) if "worse" in self.trouble else NightVerdict(True, facts={"better": True})
         )

@@ -1,6 +1,6 @@
 """Bugs that are injected on purpose: each is a mistake that somebody could make, and the simulator has to find it.
 
-    trainyard nightly simulate --nights 2000 --plant ledger-before-graph        ends with exit code 1
+    trainyard nightly simulate --nights 2000 --inject ledger-before-graph        ends with exit code 1
 
 `injected_bug` replaces one function of the night or of a store by a wrong one while it is entered.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from trainyard.data.corpora import BucketReading, Corpora, CorpusTuple
 from trainyard.night import claim, extracting, phases, publish
-from trainyard.night.world import NightDeps
+from trainyard.night.deps import NightDeps
 from trainyard.stores import adapters
 from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
@@ -43,11 +43,11 @@ def nonsense_is_done(self: extracting.Writer, content: Any, found: Any, reason: 
     return Entry(key=content.key, name=content.document.name, status="done", night=self.run)
 
 
-def not_asked(self: claim.Hold) -> None:
+def not_asked(self: claim.ClaimLease) -> None:
     """The claim is never looked at again."""
 
 
-def complete_first(hold: claim.Hold, config: Any, deadline: float) -> Any:
+def complete_first(hold: claim.ClaimLease, config: Any, deadline: float) -> Any:
     world, marker = hold.world, hold.claim.marker
     version = publish.registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
@@ -59,7 +59,7 @@ def complete_first(hold: claim.Hold, config: Any, deadline: float) -> Any:
     world.at("night.complete.after")
     publish.publish(world, version, lambda: None)
     publish.point(world, version, lambda: None)
-    return claim.told(marker, "published", version.facts, version=version.name)
+    return claim.report_outcome(marker, "published", version.facts, version=version.name)
 
 
 def never_registered(*_given: Any) -> None:
@@ -107,7 +107,7 @@ def put_anyway(self: remote.ObjectMarkers, name: str, place: Any, record: Any, _
 PUT = remote.ObjectMarkers._put
 
 
-def believes(self: doubles.SimulatedServer, timeout_s: float) -> None:
+def skip_device_check(self: doubles.SimulatedServer, timeout_s: float) -> None:
     """Nobody measures the device."""
 
 
@@ -174,7 +174,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "quarantine-as-done": ((extracting.Writer, "entry", nonsense_is_done),),
         "edited-adds": ((doubles.FlakyGraph, "mutate", adds_up),),
         "keeps-parts-that-are-gone": ((extracting, "gone_parts", keeps_parts),),
-        "no-lease-check": ((claim.Hold, "sure", not_asked), (claim.Hold, "on_time", not_asked)),
+        "no-lease-check": ((claim.ClaimLease, "assert_held", not_asked), (claim.ClaimLease, "renew_if_due", not_asked)),
         "claim-without-fencing": (
             (local, "renewed", never_growing),
             (remote, "renewed", never_growing),
@@ -192,7 +192,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         ),
         "overwrites-versions": ((publish, "upload_file", overwrites),),
         "live-goes-backwards": ((claim, "point", backwards),),
-        "device-not-measured": ((doubles.SimulatedServer, "prove_free", believes),),
+        "device-not-measured": ((doubles.SimulatedServer, "prove_free", skip_device_check),),
         "trains-without-proof": ((phases, "why_not_here", trains_anyway),),
         "trains-on-live-corpus": ((claim, "tuples_of", today),),
         "counts-invalid-lines": ((Corpora, "read", counts_lines),),

@@ -2,7 +2,7 @@
 
     outcome = simulate(nights=10_000, seed=1)          the same seed gives the same nights, on any number of processes
 
-A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `plant` names a mistake of
+A campaign of `DATES` dates is one seed; campaigns are spread over the cores. `inject` names a mistake of
 `injected_bugs.py` that is put into the night; then a violation has to be found. `campaign` replays a single one.
 """
 
@@ -35,7 +35,7 @@ class SimulationOutcome:
     violations: tuple[str, ...]
     """Each begins with `seed N: `, where N is its campaign's seed."""
     seconds: float
-    plant: str | None = None
+    inject: str | None = None
     failed: tuple[int, ...] = ()
     """The seeds of the campaigns with a violation."""
 
@@ -83,7 +83,7 @@ def simulate(
     nights: int,
     seed: int = 0,
     *,
-    plant: str | None = None,
+    inject: str | None = None,
     processes: int | None = None,
     campaign: int | None = None,
     on_progress: Callable[[int], None] = lambda _done: None,
@@ -94,15 +94,15 @@ def simulate(
 
     Raises `NotFound` (`E-INJECTED-BUG`) for a mistake that does not exist.
     """
-    if plant is not None and plant not in INJECTED_BUGS:
+    if inject is not None and inject not in INJECTED_BUGS:
         do = f"Name one of {', '.join(INJECTED_BUGS)}."
-        raise NotFound(f"There is no plant {plant!r}.", do=do, code="E-INJECTED-BUG")
+        raise NotFound(f"There is no injected bug {inject!r}.", do=do, code="E-INJECTED-BUG")
     began = time.monotonic()
     campaigns = range(-(-nights // (DATES + QUIET_DATES)))
     seeds = [seed * 1_000_003 + index for index in campaigns] if campaign is None else [campaign]
     found, failed = list[str](), list[int]()
     done = attempts = checked = 0
-    for one, count, looked, wrong in results([(one, plant) for one in seeds], processes):
+    for one, count, looked, wrong in results([(one, inject) for one in seeds], processes):
         done, attempts, checked = done + DATES + QUIET_DATES, attempts + count, checked + looked
         found += wrong
         failed += [one] if wrong else []
@@ -110,7 +110,7 @@ def simulate(
         if found and until_found:
             break
     return SimulationOutcome(
-        seed, done, attempts, checked, tuple(found), time.monotonic() - began, plant, tuple(failed)
+        seed, done, attempts, checked, tuple(found), time.monotonic() - began, inject, tuple(failed)
     )
 
 
@@ -125,7 +125,7 @@ def results(jobs: list[tuple[int, str | None]], processes: int | None) -> Iterat
 
 
 def one_campaign(job: tuple[int, str | None]) -> tuple[int, int, int, list[str]]:
-    seed, plant = job
-    with injected_bug(plant):
+    seed, inject = job
+    with injected_bug(inject):
         campaign = campaign_of(seed)
     return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]

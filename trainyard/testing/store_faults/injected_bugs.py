@@ -1,6 +1,6 @@
 """Bugs that are injected into the stores on purpose: each is a mistake that somebody could make, and is found.
 
-python -m trainyard.testing.store_faults.simulate --campaigns 2000 --plant found-not-flushed       ends with exit code 1
+python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject found-not-flushed    ends with exit code 1
 """
 
 from __future__ import annotations

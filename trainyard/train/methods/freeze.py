@@ -28,15 +28,15 @@ def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
             do=f"Use at most {len(blocks)}, or method full.",
             code="E-TRAINABLE",
         )
-    moving = list(blocks)[-engine.freeze_blocks :] + final_norms(decoder)
+    trainable = list(blocks)[-engine.freeze_blocks :] + final_norms(decoder)
     warnings = []
     if request.head == "reward":
-        moving.append(model.score)
+        trainable.append(model.score)
     elif engine.freeze_head:
-        moving.append(model.get_output_embeddings())
+        trainable.append(model.get_output_embeddings())
         if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
             warnings.append("The output layer shares its weights with the input embedding, so both move.")
-    for module in moving:
+    for module in trainable:
         module.requires_grad_(True)
     return warnings
 

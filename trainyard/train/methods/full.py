@@ -18,11 +18,11 @@ def all_weights(model: Any, _: PolicyRequest) -> list[str]:
 
 def plain_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
     """One rate; weight decay on matrices, none on norms, biases and other vectors."""
-    moving = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     hyper = config.hyperparameters
     parts = [
-        (hyper.weight_decay, [(name, parameter) for name, parameter in moving if parameter.ndim > 1]),
-        (0.0, [(name, parameter) for name, parameter in moving if parameter.ndim <= 1]),
+        (hyper.weight_decay, [(name, parameter) for name, parameter in trainable if parameter.ndim > 1]),
+        (0.0, [(name, parameter) for name, parameter in trainable if parameter.ndim <= 1]),
     ]
     return [
         {

@@ -7,7 +7,7 @@ from typing import Any
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.train.methods.contract import PolicyRequest
 from trainyard.train.methods.loading import load_base
-from trainyard.train.quantization.formats import convert, load_config, settle, stored_config
+from trainyard.train.quantization.formats import align_train_eval, convert, load_config, stored_config
 
 
 def load_quantised(request: PolicyRequest, folder: str) -> Any:
@@ -23,7 +23,7 @@ def load_quantised(request: PolicyRequest, folder: str) -> Any:
         device_map={"": request.device},
     )
     convert(model, format, request.device)
-    settle(model)
+    align_train_eval(model)
     for parameter in model.parameters():
         if parameter.ndim == 1 and parameter.is_floating_point():
             parameter.data = parameter.data.float()

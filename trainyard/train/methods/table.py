@@ -9,7 +9,7 @@ import torch
 
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.methods.algebra import adapter_policy, save_policy, whole_policy
+from trainyard.train.methods.composition import adapter_policy, save_policy, whole_policy
 from trainyard.train.methods.contract import Groups, MethodSpec, Policy, PolicyRequest
 from trainyard.train.methods.freeze import last_blocks
 from trainyard.train.methods.full import all_weights, plain_groups

@@ -20,7 +20,7 @@ from trainyard.train.head import Head
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.rows import joined_scores, share_of
 from trainyard.train.parallel.team import Team
-from trainyard.train.session.sharing import Alone
+from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 BUCKET_BYTES = 25 << 20
@@ -28,7 +28,7 @@ BUCKET_BYTES = 25 << 20
 Tensor_ = TypeVar("Tensor_", bound=torch.Tensor)
 
 
-class Ddp(Alone):
+class Ddp(SingleProcess):
     """What the processes of a team do together when each holds everything."""
 
     strategy = Strategy.DDP
@@ -52,8 +52,8 @@ class Ddp(Alone):
         own = self.run(model, lambda whole: stage.score(whole, share.batch, head))
         return joined_scores(own, share, self.team.rank, self.team.size)
 
-    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
-        for bucket in buckets(fill_missing(parameters)):
+    def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+        for bucket in buckets(zero_missing_grads(parameters)):
             flat_M = flattened(bucket)
             dist.all_reduce(flat_M)
             for value, part in zip(bucket, unflattened(flat_M, bucket), strict=True):
@@ -62,14 +62,14 @@ class Ddp(Alone):
     def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of the sum of all processes' gradients, which stay as they are."""
         squares = torch.zeros((), dtype=torch.float64)
-        for bucket in buckets(fill_missing(parameters)):
+        for bucket in buckets(zero_missing_grads(parameters)):
             flat_M = flattened(bucket)
             dist.all_reduce(flat_M)
             squares += flat_M.double().square().sum().cpu()
         return squares.sqrt().float()
 
 
-def fill_missing(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def zero_missing_grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors that have a gradient in some process; where they have none here, it becomes zero.
 
     A tensor that none of them has touched keeps no gradient, and the optimizer leaves it alone, as in one process.

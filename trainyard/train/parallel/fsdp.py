@@ -26,7 +26,7 @@ from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.parallel.zero import norm_over, scale_gradients, spread_overflow
 from trainyard.train.resume import state
-from trainyard.train.session.sharing import Found
+from trainyard.train.session.parallelism import Found
 
 REPLICATE, SHARD = "replicate", "shard"
 
@@ -46,7 +46,7 @@ class Hybrid(Ddp):
     """Weights, gradients and optimizer states in parts, once in each replica."""
 
     strategy = Strategy.FSDP_HYBRID
-    in_parts = True
+    is_sharded = True
 
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         super().__init__(team, model, launch)
@@ -92,7 +92,7 @@ class Hybrid(Ddp):
             grad = value.grad.to_local() if value.grad is not None else None
             self.own[name].grad = grad if grad is not None and grad.numel() else None
 
-    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+    def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """The backward has summed them already."""
         if scaled:
             spread_overflow(parameters, self.norm(parameters))

@@ -15,10 +15,10 @@ from trainyard.errors import TrainyardError
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
 from trainyard.train.resume.snapshot import Snapshot
+from trainyard.train.session.parallelism import Found
 from trainyard.train.session.replies import Backward, Forward, Stepped
 from trainyard.train.session.sampling import Generated, Sampling
 from trainyard.train.session.session import Session, TrainState
-from trainyard.train.session.sharing import Found
 from trainyard.train.stages.contract import Batch, Scores
 
 END = "end"
@@ -31,15 +31,15 @@ class SharedSession(Session):
 
     def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False
-        assert isinstance(engine.sharing, Ddp), "a strategy of `train.parallel`"
-        self.strategy: Ddp = engine.sharing
+        assert isinstance(engine.parallelism, Ddp), "a strategy of `train.parallel`"
+        self.strategy: Ddp = engine.parallelism
         super().__init__(engine, folder)
 
     def _all(self, verb: str, work: Callable[[], Found], *given: Any) -> Found:
         """Carry out, having told the others to; inside a verb all are together already."""
         if self._together or not self.team.leading:
             return work()
-        self.team.tell(verb, *given)
+        self.team.broadcast_command(verb, *given)
         self._together = True
         try:
             return work()
@@ -137,7 +137,7 @@ def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:
 def serve(session: SharedSession) -> None:
     """Carry out what the leader tells, until it says that this is the end."""
     while True:
-        word, given = session.team.hear()
+        word, given = session.team.receive_command()
         if word == END:
             return
         try:

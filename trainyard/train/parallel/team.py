@@ -1,8 +1,8 @@
-"""The processes of one training, and how they talk: words and states over gloo, gradients over the device's own way.
+"""The processes of one training and their messages: commands and states over gloo, gradients over the device's backend.
 
-Rank 0 leads. It says what is done next (`tell`), the others `hear` it; a state travels tensor by tensor (`send`,
-`receive`). Nothing is pickled: values go as JSON, tensors as their bytes. They find each other by a file, and gloo is
-told to use the loopback device: nothing listens where another machine could reach it.
+Rank 0 leads. It broadcasts the next command (`broadcast_command`, `receive_command`); a state is sent tensor by tensor
+(`send`, `receive`). Nothing is pickled: values are sent as JSON, tensors as their bytes. The processes find each other
+by a file, and gloo uses the loopback device: nothing listens where another machine could reach it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainyard.train.resume.state import flatten, rebuild
 
 LEADER = 0
 PATIENCE = timedelta(days=30)
-"""How long a process waits for the next word: the leader may prepare data, or wait for a person, for days."""
+"""How long a process waits for the next command: the leader may prepare data, or wait for a person, for days."""
 COLLECTIVE_PATIENCE = timedelta(minutes=30)
 """How long one waits inside a step. A process that is gone is noticed at once; this is for one that hangs."""
 VALUE, END = "value", "end"
@@ -35,13 +35,13 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 @dataclass
 class Team:
-    """This process among the others."""
+    """This process among those of the training."""
 
     rank: int
     size: int
     device: str
-    words: Any
-    """The group that talks: always gloo, always on the CPU."""
+    control_group: Any
+    """The group for commands and states: always gloo, always on the CPU."""
     broken: bool = False
     """A verb failed in this process in a way that the others need not share: they may wait for it for ever."""
 
@@ -49,54 +49,54 @@ class Team:
     def leading(self) -> bool:
         return self.rank == LEADER
 
-    def tell(self, word: str, *given: Any) -> None:
-        """What all of them do next, and with what: plain values and small tensors."""
-        self._broadcast(torch.frombuffer(bytearray(packed([word, list(given)])), dtype=torch.uint8))
+    def broadcast_command(self, command: str, *given: Any) -> None:
+        """Send the next command and its arguments, plain values and small tensors, to all other ranks."""
+        self._broadcast(torch.frombuffer(bytearray(packed([command, list(given)])), dtype=torch.uint8))
 
-    def hear(self) -> tuple[str, list[Any]]:
-        """The leader's next word; raises `RuntimeError` when the leader is gone."""
+    def receive_command(self) -> tuple[str, list[Any]]:
+        """Wait for rank 0's next command; raises `RuntimeError` when rank 0 is gone."""
         size_1 = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(size_1, src=LEADER, group=self.words)
+        dist.broadcast(size_1, src=LEADER, group=self.control_group)
         data_N = torch.empty(int(size_1), dtype=torch.uint8)
-        dist.broadcast(data_N, src=LEADER, group=self.words)
-        word, given = unpacked(data_N.numpy().tobytes())
-        return word, given
+        dist.broadcast(data_N, src=LEADER, group=self.control_group)
+        command, given = unpacked(data_N.numpy().tobytes())
+        return command, given
 
     def shared(self, value: Any) -> Any:
-        """The leader's value, in every process; those of the others are not looked at."""
+        """Return rank 0's value on every rank; the values of other ranks are ignored."""
         if self.leading:
-            self.tell(VALUE, value)
+            self.broadcast_command(VALUE, value)
             return value
-        return self.hear()[1][0]
+        return self.receive_command()[1][0]
 
     def _broadcast(self, data_N: torch.Tensor) -> None:
-        dist.broadcast(torch.tensor([data_N.numel()]), src=LEADER, group=self.words)
-        dist.broadcast(data_N, src=LEADER, group=self.words)
+        dist.broadcast(torch.tensor([data_N.numel()]), src=LEADER, group=self.control_group)
+        dist.broadcast(data_N, src=LEADER, group=self.control_group)
 
     def send(self, value: Any, to: int) -> None:
-        """Hand a value over whose tensors may be large: one at a time, each as it lies in memory."""
+        """Send a value whose tensors may be large to rank `to`: one tensor at a time, without a copy."""
         tensors: dict[str, torch.Tensor] = {}
         plain = flatten(value, VALUE, tensors)
         shapes = [[name, str(part.dtype).removeprefix("torch."), list(part.shape)] for name, part in tensors.items()]
         head_N = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
-        dist.send(torch.tensor([head_N.numel()]), to, group=self.words)
-        dist.send(head_N, to, group=self.words)
+        dist.send(torch.tensor([head_N.numel()]), to, group=self.control_group)
+        dist.send(head_N, to, group=self.control_group)
         for part in tensors.values():
             if part.numel():
-                dist.send(part.cpu().contiguous().reshape(-1).view(torch.uint8), to, group=self.words)
+                dist.send(part.cpu().contiguous().reshape(-1).view(torch.uint8), to, group=self.control_group)
 
     def receive(self, source: int) -> Any:
-        """What `send` handed over, on the CPU."""
+        """Return what rank `source` passed to `send`, on the CPU."""
         size_1 = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size_1, source, group=self.words)
+        dist.recv(size_1, source, group=self.control_group)
         head_N = torch.empty(int(size_1), dtype=torch.uint8)
-        dist.recv(head_N, source, group=self.words)
+        dist.recv(head_N, source, group=self.control_group)
         plain, shapes = json.loads(head_N.numpy().tobytes())
         tensors = {}
         for name, dtype, shape in shapes:
             value = torch.empty(shape, dtype=getattr(torch, dtype))
             if value.numel():
-                dist.recv(value.reshape(-1).view(torch.uint8), source, group=self.words)
+                dist.recv(value.reshape(-1).view(torch.uint8), source, group=self.control_group)
             tensors[name] = value
         return rebuild(plain, tensors)
 

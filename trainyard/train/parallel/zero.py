@@ -19,8 +19,23 @@ import torch.distributed as dist
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
-from trainyard.train.optimizers import Assembly, ScheduleFree, make_optimizer, on_eval, on_train, parameters_of
-from trainyard.train.parallel.ddp import Ddp, any_process, buckets, device_of, fill_missing, flattened, unflattened
+from trainyard.train.optimizers import (
+    CompositeOptimizer,
+    ScheduleFree,
+    make_optimizer,
+    on_eval,
+    on_train,
+    parameters_of,
+)
+from trainyard.train.parallel.ddp import (
+    Ddp,
+    any_process,
+    buckets,
+    device_of,
+    flattened,
+    unflattened,
+    zero_missing_grads,
+)
 from trainyard.train.parallel.team import Team
 
 
@@ -32,15 +47,15 @@ class Zero1(Ddp):
 
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         super().__init__(team, model, launch)
-        self.moving = self.parameters(model)
-        self.owner = dict(zip(map(id, self.moving), deal(self.moving, team.size), strict=True))
+        self.trainable = self.parameters(model)
+        self.owner = dict(zip(map(id, self.trainable), assign_owners(self.trainable, team.size), strict=True))
 
     def optimizer(self, groups: list[dict[str, Any]], config: TrainerConfig) -> Any:
         return Partitioned(make_optimizer(groups, config), self.owner, self.team.rank)
 
-    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+    def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """Sum each gradient at its owner, and drop it everywhere else."""
-        present = fill_missing(parameters)
+        present = zero_missing_grads(parameters)
         for owner in range(self.team.size):
             for bucket in buckets([value for value in present if self.owner[id(value)] == owner]):
                 flat_M = flattened(bucket)
@@ -67,7 +82,7 @@ class Zero2(Zero1):
 
     def __init__(self, team: Team, model: Any, launch: LaunchSettings) -> None:
         super().__init__(team, model, launch)
-        order = list(reversed(self.moving))  # a backward comes to the last layers first
+        order = list(reversed(self.trainable))  # a backward comes to the last layers first
         place = {id(value): at for at, value in enumerate(order)}
         parts = [[value for value in order if self.owner[id(value)] == rank] for rank in range(team.size)]
         found = [bucket for part in parts for bucket in buckets(part)]
@@ -77,7 +92,7 @@ class Zero2(Zero1):
         self.kept: dict[int, torch.Tensor] = {}
         """Gradients of this process's tensors: of earlier backwards, and the sums of this one."""
         self.touched: set[int] = set()
-        for value in self.moving:
+        for value in self.trainable:
             value.register_post_accumulate_grad_hook(self.arrived)
 
     def before_backward(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -118,7 +133,7 @@ class Zero2(Zero1):
             value.grad = self.kept.get(id(value)) if anywhere else None
         self.kept = {}
 
-    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+    def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """Every gradient is with its owner already."""
         if scaled:
             spread_overflow(parameters, self.norm_of_parts(parameters))
@@ -127,7 +142,7 @@ class Zero2(Zero1):
         return self.norm_of_parts(parameters)
 
 
-class Partitioned(Assembly):
+class Partitioned(CompositeOptimizer):
     """An optimizer that moves the tensors of this process, and then has all owners hand theirs round."""
 
     def __init__(self, inner: Any, owner: Mapping[int, int], rank: int) -> None:
@@ -135,7 +150,7 @@ class Partitioned(Assembly):
         self.inner, self.rank = inner, rank
         self.everything = list(parameters_of(inner.param_groups))
         self.owner = owner
-        self._moving: list[torch.Tensor] = []
+        self._trained: list[torch.Tensor] = []
         for group in inner.param_groups:
             group["params"] = [value for value in group["params"] if owner[id(value)] == rank]
         for part in leaves(inner):
@@ -144,10 +159,10 @@ class Partitioned(Assembly):
 
     def step(self) -> None:
         super().step()
-        self.hand_round()
+        self.broadcast_params()
 
     @torch.no_grad()
-    def hand_round(self) -> None:
+    def broadcast_params(self) -> None:
         """Each tensor as its owner has it."""
         for owner in sorted(set(self.owner.values())):
             for bucket in buckets([value for value in self.everything if self.owner[id(value)] == owner]):
@@ -164,31 +179,31 @@ class Partitioned(Assembly):
 
     def eval(self) -> None:
         """A schedule-free optimizer shows the averages of all owners; what they moved is kept beside."""
-        if isinstance(self.inner, ScheduleFree) and not self._moving:
-            self._moving = [value.detach().clone() for value in self.everything]
+        if isinstance(self.inner, ScheduleFree) and not self._trained:
+            self._trained = [value.detach().clone() for value in self.everything]
             on_eval(self.inner)
-            self.hand_round()
+            self.broadcast_params()
 
     @torch.no_grad()
     def train(self) -> None:
         on_train(self.inner)
-        for value, moving in zip(self.everything, self._moving, strict=False):
-            value.copy_(moving)
-        self._moving = []
+        for value, trainable in zip(self.everything, self._trained, strict=False):
+            value.copy_(trainable)
+        self._trained = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._moving = []
+        self._trained = []
 
 
 def leaves(optimizer: Any) -> list[Any]:
     """The optimizers of torch's kind that one is put together of."""
-    if isinstance(optimizer, Assembly):
+    if isinstance(optimizer, CompositeOptimizer):
         return [leaf for part in optimizer.parts.values() for leaf in leaves(part)]
     return [optimizer]
 
 
-def deal(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
+def assign_owners(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
     """An owner for each tensor: the largest first, each to whoever has least so far.
 
     Raises `InvalidInput` (`E-LAUNCH`) when some process would own nothing.

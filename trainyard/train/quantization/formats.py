@@ -193,7 +193,7 @@ def to_float8(model: torch.nn.Module, head: Any, *, emulate: bool) -> int:
     return len(swapped)
 
 
-def settle(model: torch.nn.Module) -> int:
+def align_train_eval(model: torch.nn.Module) -> int:
     """Make the quantised layers compute the same in training and in evaluation; returns how many there are.
 
     Call it once after loading. Without it, on a CPU: an evaluation forward of a 4-bit layer repacks the weight for

@@ -25,7 +25,7 @@ from trainyard.errors import InvalidInput, TrainyardError, Unavailable
 from trainyard.stores.objects import store as objects
 from trainyard.stores.whole import MANIFEST, fsync_path
 from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, put_aside, whole_or_nothing
-from trainyard.train.resume.kept import Best, metric_of, superfluous
+from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
 
@@ -201,11 +201,11 @@ def mirrored_steps(store: MirrorStore) -> dict[int, bool]:
 
 
 def prune(store: MirrorStore, newest: int, keep: int, best: Best) -> None:
-    """Remove what is superfluous, and what an ended process left half-copied."""
+    """Remove what is no longer needed, and what an ended process left half-copied."""
     steps = mirrored_steps(store)
     metrics = {step: mirrored_metric(store, step) for step, whole in steps.items() if whole}
     torn = [step for step, whole in steps.items() if not whole and step != newest]
-    for step in [*superfluous(metrics, keep, best), *torn]:
+    for step in [*list_prunable(metrics, keep, best), *torn]:
         # The manifest first: a half-removed checkpoint does not exist.
         store.remove(f"step-{step:010d}/{MANIFEST}")
         store.remove(f"step-{step:010d}/")

@@ -27,7 +27,7 @@ from trainyard.spec.chain import digest
 from trainyard.stores.whole import fsync_path
 from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
 from trainyard.train.resume.state import Tensors, flatten, rebuild
-from trainyard.train.session.sharing import ONE_PROCESS
+from trainyard.train.session.parallelism import ONE_PROCESS
 
 TENSOR_FILE, VALUE_FILE = "state.safetensors", "state.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -104,8 +104,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 def weights(model: torch.nn.Module) -> Tensors:
     """What moves: trained parameters, and the buffers of the modules (statistics, caches of positions)."""
-    moving = {f"parameter/{name}": value for name, value in model.named_parameters() if value.requires_grad}
-    return moving | {f"buffer/{name}": value for name, value in model.named_buffers()}
+    trainable = {f"parameter/{name}": value for name, value in model.named_parameters() if value.requires_grad}
+    return trainable | {f"buffer/{name}": value for name, value in model.named_buffers()}
 
 
 def require_same_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:

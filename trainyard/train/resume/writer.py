@@ -28,9 +28,9 @@ from safetensors.torch import load_file
 
 from trainyard.errors import Corrupt
 from trainyard.train.checkpoints import Described, checkpoints, commit, damage_of, drop, nothing
-from trainyard.train.resume.kept import Best, metric_of, superfluous
+from trainyard.train.resume.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
 from trainyard.train.resume.mirror import Mirror, newest
-from trainyard.train.resume.tiers import HostBuffer, bytes_of, fits_in_memory, require_finite
+from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
 __all__ = ["CheckpointWriter", "Staged", "load_checkpoint", "newest"]
 
@@ -180,7 +180,7 @@ class CheckpointWriter:
         """What is being mirrored stays until the next checkpoint is there."""
         busy = self.mirror.busy if self.mirror is not None else set()
         found = {step: path for path, step in checkpoints(self.root)}
-        for step in superfluous({step: metric_of(path) for step, path in found.items()}, self.keep, self.best):
+        for step in list_prunable({step: metric_of(path) for step, path in found.items()}, self.keep, self.best):
             if step not in busy:
                 drop(found[step])
 

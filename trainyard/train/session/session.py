@@ -47,9 +47,9 @@ from trainyard.train.resume.state import (
 )
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.outputs import hand_out, read_outputs, require_outputs
+from trainyard.train.session.parallelism import Found, SingleProcess
 from trainyard.train.session.replies import Backward, Forward, Replies, Stepped
 from trainyard.train.session.sampling import Generated, Sampling, sample, token_logprobs
-from trainyard.train.session.sharing import Alone, Found
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 FIRST_SCALE = 1024.0
@@ -70,7 +70,7 @@ class TrainState:
     device: str = "cpu"
     precision: Precision = Precision.FP32
     head: Head = Head.FULL
-    sharing: Alone = field(default_factory=Alone)
+    parallelism: SingleProcess = field(default_factory=SingleProcess)
     """How the work is shared with other processes."""
 
 
@@ -82,8 +82,8 @@ class Session:
         self.config_sha256 = digest(engine.config)
         half = engine.precision is Precision.FP16
         self.scaler = torch.amp.GradScaler(engine.device, init_scale=FIRST_SCALE, enabled=half)
-        self.sharing = engine.sharing
-        self.parameters = self.sharing.parameters(engine.model)
+        self.parallelism = engine.parallelism
+        self.parameters = self.parallelism.parameters(engine.model)
         self.accumulated = 0
         self.stale = False
         self.global_step = 0
@@ -92,7 +92,7 @@ class Session:
         self._pending: tuple[str, torch.Tensor] | None = None
         self._replies = Replies()
         if engine.stage.head == "causal":
-            self.sharing.run(engine.model, require_known_logits)
+            self.parallelism.run(engine.model, require_known_logits)
         self._train()
 
     # The eight verbs
@@ -189,7 +189,7 @@ class Session:
         found = self._outputs(on_device, outputs, inline) if outputs else {}
         reference = self._reference_scores(on_device)
         with self.autocast():
-            scores = self.sharing.scores(engine.stage, engine.model, on_device, engine.head)
+            scores = self.parallelism.scores(engine.stage, engine.model, on_device, engine.head)
             total, metrics = engine.stage.loss(on_device, scores, reference, engine.config)
         loss = total / (normalizer if normalizer is not None else units)
         self._forwards += 1
@@ -211,13 +211,13 @@ class Session:
         assert self.engine.reference is not None, "a stage with a reference is built with one"
         on_device = {name: value.to(self.engine.device) for name, value in batch.items()}
         with self.engine.reference() as model, torch.no_grad(), self.autocast():
-            return self.sharing.scores(self.engine.stage, model, on_device, self.engine.head)
+            return self.parallelism.scores(self.engine.stage, model, on_device, self.engine.head)
 
     def _outputs(self, batch: Batch, names: Sequence[str], inline: bool) -> dict[str, Any]:
         require_outputs(names)
         with torch.no_grad(), self.autocast(), fork_rng(self.engine.device):
-            found = self.sharing.run(self.engine.model, lambda model: read_outputs(model, batch, names))
-        if not self.sharing.leading:
+            found = self.parallelism.run(self.engine.model, lambda model: read_outputs(model, batch, names))
+        if not self.parallelism.leading:
             return {}
         at = self.folder / "outputs" / f"forward-{self._forwards + 1}"
         return {
@@ -241,9 +241,9 @@ class Session:
                 code="E-STEP",
             )
         loss, self._pending = self._pending[1], None
-        self.sharing.before_backward(self.parameters)
+        self.parallelism.before_backward(self.parameters)
         self.scaler.scale(loss * scale if scale != 1.0 else loss).backward()
-        self.sharing.after_backward(self.parameters)
+        self.parallelism.after_backward(self.parameters)
         self.accumulated += 1
         if not measure:
             return Backward(self.accumulated)
@@ -253,16 +253,16 @@ class Session:
     def _grad_norm(self) -> float:
         """Norm of the gradients without the scaler's factor, which stays in them."""
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1
-        return float(self.sharing.norm(self.parameters)) / scale
+        return float(self.parallelism.norm(self.parameters)) / scale
 
     def _step(self, max_grad_norm: float | None, learning_rate: float | None, metric: float | None) -> Stepped:
         if not self.accumulated:
             raise Conflict("There is no gradient to step with.", do="Call forward and backward first.", code="E-STEP")
         engine = self.engine
-        self.sharing.settle(self.parameters, scaled=self.scaler.is_enabled())
+        self.parallelism.sync_gradients(self.parameters, scaled=self.scaler.is_enabled())
         self.scaler.unscale_(engine.optimizer)
         limit = engine.config.hyperparameters.max_grad_norm if max_grad_norm is None else max_grad_norm
-        norm = self.sharing.clip(self.parameters, limit)
+        norm = self.parallelism.clip(self.parameters, limit)
         if not self.scaler.is_enabled():
             require_finite_gradients(norm, self.global_step + 1)
         used = self._overridden(learning_rate)
@@ -297,7 +297,7 @@ class Session:
 
     def _zero_grad(self) -> None:
         self.engine.optimizer.zero_grad(set_to_none=True)
-        self.sharing.clear(self.engine.model)
+        self.parallelism.clear(self.engine.model)
         self.accumulated, self.stale, self._pending = 0, False, None
 
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generated]:
@@ -337,13 +337,13 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Everything that decides the next number, as live tensors and plain values. Nothing is copied."""
-        engine, sharing = self.engine, self.sharing
+        engine, parallelism = self.engine, self.parallelism
         parts = {
-            "weights": sharing.weights(engine.model),
+            "weights": parallelism.weights(engine.model),
             "optimizer": engine.optimizer.state_dict(),
             "rate": engine.rate.state_dict(),
             "scaler": {**self.scaler.state_dict(), "deferred_unscale": bool(self.accumulated)},
-            "gradients": sharing.gradients(engine.model) if self.accumulated or self.stale else {},
+            "gradients": parallelism.gradients(engine.model) if self.accumulated or self.stale else {},
             "random": random_state(),
             "counters": {
                 "global_step": self.global_step,
@@ -356,7 +356,7 @@ class Session:
 
     def identity(self) -> dict[str, Any]:
         """What a state has to have in common with this session so that it continues here."""
-        return identity(self.config_sha256, self.engine.precision.value, self.sharing.layout)
+        return identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
         """Go on where the snapshot was taken; with `optimizer=False` only its weights are taken.
@@ -381,7 +381,7 @@ class Session:
         """Take over the parts; only the weights unless `everything`. A part that is missing is left as it is."""
         engine = self.engine
         if "weights" in parts:
-            self.sharing.take_weights(engine.model, parts["weights"])
+            self.parallelism.take_weights(engine.model, parts["weights"])
         if not everything:
             return
         if "optimizer" in parts:
@@ -391,7 +391,7 @@ class Session:
         if "scaler" in parts and self.scaler.is_enabled():
             self.scaler.load_state_dict({k: v for k, v in parts["scaler"].items() if k != "deferred_unscale"})
         if "gradients" in parts:
-            self.sharing.take_gradients(engine.model, parts["gradients"])
+            self.parallelism.take_gradients(engine.model, parts["gradients"])
         if "counters" in parts:
             for name, value in parts["counters"].items():
                 setattr(self, name, value)
@@ -431,7 +431,7 @@ class Session:
             on_eval(self.engine.optimizer)
             try:
                 with torch.no_grad(), fork_rng(self.engine.device), self.autocast():
-                    return self.sharing.run(self.engine.model, work)
+                    return self.parallelism.run(self.engine.model, work)
             finally:
                 self._train()
 

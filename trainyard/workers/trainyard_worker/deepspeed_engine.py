@@ -70,7 +70,7 @@ def train(folder: Path, stop: StopFlag) -> None:
         files.begin(device=files.plan["device"], threads=torch.get_num_threads(), **run.facts)
     if not loop(run, stop):
         if run.first:
-            files.halt(run.step)
+            files.report_stopped(run.step)
     else:
         hand_over(run)
     torch.distributed.barrier()
@@ -258,7 +258,7 @@ def save(run: DeepspeedTraining) -> None:
 
 def hand_over(run: DeepspeedTraining) -> None:
     """Gather the weights in process 0 and write them as PEFT or transformers would."""
-    target = run.files.made() if run.first else None
+    target = run.files.output_dir() if run.first else None
     shards.gather(run.engine, target)
     if target is None:
         return

@@ -91,11 +91,11 @@ class WorkerFiles:
         epochs = round(total / self.plan["steps_per_epoch"], 4)
         self.emit("begin", restarted_from=restarted, total_steps=total, total_epochs=epochs, **facts)
 
-    def halt(self, step: int) -> None:
+    def report_stopped(self, step: int) -> None:
         """Say that the work stopped at a step, everything saved."""
         write_whole(self.folder / names.HALT_FILE, {"step": step})
 
-    def made(self) -> Path:
+    def output_dir(self) -> Path:
         """An empty folder for the weights."""
         place = self.folder / names.MADE_FOLDER
         shutil.rmtree(place, ignore_errors=True)

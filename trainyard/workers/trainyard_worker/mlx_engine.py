@@ -213,7 +213,7 @@ class MlxTraining(TrainingCallback):
     def done(self) -> int:
         return len(self.losses)
 
-    def moving(self) -> dict[str, mx.array]:
+    def trainable(self) -> dict[str, mx.array]:
         """The weights that are trained, by name."""
         return dict(tree_flatten(self.model.trainable_parameters()))
 
@@ -242,7 +242,7 @@ class MlxTraining(TrainingCallback):
         if wanted or self.done % self.files.plan["save_steps"] == 0:
             self.save()
         if wanted:
-            self.files.halt(self.done)
+            self.files.report_stopped(self.done)
             raise Halted
 
     def save(self) -> None:
@@ -250,14 +250,14 @@ class MlxTraining(TrainingCallback):
         temporary, _ = checkpoint_places(self.files.folder, self.done)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        mx.save_safetensors(str(temporary / WEIGHTS_FILE), self.moving())
+        mx.save_safetensors(str(temporary / WEIGHTS_FILE), self.trainable())
         mx.save_safetensors(str(temporary / OPTIMIZER_FILE), dict(tree_flatten(self.optimizer.state)))
         state = {"losses": self.losses, "lora": self.shape}
         (temporary / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.files.emit("checkpoint", **commit(self.files.folder, self.done, {"step": self.done, "backend": "mlx"}))
 
     def restore(self) -> int:
-        """Go on from the checkpoint that the conductor found; returns the steps that are done."""
+        """Go on from the checkpoint that the runner found; returns the steps that are done."""
         if self.files.resume is None or self.files.resume.get("path") is None:
             return 0
         path = Path(self.files.resume["path"])
@@ -269,9 +269,9 @@ class MlxTraining(TrainingCallback):
 
     def leave(self, adapter: Path, facts: dict[str, Any]) -> None:
         """Hand the weights over: an adapter as mlx-lm wrote it, or a model in the layout of its base."""
-        weights = self.files.made()
+        weights = self.files.output_dir()
         if self.shape is None:
-            write_model(self.moving(), Path(self.files.spec["base"]), weights)
+            write_model(self.trainable(), Path(self.files.spec["base"]), weights)
         else:
             self.leave_adapter(adapter, weights.parent / OWN_FOLDER)
         tool = {"name": "mlx-lm", "version": mlx_lm.__version__}

@@ -1,4 +1,4 @@
-"""Names that the conductor, the plan and the tools agree on. No imports: a foreign interpreter reads it, too."""
+"""Names that the runner, the plan and the tools agree on. No imports: an external interpreter reads it, too."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def main(spec_path: str) -> None:
     device = pick_device(spec["device"])
     tokenizer = load_tokenizer(spec)
     examples, account = encode(spec, tokenizer)
-    tell("ledger", **account)
+    emit("ledger", **account)
     model = build_model(spec, tokenizer).to(device)
     train(spec, model, tokenizer, examples, account)
 
@@ -74,7 +74,7 @@ def ask_to_stop(_signal: int, _frame: object) -> None:
     stop_asked = True
 
 
-def tell(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: Any) -> None:
     """Report: as a line of JSON to the file that a supervisor named, else for a person."""
     path = os.environ.get("TRAINYARD_EVENTS")
     if path is None:
@@ -160,7 +160,7 @@ class Chat:
         try:
             return self.pair(row) if paired else [self.conversation(row)]
         except TemplateError as error:
-            tell("warning", text=f"A row is left out, as the chat template refuses it: {error}")
+            emit("warning", text=f"A row is left out, as the chat template refuses it: {error}")
             return []
 
     def render(self, messages: list[dict[str, Any]], row: dict[str, Any], *, ask: bool = False) -> str:
@@ -308,10 +308,10 @@ def freeze(model: Any, engine: dict[str, Any], reward: bool) -> None:
         (one, child) for one in model.modules() for child in one.children() if isinstance(child, torch.nn.ModuleList)
     )
     decoder, layers = next((one, child) for one, child in lists if len(child) == count)
-    moving = [*layers[-engine["freeze_blocks"] :]]
-    moving += [child for name, child in decoder.named_children() if "norm" in name or "ln_" in name]
-    moving += [model.score] if reward else [model.get_output_embeddings()] if engine["freeze_head"] else []
-    for module in moving:
+    trainable = [*layers[-engine["freeze_blocks"] :]]
+    trainable += [child for name, child in decoder.named_children() if "norm" in name or "ln_" in name]
+    trainable += [model.score] if reward else [model.get_output_embeddings()] if engine["freeze_head"] else []
+    for module in trainable:
         module.requires_grad_(True)
 
 
@@ -365,8 +365,8 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
     torch.manual_seed(hyper["seed"])  # what is dropped out depends on nothing that was drawn before
     at, losses = resume(spec, model, optimizer)
     warmup = math.ceil(hyper["warmup_ratio"] * total)
-    moving = [weight for weight in model.parameters() if weight.requires_grad]
-    tell("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    emit("begin", total_steps=total, total_epochs=total / per_epoch, device=device, precision="fp32",
          threads=torch.get_num_threads(), restarted_from={"step": at} if at else None)  # fmt: skip
     model.train()
     for step in range(at, total):
@@ -375,13 +375,13 @@ def train(spec: dict[str, Any], model: Any, tokenizer: Any, examples: list[Any],
             group["lr"] = peak * factor
         micro = [[examples[row] for row in rows] for rows in plan.at(step, per_epoch)]
         loss = one_step(spec, model, reference, micro, tokenizer.pad_token_id)
-        norm = torch.nn.utils.clip_grad_norm_(moving, hyper["max_grad_norm"])
+        norm = torch.nn.utils.clip_grad_norm_(trainable, hyper["max_grad_norm"])
         if not math.isfinite(loss):
             raise SystemExit(f"The loss of step {step + 1} is {loss}: lower the learning rate.")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append([step + 1, loss, peaks[0] * factor])
-        tell("progress", step=step + 1, total_steps=total, epoch=(step + 1) / per_epoch, total_epochs=total / per_epoch,
+        emit("progress", step=step + 1, total_steps=total, epoch=(step + 1) / per_epoch, total_epochs=total / per_epoch,
              loss=loss, learning_rate=peaks[0] * factor, grad_norm=float(norm))  # fmt: skip
         stop, last = stop_asked, step + 1 == total  # read once: the signal may arrive at any moment
         if not last and (stop or (step + 1) % save_steps == 0):
@@ -555,7 +555,7 @@ def save_checkpoint(spec: dict[str, Any], model: Any, optimizer: Any, step: int,
             os.fsync(stream.fileno())
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
-    tell("checkpoint", step=step, path=str(final.resolve()))
+    emit("checkpoint", step=step, path=str(final.resolve()))
     for old in sorted(root.glob("step-*"))[:-2]:
         shutil.rmtree(old)
 
@@ -569,7 +569,7 @@ def resume(spec: dict[str, Any], model: Any, optimizer: Any) -> tuple[int, list[
         except (OSError, ValueError, KeyError):
             whole = False
         if not whole:
-            tell("warning", code="E-CHECKPOINT-CORRUPT", text=f"{place.name} is damaged and is not used")
+            emit("warning", code="E-CHECKPOINT-CORRUPT", text=f"{place.name} is damaged and is not used")
             continue
         weights = load_file(place / "trained.safetensors")
         for name, parameter in model.named_parameters():
@@ -591,7 +591,7 @@ def save_result(spec: dict[str, Any], model: Any, tokenizer: Any, report: dict[s
     adapter = (output / "adapter_config.json").is_file()
     tokenizer.save_pretrained(output / "tokenizer" if adapter else output)
     (output / "report.json").write_text(json.dumps(report))
-    tell("metrics", steps=report["steps"], first_loss=report["losses"][0][1], final_loss=report["losses"][-1][1],
+    emit("metrics", steps=report["steps"], first_loss=report["losses"][0][1], final_loss=report["losses"][-1][1],
          seconds=report["seconds"])  # fmt: skip
 
 

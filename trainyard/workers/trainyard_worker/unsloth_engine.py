@@ -118,7 +118,7 @@ def train(folder: Path, stop: StopFlag) -> None:
     if not stop.raised:
         trainer.train(resume_from_checkpoint=resume_point(files))
     if trainer.state.global_step < files.plan["total_steps"]:
-        files.halt(trainer.state.global_step)
+        files.report_stopped(trainer.state.global_step)
         return
     hand_over(files, trainer, facts)
 
@@ -218,7 +218,7 @@ def resume_point(files: WorkerFiles) -> str | None:
 
 
 def hand_over(files: WorkerFiles, trainer: Any, facts: dict[str, Any]) -> None:
-    target = files.made()
+    target = files.output_dir()
     trainer.model.save_pretrained(str(target), safe_serialization=True)
     tools = ("unsloth", "unsloth_zoo", "torch", "transformers", "trl", "peft")
     files.report(

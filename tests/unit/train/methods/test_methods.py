@@ -22,11 +22,11 @@ from trainyard.train.methods.table import METHODS, build, parameter_groups, save
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers
 
 
-def digest(model: Any, *, moving: bool) -> str:
+def digest(model: Any, *, trainable: bool) -> str:
     """SHA-256 over the parameters that move or those that stay, quantised bytes included."""
     found = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
-        if value.requires_grad is moving:
+        if value.requires_grad is trainable:
             found.update(name.encode() + value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
@@ -35,7 +35,7 @@ def modes(model: Any) -> list[tuple[str, bool]]:
     return [(name, module.training) for name, module in model.named_modules()]
 
 
-def moving(model: Any) -> set[str]:
+def trainable(model: Any) -> set[str]:
     return {name for name, value in model.named_parameters() if value.requires_grad}
 
 
@@ -52,10 +52,10 @@ def test_starts_as_the_base_and_moves_only_what_it_may(method: Method, request_o
     assert policy.model.training
     # DoRA divides by the norm that it multiplies with, and OFT solves for a rotation of nothing: rounding remains.
     torch.testing.assert_close(logits(policy.model), logits(base), atol=2e-6, rtol=0)
-    staying, went = digest(policy.model, moving=False), digest(policy.model, moving=True)
+    staying, went = digest(policy.model, trainable=False), digest(policy.model, trainable=True)
     steps(policy, request)
-    assert digest(policy.model, moving=False) == staying
-    assert digest(policy.model, moving=True) != went
+    assert digest(policy.model, trainable=False) == staying
+    assert digest(policy.model, trainable=True) != went
     assert (logits(policy.model) - logits(base)).abs().max() > 1e-3
 
 
@@ -68,14 +68,14 @@ def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: 
     steps(policy, request)
     policy.model(input_ids=IDS_BT, labels=IDS_BT).loss.backward()
     gradients = {name: value.grad.clone() for name, value in policy.model.named_parameters() if value.grad is not None}
-    before = modes(policy.model), moving(policy.model)
+    before = modes(policy.model), trainable(policy.model)
     moved = logits(policy.model)
     with policy.reference() as reference:
         assert not any(module.training for module in reference.modules() if type(module).__name__ == "Dropout")
         found = reference(input_ids=IDS_BT).logits
         assert not found.requires_grad
     torch.testing.assert_close(found, start, atol=2e-6, rtol=0)
-    assert (modes(policy.model), moving(policy.model)) == before
+    assert (modes(policy.model), trainable(policy.model)) == before
     assert torch.equal(logits(policy.model), moved)
     now = {name: value.grad for name, value in policy.model.named_parameters() if value.grad is not None}
     assert all(torch.equal(gradients[name], now[name]) for name in gradients | now)
@@ -84,10 +84,10 @@ def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: 
 def test_reference_is_put_back_after_an_error(request_of: Request) -> None:
     policy = build(request_of("lora"), with_reference=True)
     assert policy.reference is not None
-    before = modes(policy.model), moving(policy.model)
+    before = modes(policy.model), trainable(policy.model)
     with pytest.raises(RuntimeError, match="inside"), policy.reference():
         raise RuntimeError("inside")
-    assert (modes(policy.model), moving(policy.model)) == before
+    assert (modes(policy.model), trainable(policy.model)) == before
 
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.QLORA], Method))
@@ -97,8 +97,8 @@ def test_same_request_gives_the_same_bits(method: Method, request_of: Request) -
     assert first.reference is None
     torch.rand(7)
     second = build(request, with_reference=False)
-    assert digest(first.model, moving=True) == digest(second.model, moving=True)
-    assert digest(first.model, moving=False) == digest(second.model, moving=False)
+    assert digest(first.model, trainable=True) == digest(second.model, trainable=True)
+    assert digest(first.model, trainable=False) == digest(second.model, trainable=False)
 
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.QLORA, Method.FULL], Method))
@@ -123,7 +123,7 @@ def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp
 def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, tmp_path: Path) -> None:
     request = request_of(method, head="reward", stage="reward", lora={"rank": 8} if method.facts.adapter else {})
     policy = build(request, with_reference=False)
-    score = [name for name in moving(policy.model) if "score" in name]
+    score = [name for name in trainable(policy.model) if "score" in name]
     assert len(score) == 1
     optimizer = torch.optim.AdamW(parameter_groups(policy, request.config), lr=1e-2)
     policy.model(input_ids=IDS_BT).logits.sum().backward()
@@ -157,12 +157,12 @@ def test_groups_hold_every_moving_weight_once(method: Method, request_of: Reques
     policy = build(request, with_reference=False)
     groups = parameter_groups(policy, request.config)
     named = dict(policy.model.named_parameters())
-    assert sorted(name for group in groups for name in group["names"]) == sorted(moving(policy.model))
+    assert sorted(name for group in groups for name in group["names"]) == sorted(trainable(policy.model))
     for group in groups:
         assert [id(value) for value in group["params"]] == [id(named[name]) for name in group["names"]]
         matrices = {value.ndim > 1 for value in group["params"]}
         assert matrices == {group["weight_decay"] > 0}
-    assert policy.facts["trainable_parameters"] == sum(named[name].numel() for name in moving(policy.model))
+    assert policy.facts["trainable_parameters"] == sum(named[name].numel() for name in trainable(policy.model))
 
 
 def test_full_moves_every_tensor(request_of: Request) -> None:
@@ -225,13 +225,13 @@ def test_oft_refuses_blocks_that_do_not_fill_a_layer(request_of: Request) -> Non
 def test_qlora_holds_the_base_in_few_bits(format: Quantization, request_of: Request) -> None:
     request = request_of("qlora", quantization=format, hyperparameters={"precision": "fp32"})
     policy = build(request, with_reference=True)
-    staying = digest(policy.model, moving=False)
+    staying = digest(policy.model, trainable=False)
     packed = torch.int8 if format is Quantization.INT8 else torch.uint8
     assert {value.dtype for value in policy.model.parameters()} == {packed, torch.float32}
     assert {value.dtype for value in policy.model.parameters() if value.requires_grad} == {torch.float32}
     start = logits(policy.model)
     steps(policy, request)
-    assert digest(policy.model, moving=False) == staying
+    assert digest(policy.model, trainable=False) == staying
     assert policy.reference is not None
     with policy.reference() as reference:
         assert torch.equal(reference(input_ids=IDS_BT).logits.float(), start)

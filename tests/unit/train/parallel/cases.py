@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from tests.unit.train.session.engines import config_of, feed_of, frozen
 from tests.unit.train.stages.stage_rows import TOKENIZER, model_of
-from trainyard.compute.rank import main as rank_main
-from trainyard.compute.rank import read_notes
+from trainyard.compute.rank_process import main as rank_main
+from trainyard.compute.rank_process import read_notes
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.stages import Stage
@@ -68,11 +68,11 @@ def session_on(
         rate = LearningRate(optimizer, config, total_steps)
         torch.manual_seed(0)
         return Session(TrainState(model, reference, stage, config, optimizer, rate, **common), folder)
-    sharing = STRATEGIES[launch.strategy](team, model, launch)
-    optimizer = sharing.optimizer(plain_groups(model, config), config)
+    parallelism = STRATEGIES[launch.strategy](team, model, launch)
+    optimizer = parallelism.optimizer(plain_groups(model, config), config)
     rate = LearningRate(optimizer, config, total_steps)
     torch.manual_seed(team.rank)
-    engine = TrainState(model, reference, stage, config, optimizer, rate, sharing=sharing, **common)
+    engine = TrainState(model, reference, stage, config, optimizer, rate, parallelism=parallelism, **common)
     return SharedSession(engine, folder, team)
 
 
@@ -86,7 +86,7 @@ def led(team: Team, session: Session) -> Iterator[bool]:
         return
     yield True
     if isinstance(session, SharedSession):
-        team.tell(END)
+        team.broadcast_command(END)
 
 
 def config_for(team: Team, strategy: str, stage: str = "sft", batch: int = 4, **hyper: Any) -> TrainerConfig:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from trainyard.errors import Corrupt, TrainyardError
 from trainyard.stores.whole import file_sha256
 from trainyard.train.checkpoints import checkpoints, commit, newest_valid
-from trainyard.train.resume.kept import superfluous
+from trainyard.train.resume.retention import list_prunable
 from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
 
 WAIT_S = 30
@@ -159,7 +159,7 @@ def test_newest_and_best_are_kept_and_nothing_goes_before_its_successor_is_there
 
 @given(st.dictionaries(st.integers(0, 30), st.none() | st.floats(0, 1)), st.integers(1, 4))
 def test_pruning_keeps_the_newest_and_one_best(metrics: dict[int, float | None], keep: int) -> None:
-    gone = superfluous(metrics, keep, min)
+    gone = list_prunable(metrics, keep, min)
     left = sorted(metrics.keys() - set(gone), reverse=True)
     assert left[:keep] == sorted(metrics, reverse=True)[:keep]
     assert len(left) <= keep + 1

@@ -341,6 +341,6 @@ def test_a_look_is_at_the_averaged_weights_of_a_schedule_free_optimizer(tmp_path
     on_eval(session.engine.optimizer)
     averaged = token_logprobs(session.engine.model.eval(), TOKENIZER, [[5, 6, 7, 8]])
     on_train(session.engine.optimizer)
-    moving = token_logprobs(session.engine.model, TOKENIZER, [[5, 6, 7, 8]])
+    trainable = token_logprobs(session.engine.model, TOKENIZER, [[5, 6, 7, 8]])
     assert found == averaged
-    assert found != moving
+    assert found != trainable

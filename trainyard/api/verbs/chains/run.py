@@ -10,7 +10,7 @@ from trainyard.api.context import Context
 from trainyard.api.records import REFRESH_TAG, RunResult
 from trainyard.api.requests.chains import RunInput
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.verbs.chains import waiting
+from trainyard.api.verbs.chains import missing_backend
 from trainyard.errors import InvalidInput
 from trainyard.settings import Settings
 
@@ -32,7 +32,7 @@ def begun(given: RunInput, settings: Settings) -> RunResult:
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
     wanted = planning.located(planning.asked(given.target, given.parameters, given.preset), settings)
     chain = planning.resolved(wanted.spec, settings)
-    waits = waiting.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
+    waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))
     watching, called = import_prefect_client(settings, "watching"), f"{chain.name}-{chain.digest[:8]}"
     started: RunResult = watching.start_run(

@@ -1,6 +1,6 @@
-"""Runs a Prefect worker so that SIGTERM lets its runs save: `python -m trainyard.api.draining prefect-worker-command…`.
+"""Run a Prefect worker so that SIGTERM lets its runs save: `python -m trainyard.api.draining_worker worker-command…`.
 
-A worker that is told to end kills its runs at once (measured: 0.16 s), so nothing of them is saved but by the grace of
+A worker that receives SIGTERM kills its runs at once (measured: 0.16 s), so nothing of them is saved but by
 the kernel's message to their children. Here the worker is frozen first, so that it takes no new run; its runs are asked
 to end, which save and schedule themselves again as *preempted*; then the worker goes. This is what a spot machine needs
 that is taken back, and what `trainyard down` does.

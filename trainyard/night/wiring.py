@@ -12,9 +12,9 @@ from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
+from trainyard.night.deps import NightDeps, Stores
 from trainyard.night.points import nothing
 from trainyard.night.training import LocalTrainer, fits, tenant_root
-from trainyard.night.world import NightDeps, Stores
 from trainyard.project import project_folder
 from trainyard.serve.extraction.extraction import SCHEMA, Complete
 from trainyard.serve.inference_server.commands import read_profile
@@ -51,7 +51,7 @@ class LocalServer(InferenceServer):
         return self.completing(self.serving.concurrency, timeout_s=self.serving.timeout_s)
 
 
-def world_of(
+def make_night_deps(
     config: NightConfig,
     settings: Settings,
     *,
@@ -84,12 +84,12 @@ def world_of(
         stores=Stores(
             ledger=DocumentLedger(root / LEDGER_FILE, files, clock, at=faultpoint),
             graph=lambda: open_graph(config.graph, settings),
-            markers=markers_of(config, settings, objects),
+            markers=open_markers(config, settings, objects),
             corpora=Corpora(root / "corpora", files),
             versions=AdapterRegistry(settings.adapters),
             objects=objects,
         ),
-        server=LocalServer(profile_of(config, settings), settings.services / "night-server", config, settings),
+        server=LocalServer(server_profile(config, settings), settings.services / "night-server", config, settings),
         trainer=LocalTrainer(config, settings, unfit=unfit),
         owner=this_owner(),
         boot_id=boot_id(),
@@ -100,7 +100,7 @@ def world_of(
     )
 
 
-def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:
+def open_markers(config: NightConfig, settings: Settings, objects: ObjectStore | None) -> MarkerStore:
     """In the object store when workers elsewhere have to see them, else in the tenant's folder."""
     lease_s = float(config.phase2.lease_s)
     if config.phase2.mode == "remote" and objects is not None:
@@ -108,7 +108,7 @@ def markers_of(config: NightConfig, settings: Settings, objects: ObjectStore | N
     return LocalMarkers(tenant_root(settings, config.tenant) / "markers", lease_s=lease_s, at=faultpoint)
 
 
-def profile_of(config: NightConfig, settings: Settings) -> ServerProfile:
+def server_profile(config: NightConfig, settings: Settings) -> ServerProfile:
     """The operator's profile of that name, else the shipped one."""
     own = settings.home / "profiles" / f"{config.serving.profile}.yaml"
     return read_profile(own if own.is_file() else PROFILES / own.name)

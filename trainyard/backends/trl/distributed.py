@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from trainyard.backends.job import TrainingJob
-from trainyard.compute.rank import MEETING_FILE, RANKS_FOLDER
+from trainyard.compute.rank_process import MEETING_FILE, RANKS_FOLDER
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.methods.loading import default_attention
@@ -41,12 +41,12 @@ def company(folder: Path, device: str) -> Iterator[Team]:
         yield team
 
 
-def shared(team: Team | None, value: Any) -> Any:
+def sync_value(team: Team | None, value: Any) -> Any:
     """What the process that leads says, in all of them."""
     return value if team is None else team.shared(value)
 
 
-def in_parts(job: TrainingJob) -> bool:
+def is_sharded(job: TrainingJob) -> bool:
     """Whether each process holds a part of the weights."""
     return job.config.launch.strategy in IN_PARTS
 
@@ -107,7 +107,7 @@ def require_family(config: Any) -> None:
 # The states of an optimizer whose weights are in parts
 
 
-def own_states(optimizer: Any) -> dict[str, Any]:
+def local_states(optimizer: Any) -> dict[str, Any]:
     """An optimizer's state with this process's parts as plain tensors."""
     state = optimizer.state_dict()
     own = {

@@ -1,4 +1,4 @@
-"""Makes the environment of a foreign trainer: everything or nothing, one at a time, twice the same.
+"""Makes the environment of an external trainer: everything or nothing, one at a time, twice the same.
 
 It is built beside its place, in `envs/.NAME-…`, and `envs/NAME` is a link that is set in one step after the import
 test: whatever is killed on the way leaves a folder that counts for nothing and is swept by the next install. The folder
@@ -136,7 +136,7 @@ def install(name: BackendName, settings: Settings, say: Say) -> Health:
     Raises `InvalidInput` (`E-BACKEND-CONFIG`: it has no environment of its own), `Conflict` (`E-BACKEND-CONFIG`: the
     operator named one, which we leave alone), `Unavailable` (`E-INSTALL`: pip or the build failed; nothing is left).
     """
-    require_ours(name, settings)
+    require_installable(name, settings)
     root = envs(settings)
     root.mkdir(parents=True, exist_ok=True)
     with ENDING.taken(), one_at_a_time(name, root, say):
@@ -159,7 +159,7 @@ def install(name: BackendName, settings: Settings, say: Say) -> Health:
         return health(name, settings)
 
 
-def require_ours(name: BackendName, settings: Settings) -> None:
+def require_installable(name: BackendName, settings: Settings) -> None:
     if is_named(name, settings):
         raise Conflict(
             f"The setting backend_envs names an environment for {name.value}: {folder(name, settings)}.",
@@ -200,19 +200,19 @@ def python_version() -> str:
 
 def build(name: BackendName, place: Path, say: Say) -> Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
-    foreign, started = ENVIRONMENTS[name], time.monotonic()
-    given = {**outside(installer_environment()), **foreign.variables}
+    external, started = ENVIRONMENTS[name], time.monotonic()
+    given = {**outside(installer_environment()), **external.variables}
     say(f"making {place.name}")
     carry_out([sys.executable, "-m", "venv", str(place)], place, given)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     for phase in phases(REQUIREMENTS[name].read_text(encoding="utf-8")):
         say(f"installing {', '.join(phase.requirements)}")
         carry_out([*pip, *phase.options, *phase.requirements], place, given)
-    if foreign.build:
+    if external.build:
         say(f"building {name.value}")
-        load(foreign.build)(place, say)
+        load(external.build)(place, say)
     versions = distributions(place)
-    tested = import_test(name, place, versions.get(foreign.distribution, ""), install_line(name))
+    tested = import_test(name, place, versions.get(external.distribution, ""), install_line(name))
     if not tested.ok:
         raise failed(name.value, tested.why)
     record = {
@@ -234,7 +234,7 @@ def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd
     running: list[tuple[subprocess.Popen[bytes], ProcessTree]] = []
     try:
         with ENDING.later():
-            process = begun(argv, place, variables, cwd)
+            process = start_command(argv, place, variables, cwd)
             running.append((process, ProcessTree(process.pid)))
         while not ended(process, POLL_S):
             running[0][1].refresh(every_s=POLL_S)
@@ -246,7 +246,9 @@ def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd
         raise failed(shlex.join(argv[:4]), last_line(place / LOG_FILE))
 
 
-def begun(argv: list[str], place: Path, variables: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
+def start_command(
+    argv: list[str], place: Path, variables: Mapping[str, str], cwd: Path | None
+) -> subprocess.Popen[bytes]:
     with (place / LOG_FILE).open("ab") as log:
         log.write(f"$ {shlex.join(argv)}\n".encode())
         log.flush()

@@ -21,7 +21,7 @@ from trainyard.backends.axolotl import program as axolotl_program
 from trainyard.backends.base import TrainingStopped
 from trainyard.backends.deepspeed.program import is_rank
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import Wanted
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port
 
@@ -63,8 +63,8 @@ class Stopper:
             if not self.commands:
                 self.commands = [" ".join(command_of(one)) for one in psutil.Process().children(recursive=True)]
 
-    def wanted(self) -> Wanted:
-        return Wanted.PAUSE if self.at and self.seen >= self.at else Wanted.RUN
+    def wanted(self) -> DesiredState:
+        return DesiredState.PAUSE if self.at and self.seen >= self.at else DesiredState.RUN
 
 
 def run(jobs: Jobs, folder: Path, stopper: Stopper | None = None, *, port: Port = Port.SFT, **config: Any) -> Ran:
@@ -259,8 +259,8 @@ def test_stop_before_the_first_step_ends_every_process(jobs: Jobs, tmp_path: Pat
     def note(event: Event) -> None:
         begun.extend([event] if event["event"] == "program" else [])
 
-    def wanted() -> Wanted:
-        return Wanted.PAUSE if begun else Wanted.RUN
+    def wanted() -> DesiredState:
+        return DesiredState.PAUSE if begun else DesiredState.RUN
 
     job = jobs(**deepspeed("lora", "zero1", 2, 2, 1))
     with pytest.raises(TrainingStopped, match="stopped before its first step"):

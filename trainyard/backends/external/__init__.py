@@ -1,12 +1,12 @@
 """How a trainer with an interpreter of its own is led through a job: a plan, the tool, the result.
 
-    conductor.py   the supervised child, in our interpreter, without torch: contract, device lock, checkpoints, record
+    runner.py   the supervised child, in our interpreter, without torch: contract, device lock, checkpoints, record
     plan.py        a short process in our interpreter: token ids, the rows of every step, the shape of the adapter
-    the tool       in its own interpreter, started by the conductor through the tool's own launcher
+    the tool       in its own interpreter, started by the runner through the tool's own launcher
 
 The tool learns the same tokens, in the same order, with the same adapter shape as our own engine would: what differs
 between two backends is how they compute, never what they are given. What a tool made is checked, completed with a
-`training.json` and handed over by the conductor.
+`training.json` and handed over by the runner.
 
     folder/plan/    plan.json  steps.jsonl  adapter/adapter_config.json  tokenizer/     what the tool reads
     folder/made/    report.json and the weights                                         what it leaves

@@ -1,7 +1,7 @@
-"""Where a session asks whether it is alone: the few points at which several processes have to come together.
+"""The points of a session at which the processes of a distributed training synchronise.
 
-`Alone` is one process, where everything is whole already. The strategies of `train.parallel` replace what they do in
-another way; the verbs and the loop are the same.
+`SingleProcess` is the case of one process, which has the whole model. The strategies of `train.parallel` override its
+methods; the verbs and the loop are the same.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Found = TypeVar("Found")
 ONE_PROCESS = {"strategy": "single", "processes": 1}
 
 
-class Alone:
+class SingleProcess:
     """One process. Also the contract of every other way to share a session."""
 
     layout: dict[str, Any] = ONE_PROCESS
     """Who holds what; a state goes on only where this is the same."""
-    in_parts = False
+    is_sharded = False
     """Whether the weights are held in parts, so that no process has a model that could be written down."""
     leading = True
     """Whether this process takes the calls and writes the files."""
@@ -47,7 +47,7 @@ class Alone:
     def after_backward(self, parameters: Sequence[torch.Tensor]) -> None:
         """The gradients of a backward are there."""
 
-    def settle(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
+    def sync_gradients(self, parameters: Sequence[torch.Tensor], *, scaled: bool) -> None:
         """Before a step: bring the gradients of all processes together where the optimizer needs them.
 
         With `scaled` gradients (fp16) all processes also come to the same verdict on whether they overflowed.

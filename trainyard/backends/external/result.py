@@ -1,4 +1,4 @@
-"""What a foreign tool left, as a result of ours: whole, sealed, with a `training.json` like that of every backend."""
+"""What an external tool left, as a result of ours: whole, sealed, with a `training.json` like that of every backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from trainyard.backends import frame
-from trainyard.backends.foreign.conductor import BEGUN_FILE, ExternalRun
+from trainyard.backends.external.runner import BEGUN_FILE, ExternalRun
 from trainyard.backends.results import log_head
 from trainyard.backends.rows import TOKENS_FILE
 from trainyard.compute.child import LOG_FILE

@@ -23,7 +23,7 @@ PENDING_BYTES = 256 << 20
 """Rows that are kept in memory until they are written: 10,000, or fewer large ones."""
 
 
-class Intake:
+class RowWriter:
     """One set being written into `folder`. A context manager; `take` chunks, then read `balance`.
 
     XXH3-128 of a row's normalised content (`source` and `doc_id` still empty) finds exact duplicates, and its first
@@ -42,7 +42,7 @@ class Intake:
         self._writer = ipc.new_file(self._file, SCHEMAS[port])
         self.quarantine = Quarantine(folder / QUARANTINE_FILE, self.balance)
 
-    def __enter__(self) -> Intake:
+    def __enter__(self) -> RowWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

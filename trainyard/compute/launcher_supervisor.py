@@ -1,10 +1,10 @@
-"""Several processes as one supervised child: `python -m trainyard.compute.ranks FOLDER -- argv of a launcher`.
+"""Distributed training as one supervised child: `python -m trainyard.compute.launcher_supervisor FOLDER -- argv`.
 
 A launcher (torchrun, accelerate launch) starts the processes and watches them, but it knows nothing of our contract: it
 turns every exit code into 1, and on SIGTERM it kills after 30 seconds, also a process that is saving. So this program
 speaks the contract in its place. A stop request goes to the first process alone, whose program stops all of them at one
 step; the launcher never sees the signal, as it is started with it blocked. What became of the run is read from what the
-processes noted (see `trainyard.compute.rank`), and nothing of them is left when this program ends.
+processes noted (see `trainyard.compute.rank_process`), and nothing of them is left when this program ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainyard.compute.child import (
     end_descendants,
     prctl,
 )
-from trainyard.compute.rank import CAPTAIN_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
+from trainyard.compute.rank_process import LAUNCHER_VARIABLE, LEADER, RANKS_FOLDER, STOP_SIGNALS, read_notes
 from trainyard.compute.shim import start
 from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import TrainyardError, from_fields
@@ -39,7 +39,7 @@ LEAVE_S = 30.0
 """What the other processes and the launcher have for ending after the first one is done."""
 
 
-def alone_in_signals() -> None:
+def reset_signals() -> None:
     """Runs in the launcher before it starts: it dies with us, and a stop request to everybody does not reach it."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -55,14 +55,14 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> Non
             if not notes:
                 end_descendants()
                 raise Stopped("asked to stop before the start", step=0)
-            told = bool(leader) and ask(leader["pid"])
+            told = bool(leader) and ask_to_stop(leader["pid"])
         if leader.get("status") in ("done", "stopped"):
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
                 end_descendants()
 
 
-def ask(pid: int) -> bool:
+def ask_to_stop(pid: int) -> bool:
     """Ask a process to stop; True, as nobody has to be asked twice."""
     try:
         psutil.Process(pid).send_signal(signal.SIGTERM)
@@ -71,7 +71,7 @@ def ask(pid: int) -> bool:
     return True
 
 
-def judge(code: int, folder: Path, size: int, events: Events) -> None:
+def raise_for_exit(code: int, folder: Path, size: int, events: Events) -> None:
     """Give the end its meaning. Raises `Stopped` or the error of whoever failed first."""
     notes = read_notes(folder)
     leader = notes.get(LEADER, {})
@@ -114,11 +114,11 @@ def main(arguments: list[str]) -> None:
     with child_contract(folder) as events:
         shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
         (folder / RANKS_FOLDER).mkdir()
-        os.environ[CAPTAIN_VARIABLE] = str(os.getpid())
-        process = start(argv, folder / LOG_FILE, alone_in_signals)
+        os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+        process = start(argv, folder / LOG_FILE, reset_signals)
         events.emit("program", argv=argv, program_pid=process.pid)
         watch(process, folder, events)
-        judge(process.returncode, folder, size, events)
+        raise_for_exit(process.returncode, folder, size, events)
 
 
 if __name__ == "__main__":

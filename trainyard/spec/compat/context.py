@@ -17,8 +17,8 @@ from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring
 from trainyard.spec.training import TrainerConfig
 
-Words = Mapping[str, object]
-Hits = bool | Words | Sequence[Words] | None
+MessageArgs = Mapping[str, object]
+Match = bool | MessageArgs | Sequence[MessageArgs] | None
 """What a `when` answers: no, yes, yes with words for the texts, or several times yes."""
 
 
@@ -101,7 +101,7 @@ class NodeView:
         return self.view.facts or RunFacts()
 
 
-When = Callable[[Any, NodeView], Hits]
+When = Callable[[Any, NodeView], Match]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def apply_row(row: Row, place: NodeView) -> Iterator[Reason]:
         yield fill(row, filled, place.node.id, row.field.format(**filled))
 
 
-def answers(hits: Hits) -> Sequence[Words]:
+def answers(hits: Match) -> Sequence[MessageArgs]:
     """The words of each hit; empty for a no."""
     if not hits:
         return ()
@@ -157,6 +157,6 @@ def answers(hits: Hits) -> Sequence[Words]:
     return ({},) if hits is True else hits
 
 
-def fill(row: Row, words: Words, node: str | None, field: str) -> Reason:
+def fill(row: Row, words: MessageArgs, node: str | None, field: str) -> Reason:
     """The reason of a row with its texts filled."""
     return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words))

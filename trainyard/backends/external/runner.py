@@ -1,4 +1,4 @@
-"""The supervised child of a foreign trainer: it speaks our contract, the tool below it need not.
+"""The supervised child of an external trainer: it speaks our contract, the tool below it need not.
 
 Imports no torch. It takes the device, has the plan made, starts the tool with its output in the child's log, hands a
 stop request on to the tool's processes, and turns what the tool left into a result. As a sub-reaper it inherits
@@ -23,7 +23,7 @@ import psutil
 
 from trainyard.backends import frame
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.results import CHECKPOINT_FOLDER, tell_restart
+from trainyard.backends.results import CHECKPOINT_FOLDER, log_restart
 from trainyard.compute.child import ERROR_FILE, LOG_FILE, Events, Stopped, alive, crash_error, write_error
 from trainyard.compute.gpus import devices_here
 from trainyard.compute.shim import POLL_S, die_with_parent, follow, how_ended, start
@@ -41,7 +41,7 @@ BEGUN_FILE = "begun"
 
 @dataclass(frozen=True)
 class ExternalRun:
-    """One execution of a foreign trainer."""
+    """One execution of an external trainer."""
 
     job: TrainingJob
     folder: Path
@@ -74,7 +74,7 @@ class ExternalTool:
     """Called at every poll; reads the progress of a tool that emits no events of ours."""
 
 
-def conduct(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
+def run_external(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
     """Lead a tool through the job of `folder`; `finish(run, log offset)` makes the result of what it left.
 
     Raises `Stopped` when it stopped as asked, and the tool's error when it failed.
@@ -86,7 +86,7 @@ def conduct(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[
         found = run.found
         at = {"path": str(found.path) if found.path else None, "step": found.step, "restarted_from": run.restarted_from}
         write_json_durably(run.place / names.RESUME_FILE, at)
-        lead(run, tool, finish)
+        run_tool(run, tool, finish)
 
 
 def start_run(
@@ -94,22 +94,22 @@ def start_run(
 ) -> ExternalRun:
     """Find where the job continues, have the plan made, and report both."""
     found = newest_valid(folder / CHECKPOINT_FOLDER)
-    restarted_from = tell_restart(folder / BEGUN_FILE, found, events)
+    restarted_from = log_restart(folder / BEGUN_FILE, found, events)
     planned = plan()
     ledger = planned["ledger"]
     events.emit("ledger", **ledger["tokens"], rows=ledger["rows"], text=ledger["line"])
     return ExternalRun(job, folder, events, device, found, planned, restarted_from)
 
 
-def lead(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
-    """Lead a tool through a job that is planned. Raises as `conduct` does."""
+def run_tool(run: ExternalRun, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
+    """Run the tool on a planned job. Raises as `run_external` does."""
     if tool.check is not None:
         tool.check(run)
     for name in (names.FAILURE_FILE, names.HALT_FILE):
         (run.folder / name).unlink(missing_ok=True)
     (run.folder / BEGUN_FILE).touch()
     log_at = size_of(run.folder / LOG_FILE)
-    judge(run, carry_out(run, tool))
+    raise_for_exit(run, carry_out(run, tool))
     finish(run, log_at)
 
 
@@ -136,7 +136,7 @@ def make_plan(folder: Path, device: str, events: Events, options: tuple[str, ...
     place = folder / names.PLAN_FOLDER
     place.mkdir(exist_ok=True)
     (place / names.PLAN_FILE).unlink(missing_ok=True)
-    module = "trainyard.backends.foreign.plan"
+    module = "trainyard.backends.external.plan"
     run_helper(module, [str(folder), device, *options], folder, "The training could not be planned.", events)
     plan: dict[str, Any] = orjson.loads((place / names.PLAN_FILE).read_bytes())
     return plan
@@ -207,7 +207,7 @@ def terminate(processes: list[psutil.Process]) -> bool:
     return bool(processes)
 
 
-def judge(run: ExternalRun, code: int) -> None:
+def raise_for_exit(run: ExternalRun, code: int) -> None:
     """Raise what the end of the tool means; return when its work is done."""
     failure, halt = run.folder / names.FAILURE_FILE, run.folder / names.HALT_FILE
     if halt.is_file():

@@ -53,7 +53,7 @@ def adapter_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: 
         model, active = with_new(spec.load(request, request.base), request, spec), None
     else:
         require_same_base(request.adapter, request.base_sha256)
-        model, active = WAYS[request.config.adapter](request, spec, with_reference, warnings)
+        model, active = COMPOSITIONS[request.config.adapter](request, spec, with_reference, warnings)
     reference = partial(adapter_reference, model, active) if with_reference else None
     return Policy(model, reference, adapter_facts(model, request), lineage(request), warnings)
 
@@ -127,7 +127,7 @@ def merged(
     return with_new(base, request, spec), None
 
 
-WAYS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge": merged}
+COMPOSITIONS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge": merged}
 
 
 def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
@@ -156,7 +156,7 @@ def adapter_reference(model: PeftModel, active: list[str] | None) -> Iterator[Pe
     """The model with only the adapters of `active` on, in evaluation mode; afterwards it is as it was."""
     layers = tuner(model)
     before, modes = layers.active_adapters, [(module, module.training) for module in model.modules()]
-    moving = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     model.eval()
     if active is None:
         layers.disable_adapter_layers()
@@ -169,8 +169,8 @@ def adapter_reference(model: PeftModel, active: list[str] | None) -> Iterator[Pe
         layers.enable_adapter_layers()
         layers.set_adapter(before)
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad != (name in moving):
-                parameter.requires_grad_(name in moving)
+            if parameter.requires_grad != (name in trainable):
+                parameter.requires_grad_(name in trainable)
         for module, mode in modes:
             module.training = mode
 

@@ -1,4 +1,4 @@
-"""The text of a template and the borders in it: of messages, of what the assistant says, of its stop tokens.
+"""The text of a template and the boundaries in it: of messages, of what the assistant says, of its stop tokens.
 
 Borders are found by rendering: a conversation cut short, or asked for the next answer, begins like the whole one up to
 the border. A border never lies inside a control token.

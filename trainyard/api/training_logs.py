@@ -26,7 +26,7 @@ ENDS = ("done", "stopped")
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingLogs:
     """One trainer of a run."""
 
     node: str
@@ -57,17 +57,17 @@ class Work:
         return sorted(path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
 
 
-def works_of(run_folder: Path) -> list[Work]:
+def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
     """The trainers that a run has started, in the order of their first start."""
-    works: dict[str, Work] = {}
+    works: dict[str, TrainingLogs] = {}
     for event in read_events(run_folder):
         if event["event"] == "job":
-            node, folder = event["node"], followed(Path(event["folder"]))
-            works[node] = Work(node, folder, works[node].since if node in works else event["time"])
+            node, folder = event["node"], follow_restarts(Path(event["folder"]))
+            works[node] = TrainingLogs(node, folder, works[node].since if node in works else event["time"])
     return list(works.values())
 
 
-def followed(folder: Path) -> Path:
+def follow_restarts(folder: Path) -> Path:
     """The folder in which the training goes on when it did not fit as it was asked for."""
     path = folder / REMEMBERED_FILE
     return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else folder
@@ -139,12 +139,12 @@ FRUITLESS = 3
 """A run whose trainer was preempted so often without a further step is not continued by itself any more."""
 
 
-def saved_and_left(run_folder: Path) -> list[Work]:
+def saved_and_left(run_folder: Path) -> list[TrainingLogs]:
     """The trainers of a run that stopped at a checkpoint although nobody of the run was there any more to be asked."""
-    return [work for work in works_of(run_folder) if work.end() == "stopped"]
+    return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
 
 
-def note_preemption(run_folder: Path, works: list[Work]) -> str:
+def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
     """Write down in the run's record that its trainers were preempted, and say it."""
     said = []
     for work in works:
@@ -154,7 +154,7 @@ def note_preemption(run_folder: Path, works: list[Work]) -> str:
     return "; ".join(said)
 
 
-def fruitless(run_folder: Path) -> bool:
+def made_no_progress(run_folder: Path) -> bool:
     """Whether the last preemptions of a run brought no training further."""
     said: list[str] = []
     for event in read_events(run_folder):

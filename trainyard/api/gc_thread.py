@@ -1,4 +1,4 @@
-"""`python -m trainyard.api.collected MODULE ARGUMENTS…`: a module with the garbage collector in a thread of its own.
+"""`python -m trainyard.api.gc_thread MODULE ARGUMENTS…`: a module with the garbage collector in a thread of its own.
 
 For the Prefect server on SQLite. A statement that fails with "database is locked" leaves its cursor in a reference
 cycle. If the collector runs in the event loop and frees such a cursor while another thread waits on its connection for

@@ -1,6 +1,6 @@
-"""`python -m trainyard.backends.foreign.plan FOLDER DEVICE [first-weights]`: all of a job that our own packages decide.
+"""`python -m trainyard.backends.external.plan FOLDER DEVICE [first-weights]`: what our packages decide of a job.
 
-A process of its own, because it imports transformers (six seconds, 400 MB) and the conductor that waits for the tool
+A process of its own, because it imports transformers (six seconds, 400 MB) and the runner that waits for the tool
 should not hold that. Leaves `plan/plan.json`, written last; an error is left as `plan/error.json`.
 """
 
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainyard.backends import frame
-from trainyard.backends.foreign.conductor import errors_left_in_plan
+from trainyard.backends.external.runner import errors_left_in_plan
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256

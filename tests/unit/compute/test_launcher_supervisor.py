@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from trainyard.compute.events import Event
-from trainyard.compute.rank import read_notes
-from trainyard.compute.supervise import Outcome, Status, Wanted, supervise
+from trainyard.compute.rank_process import read_notes
+from trainyard.compute.supervise import DesiredState, Outcome, Status, supervise
 
+SUPERVISOR = "trainyard.compute.launcher_supervisor"
 SIZE = 2
 
 
@@ -28,10 +29,18 @@ class Crew:
     def run(self, program: str, stop: str = "", **options: object) -> Outcome:
         """`stop` names a file whose appearance leads to a stop request."""
         launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), program, str(self.folder)]
-        argv = [sys.executable, "-m", "trainyard.compute.ranks", str(self.folder), str(SIZE), "--", *launcher]
+        argv = [
+            sys.executable,
+            "-m",
+            SUPERVISOR,
+            str(self.folder),
+            str(SIZE),
+            "--",
+            *launcher,
+        ]
 
-        def wanted() -> Wanted:
-            return Wanted.PAUSE if stop and (self.folder / stop).exists() else Wanted.RUN
+        def wanted() -> DesiredState:
+            return DesiredState.PAUSE if stop and (self.folder / stop).exists() else DesiredState.RUN
 
         return supervise(argv, self.folder, wanted=wanted, on_event=self.events.append, poll_s=0.05, **options)  # type: ignore[arg-type]
 
@@ -47,7 +56,7 @@ def crew(tmp_path: Path) -> Crew:
     return Crew(tmp_path)
 
 
-def captain(folder: Path) -> psutil.Process:
+def supervisor(folder: Path) -> psutil.Process:
     """The supervised child of this test."""
     return next(child for child in psutil.Process().children() if str(folder) in child.cmdline())
 
@@ -80,17 +89,17 @@ def test_a_signal_to_everybody_lets_the_first_save(crew: Crew) -> None:
     """As when a machine is taken back: the launcher gets the signal too, and must not end who is saving."""
     told = list[int]()
 
-    def wanted() -> Wanted:
+    def wanted() -> DesiredState:
         if len(read_notes(crew.folder)) == SIZE and not told:
             time.sleep(0.2)
-            child = captain(crew.folder)
+            child = supervisor(crew.folder)
             for process in [child, *child.children(recursive=True)]:
                 told.append(process.pid)
                 process.send_signal(signal.SIGTERM)
-        return Wanted.RUN
+        return DesiredState.RUN
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "saves_slowly", str(crew.folder)]
-    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(crew.folder), str(SIZE), "--", *launcher]
+    argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
     outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
     assert len(told) == SIZE + 2
     assert (outcome.status, outcome.reason) == (Status.STOPPED, "saved")
@@ -121,41 +130,51 @@ def test_processes_that_ignore_a_stop_are_ended_after_the_grace(crew: Crew) -> N
     assert gone(crew.pids())
 
 
-def test_a_launcher_that_is_not_there_is_told(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(tmp_path), "2", "--", str(tmp_path / "torchrun")]
+def test_a_missing_launcher_is_reported(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        SUPERVISOR,
+        str(tmp_path),
+        "2",
+        "--",
+        str(tmp_path / "torchrun"),
+    ]
     outcome = supervise(argv, tmp_path)
     assert outcome.error is not None
     assert outcome.error["code"] == "E-PROGRAM"
 
 
-def test_a_launcher_that_starts_nobody_is_told(tmp_path: Path) -> None:
+def test_a_launcher_that_starts_nothing_is_reported(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "raise SystemExit('no such option')"]
-    outcome = supervise([sys.executable, "-m", "trainyard.compute.ranks", str(tmp_path), "2", "--", *argv], tmp_path)
+    outcome = supervise([sys.executable, "-m", SUPERVISOR, str(tmp_path), "2", "--", *argv], tmp_path)
     assert outcome.error is not None
     assert (outcome.error["code"], outcome.error["why"]) == ("E-LAUNCH", "no such option")
 
 
-def test_nothing_survives_a_killed_captain(crew: Crew) -> None:
+def test_nothing_survives_a_killed_supervisor(crew: Crew) -> None:
     """The launcher dies with it; the processes are told by the kernel, and the first one ends at a safe point."""
 
-    def wanted() -> Wanted:
+    def wanted() -> DesiredState:
         if (crew.folder / "at-1").exists():
-            captain(crew.folder).kill()
-        return Wanted.RUN
+            supervisor(crew.folder).kill()
+        return DesiredState.RUN
 
     launcher = [sys.executable, "-m", "tests.unit.compute.crews", str(SIZE), "stops", str(crew.folder)]
-    argv = [sys.executable, "-m", "trainyard.compute.ranks", str(crew.folder), str(SIZE), "--", *launcher]
+    argv = [sys.executable, "-m", SUPERVISOR, str(crew.folder), str(SIZE), "--", *launcher]
     outcome = supervise(argv, crew.folder, wanted=wanted, poll_s=0.05)
     assert outcome.status is Status.FAILED
     assert gone(crew.pids())
 
 
-def test_a_process_that_starts_after_its_captain_died_ends_at_once(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_starts_after_its_supervisor_died_ends_at_once(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No signal can reach it any more: it came to life after the launcher had died."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     monkeypatch.setenv("TRAINYARD_RANKS_PID", str(ended.pid))
     monkeypatch.setenv("RANK", "0")
-    argv = [sys.executable, "-m", "trainyard.compute.rank", "tests.unit.compute.crews:stops", str(crew.folder)]
+    argv = [sys.executable, "-m", "trainyard.compute.rank_process", "tests.unit.compute.crews:stops", str(crew.folder)]
     assert subprocess.run(argv, timeout=60, check=False).returncode == 0
     assert read_notes(crew.folder)[0]["status"] == "stopped"

@@ -1,6 +1,6 @@
 """Everything that a night touches outside of itself, as small objects that are handed in.
 
-`night/surroundings.py` builds the real ones from the settings; `testing/nights` builds ones that lose what was not
+`night/wiring.py` builds the real ones from the settings; `testing/nights` builds ones that lose what was not
 flushed, break connections, crash at any point and let other processes act. The functions of a night are the same.
 """
 
@@ -56,7 +56,7 @@ class ModelServer(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainingRequest:
     """One training as the night wants it."""
 
     marker: Marker
@@ -66,7 +66,7 @@ class Order:
     """Folder for what is made on the way; the same marker always gets the same one."""
     budget_s: float
     """After that many seconds it has to have stopped with a checkpoint."""
-    on_time: Callable[[], None]
+    renew_if_due: Callable[[], None]
     """Called often while it runs: renews the claim. What it raises ends the training."""
 
 
@@ -93,10 +93,10 @@ class Trainer(Protocol):
     def missing(self) -> str:
         """Why no training is possible here; empty if one is."""
 
-    def train(self, order: Order) -> Trained:
+    def train(self, order: TrainingRequest) -> Trained:
         """Raises `TrainingStopped` (a checkpoint is kept), or the training's own error."""
 
-    def judge(self, order: Order, trained: Trained) -> NightVerdict:
+    def judge(self, order: TrainingRequest, trained: Trained) -> NightVerdict:
         """Compare the adapter with the one that is live."""
 
     def deploy(self, version: AdapterVersion) -> None:

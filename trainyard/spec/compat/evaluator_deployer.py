@@ -8,7 +8,7 @@ from typing import Any
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.compat.place import Hits, NodeView, Row, When, Words, listed
+from trainyard.spec.compat.context import Match, MessageArgs, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
 
@@ -25,7 +25,7 @@ SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
 """Settings by which a server is reached, which a target without one does not read."""
 
 
-def only_control(_: Any, at: NodeView) -> Hits:
+def only_control(_: Any, at: NodeView) -> Match:
     missing = at.view.missing.get(at.node.id)
     return missing is not None and missing.only_control
 
@@ -57,7 +57,7 @@ def several_wordings(at: NodeView, port: Port) -> bool:
     return False
 
 
-def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Hits:
+def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Match:
     brings_rows = [
         line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in config.benchmarks
     ]
@@ -65,7 +65,7 @@ def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Hits:
     return needed and not set_aside(at)
 
 
-def set_not_there(config: EvaluatorConfig, at: NodeView) -> Hits:
+def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
     """A benchmark on a set that is not held out, where others are."""
     there = set_aside(at)
     if not there:
@@ -76,7 +76,7 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Hits:
     return [{"where": where, "set": name, "there": listed(sorted(there))} for where, name in absent.items()]
 
 
-def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Hits:
+def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
     name, slash, held = (config.primary or "").partition("/")
     fits = [line.name == name and (not slash or line.set in (held, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
@@ -84,7 +84,7 @@ def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Hits:
     return {"names": listed(line.name for line in config.benchmarks)}
 
 
-def other_report(_: Any, at: NodeView) -> Hits:
+def other_report(_: Any, at: NodeView) -> Match:
     """The report is about another adapter than the one that is deployed."""
     reports, deployed = at.sources(Port.REPORT), at.sources(Port.ADAPTER, Port.MODEL)
     if not reports or not deployed:
@@ -93,12 +93,12 @@ def other_report(_: Any, at: NodeView) -> Hits:
     return bool(judged) and judged[0].id != deployed[0].id and {"judged": judged[0].id, "deployed": deployed[0].id}
 
 
-def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
+def targets(condition: Callable[[Any, TrainerConfig], Match]) -> When:
     """Each target for which a condition on it and on the trainer holds."""
 
-    def when(config: Any, at: NodeView) -> Hits:
+    def when(config: Any, at: NodeView) -> Match:
         trainer = at.trainer()
-        found: list[Words] = []
+        found: list[MessageArgs] = []
         for index, target in enumerate(config.targets):
             answer = condition(target, trainer) if trainer else None
             if answer:
@@ -109,7 +109,7 @@ def targets(condition: Callable[[Any, TrainerConfig], Hits]) -> When:
     return when
 
 
-def unread_by_target(config: DeployerConfig, _: NodeView) -> Hits:
+def unread_by_target(config: DeployerConfig, _: NodeView) -> Match:
     return [
         {"index": index, "setting": name}
         for index, target in enumerate(config.targets)
@@ -118,7 +118,7 @@ def unread_by_target(config: DeployerConfig, _: NodeView) -> Hits:
     ]
 
 
-def rank_too_high(target: Target, trainer: TrainerConfig) -> Hits:
+def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
     limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, trainer.lora.rank or 0
     return trainer.method.facts.low_rank and limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
@@ -131,7 +131,7 @@ def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> 
     return found
 
 
-def unserved_adapters(config: DeployerConfig, at: NodeView) -> Hits:
+def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     trainer = at.trainer()
     return trainer is not None and trainer.method.facts.adapter and [
         {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
@@ -139,12 +139,12 @@ def unserved_adapters(config: DeployerConfig, at: NodeView) -> Hits:
     ]  # fmt: skip
 
 
-def before_is_reward(_: Any, at: NodeView) -> Hits:
+def before_is_reward(_: Any, at: NodeView) -> Match:
     trainer = at.trainer()
     return trainer is not None and trainer.stage.facts.head == "reward"
 
 
-def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Hits:
+def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Match:
     """Running servers, where the adapter belongs to a whole model that another trainer of the chain makes."""
     makers = at.sources(Port.ADAPTER)
     bases = at.at(makers[0]).sources(Port.MODEL) if makers else []

@@ -147,9 +147,9 @@ def test_reward_continues_an_adapter_that_has_no_score(request_of: Request, trai
     for how in ("continue", "stack", "merge"):
         request = request_of("lora", head="reward", stage="reward", how=how, adapter=trained("lora"), lora={"rank": 8})
         policy = build(request, with_reference=False)
-        moving = [name for name, value in policy.model.named_parameters() if value.requires_grad]
-        assert [name for name in moving if "score" in name]
-        assert all(".default." in name for name in moving)
+        trainable = [name for name, value in policy.model.named_parameters() if value.requires_grad]
+        assert [name for name in trainable if "score" in name]
+        assert all(".default." in name for name in trainable)
         assert logits(policy.model).shape == (2, 1)
 
 

@@ -1,7 +1,7 @@
-"""One of several processes of a training: `python -m trainyard.compute.rank package.module:function FOLDER`.
+"""One of several processes of a training: `python -m trainyard.compute.rank_process package.module:function FOLDER`.
 
 Started by a launcher (torchrun, accelerate launch) that sets `RANK` and `WORLD_SIZE`; the launcher is started by
-`trainyard.compute.ranks`, which is the supervised child and reads what each process leaves in `FOLDER/ranks`:
+`launcher_supervisor`, which is the supervised child and reads what each process leaves in `FOLDER/ranks`:
 
     <rank>.json          {status: running | done | stopped | failed, pid, time, …}
     <rank>.events.jsonl  events of a process other than the first; those of the first are the run's own
@@ -38,13 +38,13 @@ from trainyard.workers.trainyard_worker.contract import LOST
 from trainyard.workers.trainyard_worker.files import write_whole
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
-CAPTAIN_VARIABLE = "TRAINYARD_RANKS_PID"
+LAUNCHER_VARIABLE = "TRAINYARD_RANKS_PID"
 """Names the program that started the launcher, so that a process which comes too late sees that nobody waits for it."""
 LEADER = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def note(folder: Path, rank: int, status: str, **fields: Any) -> None:
+def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
     """Say how this process stands, so that a reader sees all of it or nothing."""
     place = folder / RANKS_FOLDER
     place.mkdir(exist_ok=True)
@@ -61,13 +61,13 @@ def failed(folder: Path, rank: int, error: BaseException) -> None:
     traceback.print_exc()
     known = error if isinstance(error, TrainyardError) else crash_error(error)
     lost = not isinstance(error, TrainyardError) and any(word in str(error) for word in LOST)
-    note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
+    write_note(folder, rank, "failed", lost=lost, error={"kind": type(known).__name__, **known.as_dict()})
 
 
-def captain_gone() -> bool:
-    """Whether `trainyard.compute.ranks`, which started the launcher, has ended; False where it was started by hand."""
-    captain = os.environ.get(CAPTAIN_VARIABLE)
-    return captain is not None and not psutil.pid_exists(int(captain))
+def launcher_gone() -> bool:
+    """Whether `launcher_supervisor`, which started the launcher, has ended; False where it was started by hand."""
+    supervisor = os.environ.get(LAUNCHER_VARIABLE)
+    return supervisor is not None and not psutil.pid_exists(int(supervisor))
 
 
 def main(target: str, where: str) -> None:
@@ -79,14 +79,14 @@ def main(target: str, where: str) -> None:
         signal.signal(number, events.request_stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the launcher was started with them blocked
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if captain_gone():  # it died before the line above, and the launcher with it: no signal will come
+    if launcher_gone():  # it died before the line above, and the launcher with it: no signal will come
         events.request_stop()
-    note(folder, rank, "running")
+    write_note(folder, rank, "running")
     try:
         load(target)(folder, events)
-        note(folder, rank, "done")
+        write_note(folder, rank, "done")
     except Stopped as stopped:
-        note(folder, rank, "stopped", reason=stopped.reason, fields=stopped.fields)
+        write_note(folder, rank, "stopped", reason=stopped.reason, fields=stopped.fields)
     except Exception as error:
         failed(folder, rank, error)
         sys.exit(FAILED_EXIT)

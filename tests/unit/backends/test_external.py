@@ -26,9 +26,9 @@ from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.backend import BACKEND as deepspeed
 from trainyard.backends.deepspeed.build import clear_stale_locks
-from trainyard.backends.foreign.conductor import ExternalRun, ExternalTool, conduct, device_for, lead
-from trainyard.backends.foreign.plan import write_plan
-from trainyard.backends.foreign.result import finish
+from trainyard.backends.external.plan import write_plan
+from trainyard.backends.external.result import finish
+from trainyard.backends.external.runner import ExternalRun, ExternalTool, device_for, run_external, run_tool
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth.backend import BACKEND as unsloth
 from trainyard.compute.child import LOG_FILE, SPEC_FILE, Events, Stopped
@@ -340,7 +340,7 @@ def test_loss_that_is_no_number_is_told() -> None:
         require_finite(3, float("nan"))
 
 
-# The conductor, with programs of a few lines in the place of the tool
+# The runner, with programs of a few lines in the place of the tool
 
 WELL = """
 import json, pathlib, shutil, sys
@@ -410,7 +410,7 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
     told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
     try:
-        lead(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told, None), toy(program), finish)
+        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told, None), toy(program), finish)
     finally:
         events.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -466,7 +466,7 @@ def test_error_of_the_plan_reaches_the_caller(jobs: Jobs, tmp_path: Path) -> Non
     work_folder(jobs(backend="unsloth", lora={"target_modules": ["no_such_proj"]}), tmp_path)
     events = Events(tmp_path / "events.jsonl")
     with pytest.raises(InvalidInput, match="E-TRAINABLE: The adapter does not fit the model"):
-        conduct(tmp_path, events, toy(WELL), finish)
+        run_external(tmp_path, events, toy(WELL), finish)
     events.close()
 
 
@@ -475,6 +475,6 @@ def test_stop_during_the_plan_ends_it(jobs: Jobs, tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
     events.request_stop()
     with pytest.raises(Stopped) as stopped:
-        conduct(tmp_path, events, toy(WELL), finish)
+        run_external(tmp_path, events, toy(WELL), finish)
     events.close()
     assert stopped.value.fields == {"step": 0}

@@ -14,7 +14,7 @@ Best = Callable[[Iterable[float]], float]
 """`min` for a loss, `max` for an accuracy."""
 
 
-def superfluous(metrics: Mapping[int, float | None], keep: int, best: Best) -> list[int]:
+def list_prunable(metrics: Mapping[int, float | None], keep: int, best: Best) -> list[int]:
     """Of step -> metric: the steps that are neither among the newest `keep` nor the best one (the newest of equals)."""
     steps = sorted(metrics, reverse=True)
     measured = {step: metric for step in steps if (metric := metrics[step]) is not None}
