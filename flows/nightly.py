@@ -18,6 +18,7 @@ from flows.notes import MAX_REPORT_CHARS
 from tasks import corpus, inference_server, knowledge_graph, publish
 from trainyard.api.runs.nights import night_slot
 from trainyard.api.verbs.night import at_home, unfit_words
+from trainyard.data.limited.service import kept_service
 from trainyard.errors import TrainyardError
 from trainyard.inherited import keep_files_private
 from trainyard.night.phases import Night, begin, documents, skipped
@@ -47,7 +48,8 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
             world = make_night_deps(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
-            report = carry_out(night) if night else skipped(config, run, "this night is done already")
+            with kept_service():
+                report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:
         return Failed(message=str(error))
     return told(report)

@@ -24,7 +24,7 @@ def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[C
 
     A server that the engine vllm started is ended with the block. `read` tells the GPUs of this machine.
 
-    Raises `Refused` (`R-ENGINE-UNRESOLVED`) for a model without an endpoint: it is never replaced by another one, and
+    Raises `Refused` (`R-ENDPOINT`) for a model without an endpoint: it is never replaced by another one, and
     `Unavailable` for a server that cannot be started.
     """
     config = context.config(AiGeneratorConfig)
@@ -82,4 +82,4 @@ def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tupl
 def unresolved(node_id: str, config: AiGeneratorConfig) -> Refused:
     because = f"no endpoint is configured for the model {config.model!r}, and none is given in the chain."
     instead = f'[endpoints."{config.model}"] base_url = "…" in trainyard.toml, or base_url in the node, or no model.'
-    return Refused([Reason("R-ENGINE-UNRESOLVED", node_id, "config.model", because, instead)])
+    return Refused([Reason("R-ENDPOINT", node_id, "config.model", because, instead)])

@@ -16,9 +16,9 @@ from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.native import program as native_program
 from trainyard.backends.trl import program as trl_program
+from trainyard.callbacks import ignore
 from trainyard.compute.child import EVENTS_FILE, SPEC_FILE, Events
 from trainyard.compute.events import Event
-from trainyard.compute.supervise import ignore
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, Row, SftRow, TextRow, write_rows
 from trainyard.settings import load_settings
 from trainyard.spec.axes.backends import BackendName

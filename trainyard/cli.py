@@ -22,7 +22,7 @@ import click
 from click.shell_completion import get_completion_class
 
 import trainyard
-from trainyard.api.operations import GROUPS, OPERATIONS
+from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS
 from trainyard.api.requests.fields import Argument, FieldError, Option
 from trainyard.api.terminal.text import print_error
 from trainyard.errors import InvalidInput, TrainyardError
@@ -58,7 +58,7 @@ class Place(click.Argument):
 
 def parameters_of(name: str) -> Iterator[click.Parameter]:
     """The parameters of an operation: the fields of its request, then `--json`."""
-    for field_name, field in load(OPERATIONS[name].request).model_fields.items():
+    for field_name, field in load(REQUESTS + OPERATIONS[name].request).model_fields.items():
         yield parameter(field_name, field)
     yield click.Option(["--json", JSON_OPTION], is_flag=True, help="Print one JSON document on stdout.")
 

@@ -34,6 +34,8 @@ class Reason:
     """What was given and why it cannot work."""
     instead: str
     """What to write instead."""
+    row: str = ""
+    """Name of the row of `spec/compat` that refuses it; empty for other reasons."""
 
     def line(self) -> str:
         where = ".".join(part for part in (self.node, self.field) if part) or "chain"
@@ -78,7 +80,7 @@ def from_fields(fields: Mapping[str, Any]) -> TrainyardError:
     if fields.get("reasons"):
         return Refused([Reason(**reason) for reason in fields["reasons"]])
     kind = globals().get(str(fields.get("kind")), TrainyardError)
-    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)):
+    if not (isinstance(kind, type) and issubclass(kind, TrainyardError)) or kind is Refused:  # one without reasons
         kind = TrainyardError
     text = {name: str(fields.get(name) or "") for name in ("why", "do")}
     return kind(str(fields.get("what")), **text, code=fields.get("code"))
@@ -93,8 +95,6 @@ class InvalidInput(TrainyardError, ValueError):
 
 class Refused(InvalidInput):
     """A spec was refused; `reasons` lists all of them, not only the first."""
-
-    default_code = "R-REFUSED"
 
     def __init__(self, reasons: Sequence[Reason], what: str = "") -> None:
         self.reasons = tuple(reasons)

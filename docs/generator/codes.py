@@ -62,8 +62,8 @@ PUT_TOGETHER = {
     "E-SPEC-VALUE": "A value has another type, or is out of its range.",
     "E-CHAT-TEMPLATE": "A chat template took more time or memory than a conversation may.",
     "E-URL": "The server of an address answered with an error.",
-    "R-NIGHT-SETTING": "A night decides this setting itself.",
-    "R-URL-PRIVATE": "An address leads into a private network, and the host is not in `allow_private_urls`.",
+    "R-URL": "An address is not a plain `http` or `https` address, has a user or a password, is reached after many "
+    "redirects only, or leads into a private network while its host is not in `allow_private_urls`.",
 }
 """What the sources say only when it happens: codes whose message is put together."""
 
@@ -127,16 +127,14 @@ def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
 
 
 def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
-    """Every call, with the expressions that the names of its function stand for."""
+    """Every call, with the expressions that its function has given to names before it."""
     for node in ast.iter_child_nodes(tree):
-        inner = dict(names)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for line in ast.walk(node):
-                if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-                    inner[line.targets[0].id] = line.value
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            names[node.targets[0].id] = node.value
         if isinstance(node, ast.Call):
-            yield node, inner
-        yield from calls_of(node, inner)
+            yield node, names
+        own = dict(names) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else names
+        yield from calls_of(node, own)
 
 
 def code_in(node: ast.AST) -> str:

@@ -1,48 +1,78 @@
-"""The page of refusals, from the rows of `spec/compat`."""
+"""The page of refusals: under each code the rows of `spec/compat`, then what other modules refuse."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from itertools import groupby
+from operator import attrgetter
 
-from docs.generator.codes import codes_in_sources, uses_table
+from docs.generator.codes import PUT_TOGETHER, Use, codes_in_sources
 from docs.generator.markdown import cell, code, page, table
+from trainyard.spec.compat.context import Row
 from trainyard.spec.compat.table import ROWS
+
+INTRODUCTION = """\
+Every `R-…` code: a combination that is refused, why, and what to write instead. The rows of one subject share a code;
+`row` in the output of `trainyard check --json` is the name of one. `<…>` is a value of the chain, `…` one of a run.
+
+A row of scope *chain* refuses on every machine. One of scope *machine* depends on the machine and its settings too:
+`check`, `plan` and a run on the same machine agree. All of them print the same line, all reasons at once, and exit with
+code 5."""
+SCOPES = {"spec": "chain", "words": "chain", "run": "machine"}
+WORDS = {
+    "backend-setting": {"instead": "a value that the backend supports, or a backend that supports this one"},
+    "launch-shard": {"do": "a shard_size that divides the processes, or an even number of processes, 4 or more"},
+    "path-root": {
+        "because": "The path leads out of the data roots, or cannot be followed",
+        "instead": "Use a path inside of a data root, or let the operator add its folder to `data_roots`",
+    },
+}
+"""Row -> words in place of a field, where the field is most of a text."""
 
 
 def refusals_page() -> str:
+    by_code = attrgetter("code")
+    rows = {name: list(found) for name, found in groupby(sorted(ROWS, key=attrgetter("code", "name")), by_code)}
+    raised = {name: other_uses(uses) for name, uses in codes_in_sources().items() if name.startswith("R-")}
     parts = []
-    for scope, heading in (
-        ("spec", "Of a chain"),
-        ("run", "Of a chain on this machine"),
-        ("words", "Of words of other tools"),
-    ):
-        rows = {}
-        for row in (one for one in ROWS if one.scope == scope):
-            where = code(f"{row.on}.{row.field}".replace("*.", "").replace("{", "<").replace("}", ">"))
-            rows[row.code, where, row.because, row.instead] = row
-        columns = ["code", "where", "because", "instead"]
-        parts += [
-            f"## {heading}",
-            SCOPES[scope],
-            table(columns, [[code(name), cell(at), *map(braced, texts)] for name, at, *texts in sorted(rows)]),
-        ]
-    rest = {name: uses for name, uses in codes_in_sources().items() if name.startswith("R-")}
-    rest = {name: uses for name, uses in rest.items() if name not in {row.code for row in ROWS}}
-    parts += ["## In other places", "What a night, a job or a backend refuses on its own.", uses_table(rest)]
-    introduction = (
-        "Every `R-…` code: a combination that is refused, why, and what to write instead. `…` is a value of "
-        "the config. `trainyard check`, `plan`, `run` and a job print the same row: all reasons at once, exit code 5."
-    )
-    return page("Refusals", introduction, parts)
+    for name in sorted(rows.keys() | raised.keys()):
+        parts.append(f"## {name}")
+        parts += [PUT_TOGETHER[name]] if name in PUT_TOGETHER else []
+        parts += [rows_table(rows[name])] if name in rows else []
+        parts += [raised_table(raised[name])] if raised.get(name) else []
+    return page("Refusals", INTRODUCTION, parts)
 
 
-SCOPES = {
-    "spec": "These depend on the chain alone: it is refused on every machine.",
-    "run": "These depend on the machine and its settings: `check`, `plan` and a run on the same machine agree.",
-    "words": "These are words that are known and that this release does not carry out.",
-}
+def other_uses(uses: list[Use]) -> list[Use]:
+    """The places outside of the table that say in words what they refuse, each text once."""
+    elsewhere = [use for use in uses if not use.module.startswith("spec.compat.")]
+    return list({use.what: use for use in elsewhere if len(re.findall(r"\w\w+", use.what)) > 2}.values())
 
 
-def braced(text: str) -> str:
-    """A text with its fields in braces as `…`."""
-    return cell(re.sub(r"\{[^{}]*\}", "…", text.replace("{{", "{").replace("}}", "}")))
+def rows_table(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        texts = [in_words(text, WORDS.get(row.name, {})) for text in (row.because, row.instead)]
+        lines.append([code(row.name), SCOPES[row.scope], code(where(row)), *map(cell, texts)])
+    return table(["row", "scope", "where", "because", "instead"], lines)
+
+
+def raised_table(uses: list[Use]) -> str:
+    lines = [[code(use.module), cell(use.what), cell(use.do)] for use in uses]
+    return table(["refused in", "because", "instead"], lines)
+
+
+def where(row: Row) -> str:
+    return in_words(f"{row.on}.{row.field}".removeprefix("*."), {})
+
+
+def in_words(text: str, words: Mapping[str, str]) -> str:
+    """A text with its fields as words, or as their names: `{config.lora.rank!r}` as `<rank>`."""
+    fields = re.compile(r"(?<!\{)\{([\w.]+)(?:![rs])?\}")
+    named = fields.sub(lambda found: words.get(found[1], f"<{shown_name(found[1])}>"), text)
+    return named.replace("><", "> <").replace("{{", "{").replace("}}", "}")
+
+
+def shown_name(field: str) -> str:
+    return (field.rpartition(".")[2] if field.startswith("config.") else field).replace("_", " ")

@@ -10,10 +10,20 @@ import pytest
 
 from tests.architecture.test_budgets import REPOSITORY, name_of, sources
 
-INSIDE = ("trainyard/data/readers/", "trainyard/data/limited/jobs.py", "trainyard/data/limited/commits.py")
+CHILDREN = ("jobs", "commits", "items")
+INSIDE = ("trainyard/data/readers/", *(f"trainyard/data/limited/{module}.py" for module in CHILDREN))
 """Code that runs in a reading process alone; `service.py`, which everybody may import, imports none of it."""
-PARSES = ("documents", "markup", "rowfiles", "jsonl", "tables", "sets", "repositories", "intake", "streams")
+PARSES = (
+    *("documents", "markup", "rowfiles", "jsonl", "tables", "sets", "repositories", "intake", "streams", "parts"),
+)
 """Modules of `trainyard/data/readers` that look at the bytes of a file."""
+SIMULATED = "trainyard/testing/nights/"
+"""Its documents are its own and in memory: `parse_here` parses them in the simulator's process."""
+NIGHT = ("trainyard/night/", "trainyard/data/corpora.py")
+"""Code of the night's process, which has the bytes of documents and of lines of a corpus."""
+OWN_RECORDS = {"__init__", "read_begun", "point_there", "train", "judge"}
+"""Functions of the night that decode JSON which the night itself wrote."""
+DECODES = {"loads", "decode_json", "safe_load", "parse_text", "parse_item"}
 LIGHT = {"trainyard.data.readers.streams.Limits"}
 PARSERS = {
     *("pypdf", "docx", "bs4", "lxml", "openpyxl", "odf", "pyarrow.parquet", "pyarrow.csv", "pyarrow.json"),
@@ -38,15 +48,28 @@ def is_reader(name: str) -> bool:
     if any(name == parser or name.startswith(f"{parser}.") for parser in PARSERS):
         return True
     return any(name.startswith(f"trainyard.data.readers.{module}") for module in PARSES) or (
-        name.startswith("trainyard.data.limited.") and name.split(".")[3] in ("jobs", "commits", "server", "children")
+        name.startswith("trainyard.data.limited.") and name.split(".")[3] in (*CHILDREN, "server", "children")
     )
 
 
 def readers_called_around(name: str, text: str) -> list[str]:
     """The readers that a module imports although it does not run in a reading process."""
-    if name.startswith(INSIDE) or name.startswith("trainyard/data/limited/server"):
+    if name.startswith((*INSIDE, SIMULATED)) or name.startswith("trainyard/data/limited/server"):
         return []
-    return [f"{name}: {one}" for one in imported(ast.parse(text)) if is_reader(one)]
+    tree = ast.parse(text)
+    decoded = [f"{name}: {one}" for one in decoding(tree)] if name.startswith(NIGHT) else []
+    return decoded + [f"{name}: {one}" for one in imported(tree) if is_reader(one)]
+
+
+def decoding(tree: ast.AST) -> Iterator[str]:
+    """Calls that parse text, outside of the functions that read the night's own records."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name not in OWN_RECORDS:
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call):
+                    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+                    if called in DECODES:
+                        yield f"{function.name} calls {called}"
 
 
 def test_no_reader_is_called_around_the_limits() -> None:
@@ -70,6 +93,21 @@ def test_a_planted_call_around_the_limits_is_found(text: str) -> None:
     assert readers_called_around("nodes/data_source.py", text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import orjson\ndef read(data):\n    return orjson.loads(data)",
+        "from trainyard.spec.load.text import parse_text\ndef read(data):\n    return parse_text(data)",
+        "from trainyard.data.limited.items import parse_item",
+        "from trainyard.data.readers.parts import find_parts",
+        "import yaml\nclass Reader:\n    def read(self, data):\n        return yaml.safe_load(data)",
+    ],
+)
+@pytest.mark.parametrize("name", ["trainyard/night/streams.py", "trainyard/data/corpora.py"])
+def test_parsing_in_the_process_of_the_night_is_found(name: str, text: str) -> None:
+    assert readers_called_around(name, text)
+
+
 def test_every_type_of_document_is_read_in_a_child() -> None:
     """Sets are read by `Batch`, and nothing else of the readers calls `read_document`."""
     callers = [
@@ -78,5 +116,5 @@ def test_every_type_of_document_is_read_in_a_child() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "read_document"
     ]
-    assert set(callers) == {"trainyard/data/readers/sets.py", "trainyard/night/extracting.py"}
+    assert set(callers) == {"trainyard/data/readers/sets.py"}
     assert (Path(REPOSITORY) / "trainyard/data/readers/sets.py").read_text().count("Batch(sizes, read") == 2

@@ -25,9 +25,10 @@ from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
 from trainyard.spec.night import NightConfig
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet, write_json_durably
-from trainyard.stores.files import RealFiles, create_whole
+from trainyard.stores.artifacts import ArtifactStore, Produced, ProducedSet
+from trainyard.stores.files import RealFiles
 from trainyard.stores.jobs import JobRecord, JobStore
+from trainyard.stores.whole import create_whole, write_json_durably
 from trainyard.train import checkpoints
 
 needs_root = pytest.mark.skipif(

@@ -45,7 +45,7 @@ def test_an_odd_address_ends_in_one_coded_line(url: str, tmp_path: Path) -> None
     with pytest.raises(Refused) as refused:
         fetch(url, tmp_path)
     (reason,) = refused.value.reasons
-    assert reason.code in ("R-URL", "R-URL-PRIVATE")
+    assert reason.code == "R-URL"
     assert "\n" not in reason.line()
 
 

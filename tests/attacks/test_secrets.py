@@ -72,7 +72,7 @@ def test_a_chain_cannot_name_a_variable(variable: str, stranger: ScriptedServer)
     config = {"model": "any", "base_url": stranger.url, "api_key_env": variable}
     nodes = [{"type": "data_source", "config": {"path": "docs"}}, {"type": "ai_generator", "config": config}]
     (reason,) = check({"nodes": nodes})
-    assert (reason.code, reason.field) == ("R-CHAIN-KEY", "config.api_key_env")
+    assert (reason.row, reason.field) == ("chain-key", "config.api_key_env")
     assert "endpoint: NAME" in reason.instead
     assert stranger.requests == []
 
@@ -80,7 +80,7 @@ def test_a_chain_cannot_name_a_variable(variable: str, stranger: ScriptedServer)
 def test_a_key_in_a_chain_is_refused_and_not_repeated() -> None:
     nodes = [{"type": "data_source", "config": {"path": "docs"}}, {"type": "ai_generator", "config": {"api_key": KEY}}]
     (reason,) = check({"nodes": nodes})
-    assert reason.code == "R-CHAIN-KEY"
+    assert reason.row == "chain-key"
     assert KEY not in reason.line()
 
 

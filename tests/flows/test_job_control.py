@@ -78,7 +78,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(stack: Stack, whole: str) ->
     assert stack.finish(run_id) == whole
     told = [event["text"] for event in stack.events(run_id, "warning")]
     damaged = f"The checkpoint of step {int(newest.removeprefix('step-'))} is damaged"
-    assert any(text.startswith(damaged) and text.endswith("was put aside.") for text in told), told
+    assert any(text.startswith(damaged) and text.endswith("was quarantined.") for text in told), told
     assert any(text.endswith(f"checkpoint of step {int(before.removeprefix('step-'))}.") for text in told), told
 
 

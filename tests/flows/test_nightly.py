@@ -44,7 +44,7 @@ def test_a_training_that_no_chain_may_have_fails_before_the_night_begins(home: P
     training = {"method": "lora", "quantization": "nf4"}
     state = nightly(NightConfig.model_validate({"phase2": {"training": training}}), return_state=True)
     assert state.is_failed()
-    assert "R-QUANT-METHOD phase2.training.quantization" in (state.message or "")
+    assert "R-QUANTIZATION phase2.training.quantization" in (state.message or "")
     assert not (tenant_root(settings(), "default") / "nights").exists()
 
 

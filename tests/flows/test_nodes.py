@@ -129,7 +129,7 @@ def test_a_path_outside_is_refused_before_any_node_runs(work: Path) -> None:
 def test_a_model_without_an_endpoint_is_never_replaced(work: Path) -> None:
     state = run(source(), {"type": "ai_generator", "config": {"model": "llama3.2"}})
     assert state.is_failed()
-    assert "R-ENGINE-UNRESOLVED ai-generator.config.model" in (state.message or "")
+    assert "R-ENDPOINT ai-generator.config.model" in (state.message or "")
 
 
 def test_a_chain_that_is_no_chain_fails_with_all_reasons(work: Path) -> None:

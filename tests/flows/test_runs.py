@@ -171,4 +171,4 @@ def test_prefect_s_task_states_in_our_words(state: State[None] | None, expected:
 
 
 def test_every_state_type_of_prefect_has_a_word() -> None:
-    assert set(states.STATES) == set(StateType) == set(states.NODE_STATES)
+    assert set(states.STATES) == set(StateType)

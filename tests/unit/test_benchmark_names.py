@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
+import pytest
+
+from benchmarks import checkouts
 from benchmarks.__main__ import FOLDER, names
 
 QUESTIONS = {"planner", "generator_client", "document_ledger", "graph_upsert", "extraction"}
@@ -18,3 +22,28 @@ def test_every_benchmark_asks_a_question_and_can_be_run() -> None:
         tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
         assert "?" in (ast.get_docstring(tree) or "").split("\n\n")[0], name
         assert "main" in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, name
+
+
+def test_checkouts_are_measured_forwards_and_backwards() -> None:
+    asked: list[Path] = []
+
+    def measure(place: Path) -> float:
+        asked.append(place)
+        return float(len(asked))
+
+    before, after = Path("before"), Path("after")
+    assert checkouts.rounds_of((before, after), measure, rounds=2) == [[1.0, 4.0], [2.0, 3.0]]
+    assert asked == [before, after, after, before]
+
+
+@pytest.mark.parametrize(("factor", "slower"), [(0.9, True), (1.0, False), (1.1, False)])
+def test_a_slower_checkout_is_found_by_its_interval(factor: float, slower: bool) -> None:
+    before = [100.0, 101.0, 99.0, 100.5, 99.5]
+    ratio, low, high = checkouts.interval(before, [factor * rate for rate in before])
+    assert ratio == pytest.approx(factor)
+    assert low <= ratio <= high
+    assert (high < checkouts.LEAST) is slower
+
+
+def test_each_compared_benchmark_exists() -> None:
+    assert set(checkouts.VARIANTS) <= set(names())

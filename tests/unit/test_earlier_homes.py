@@ -2,7 +2,7 @@
 
 `tests/resources/homes/4b25bfd.tar.gz` was written below `/srv/trainyard` by the commit of that name: a training paused
 at step 4 of 12 with the digest of the adapter that the same training left when it was not paused, a deployed adapter,
-and one night (`trainyard.testing.night_program`) with its state.
+and one night (`trainyard.testing.nights.night_program`) with its state.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from trainyard.api.requests.stack import MigrateInput
 from trainyard.api.verbs.stack import migrate
 from trainyard.backends.base import run_training
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.manager import TrainingManager
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
 from trainyard.night.phases import run_night
 from trainyard.settings import load_settings
+from trainyard.spec.states import JobState
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.testing import night_program
+from trainyard.testing.nights import night_program
 
 WRITTEN_BELOW = "/srv/trainyard"
 
@@ -56,6 +58,15 @@ def test_an_earlier_adapter_is_whole_and_loads(earlier: Path) -> None:
     registry.verify(version)
     base = AutoModelForCausalLM.from_pretrained(earlier / "model")
     assert PeftModel.from_pretrained(base, registry.path(version)).peft_config["default"].r == 2
+
+
+def test_an_earlier_job_is_listed_with_its_progress(earlier: Path) -> None:
+    manager = TrainingManager(load_settings(home=earlier / "home"))
+    (record,) = manager.list_jobs(JobState.PAUSED)
+    status = manager.status(record.id)
+    assert (record.name, status.state, status.reason) == ("paused", JobState.PAUSED, "pause")
+    assert (status.progress.step, status.progress.total_steps) == (3, 12)
+    assert [point.step for point in manager.curve(record.id)] == [1, 2, 3]
 
 
 def test_an_earlier_night_is_read_and_not_repeated(earlier: Path) -> None:

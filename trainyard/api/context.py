@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.callbacks import ignore
 from trainyard.compute.events import Event
 from trainyard.settings import Settings
-
-
-def ignore(_event: Any) -> None:
-    """Default of `on_progress` and `tell`."""
 
 
 @dataclass(frozen=True)

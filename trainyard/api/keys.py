@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Node type -> folders of the library whose code makes its result."""
 
+SOURCES = (".py", ".jinja", ".json")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "trainer": ("torch", "transformers", "peft", "trl", "bitsandbytes", "schedulefree", "pytorch_optimizer", "torchao"),
     "validator": ("phonenumberslite",),
@@ -171,10 +172,11 @@ def package_version(name: str) -> str:
 
 
 def code_digest(rooms: Iterable[str]) -> str:
-    """Digest of the source files of some rooms: in a checkout, code changes more often than the version."""
+    """Digest of the source files of some rooms, and of the templates and texts that they read: in a checkout, they
+    change more often than the version."""
     root = Path(trainyard.__file__).parent
     hasher = hashlib.sha256()
     for room in rooms:
-        for path in sorted((root / room).rglob("*.py")):
+        for path in sorted(path for path in (root / room).rglob("*") if path.suffix in SOURCES):
             hasher.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return hasher.hexdigest()

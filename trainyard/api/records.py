@@ -11,7 +11,6 @@ losing Prefect's database loses no result.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -22,11 +21,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.compute.events import Event, EventTail
+from trainyard.compute import events as event_files
+from trainyard.compute.child import EVENTS_FILE
+from trainyard.compute.events import Event, EventTail, EventWriter
 from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
-from trainyard.stores.artifacts import DISK, Reference, write_json_durably
-from trainyard.stores.files import append_line, translate_os_errors
+from trainyard.stores.artifacts import Reference
+from trainyard.stores.files import translate_os_errors
+from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
 """A run with this tag makes every result anew, also those that are finished."""
@@ -108,7 +110,7 @@ class RunRecord:
 
     @property
     def events(self) -> Path:
-        return self.folder / "events.jsonl"
+        return self.folder / EVENTS_FILE
 
     def follow(self) -> EventTail:
         """A reader of the events from the first one on, which continues where it ended."""
@@ -130,9 +132,12 @@ class RunRecord:
                 if now - self._last.get(node, 0.0) < PROGRESS_EVERY_S:
                     return
                 self._last[node] = now
-            line = json.dumps({"time": round(now, 3), "node": node, "event": event, **fields}, default=str)
-            with translate_os_errors(f"The events of the run were not written to {self.events}"):
-                append_line(DISK, self.events, line.encode())
+        with translate_os_errors(f"The events of the run were not written to {self.events}"):
+            writer = EventWriter(self.events)
+            try:
+                writer.emit(event, node=node, **fields)
+            finally:
+                writer.close()
 
     def finish(self, result: RunResult) -> None:
         write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
@@ -140,7 +145,7 @@ class RunRecord:
 
 def read_events(folder: Path) -> Iterator[Event]:
     """Every event of a run so far."""
-    return RunRecord(folder).follow().read_all()
+    return event_files.read_events(RunRecord(folder).events)
 
 
 def read_result(folder: Path) -> RunResult | None:

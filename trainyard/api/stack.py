@@ -45,9 +45,9 @@ from trainyard.compute.services import (
 from trainyard.errors import InvalidInput, NotFound, TrainyardError, Unavailable
 from trainyard.project import PACKAGE, project_folder
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.auth_string import CLIENT_VARIABLE, auth_file, auth_header, read_auth
 from trainyard.stores.files import RealFiles
+from trainyard.stores.whole import write_json_durably
 
 Say = Callable[[str], None]
 

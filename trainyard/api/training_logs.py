@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from trainyard.api.records import RunRecord, read_events
-from trainyard.backends.oom import REMEMBERED_FILE
+from trainyard.backends.oom import follow_restarts
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
-from trainyard.compute.events import EventTail
+from trainyard.compute.events import EventTail, LineTail
 from trainyard.compute.events import read_events as events_of
 from trainyard.stores.metrics import Point, TrainingPace, TrainingProgress, curve, later, number, progress
 
-READ_BYTES = 1 << 20
+LAST_BYTES = 1 << 20
+"""Of a log that is there already, as much is shown."""
 ENDS = ("done", "stopped")
 
 
@@ -67,43 +66,20 @@ def training_logs_of(run_folder: Path) -> list[TrainingLogs]:
     return list(works.values())
 
 
-def follow_restarts(folder: Path) -> Path:
-    """The folder in which the training goes on when it did not fit as it was asked for."""
-    path = folder / REMEMBERED_FILE
-    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else folder
-
-
-@dataclass
-class LogTail:
-    """Reads the lines of a growing log, from its last `tail_bytes` on; a line that is being written waits."""
-
-    path: Path
-    tail_bytes: int = READ_BYTES
-    offset: int | None = None
-    _rest: bytes = field(default=b"", repr=False)
+class LogTail(LineTail):
+    """Reads the lines of a growing log; of a line that was overwritten its last state."""
 
     def read(self) -> Iterator[str]:
-        """The whole lines since the last call, at most a megabyte of them."""
-        if not self.path.is_file():
-            return
-        size = self.path.stat().st_size
-        cut = self.offset is None and size > self.tail_bytes
-        if self.offset is None or size < self.offset:
-            self.offset, self._rest = max(0, size - self.tail_bytes), b""
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            block = stream.read(READ_BYTES)
-        self.offset += len(block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        yield from (line.decode("utf-8", "replace").rpartition("\r")[2] for line in lines[cut:])
+        """The whole lines since the last call."""
+        return (line.decode("utf-8", "replace").rpartition("\r")[2] for line in self.read_lines())
 
     def rest(self) -> Iterator[str]:
         """Everything that is left, also a last line without its end."""
         while lines := list(self.read()):
             yield from lines
-        if self._rest:
-            yield self._rest.decode("utf-8", "replace")
-            self._rest = b""
+        if self.pending:
+            yield self.pending.decode("utf-8", "replace")
+            self.pending = b""
 
 
 STEP_EVERY_S = 5.0

@@ -30,10 +30,10 @@ from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 WORKERS = Path(workers.__file__).parent
-"""The one folder of ours that an external interpreter sees."""
+"""The only folder of Trainyard that an external interpreter imports from."""
 WORKER_MODULE = "trainyard_worker.run"
 WORKER = ("-m", WORKER_MODULE)
 """What runs there, followed by the name of an engine and the folder of a job."""
@@ -78,7 +78,7 @@ REQUIREMENTS: dict[BackendName, Path] = {name: REQUIREMENTS_FOLDER / f"{name.val
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a trainer imports in its environment, and what mends it if not."""
+    """Whether a trainer imports in its environment, and how to fix it if not."""
 
     ok: bool
     version: str = ""
@@ -107,7 +107,7 @@ def install_line(name: BackendName) -> str:
 
 
 def python_of(name: BackendName, settings: Settings | None = None) -> Path:
-    """The interpreter that runs a backend's program; our own for the backends that live with us.
+    """Return the interpreter of a backend's program; Trainyard's own if the backend has no environment.
 
     Raises `Unavailable` (`R-BACKEND-MISSING`) with the command that installs it.
     """
@@ -216,11 +216,11 @@ def remembered(name: BackendName, settings: Settings | None = None) -> Health | 
         return None  # another version of us wrote it; the test is repeated
 
 
-def health(name: BackendName, settings: Settings | None = None, *, anew: bool = False) -> Health:
+def health(name: BackendName, settings: Settings | None = None, *, refresh: bool = False) -> Health:
     """Import the trainer once in its own interpreter and remember the result until the environment changes."""
     looked = probe(name, settings)
     known = remembered(name, settings)
-    if known is not None and not anew:
+    if known is not None and not refresh:
         return known
     if not looked.version:
         return Health(False, why=looked.why, fix=looked.fix)
@@ -231,7 +231,7 @@ def health(name: BackendName, settings: Settings | None = None, *, anew: bool = 
 
 
 def import_test(name: BackendName, environment: Path, version: str, fix: str) -> Health:
-    """Run the imports of a backend in an environment, without network and without our own packages."""
+    """Run the imports of a backend in an environment, without network and without Trainyard's packages."""
     external, started = ENVIRONMENTS[name], time.monotonic()
     variables = {**outside(child_environment()), **external.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     argv = [str(environment / "bin" / "python"), "-c", external.imports]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -31,8 +30,7 @@ from trainyard.compute.lease import device_locks
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.training import Hyperparameters
-from trainyard.stores.artifacts import write_json_durably
-from trainyard.train.checkpoints import seal, whole_or_nothing
+from trainyard.stores.whole import write_folder, write_json_durably
 from trainyard.train.precision import PrecisionChoice, choose_precision, native_bf16
 from trainyard.workers.trainyard_worker.failures import nonfinite_weights, out_of_memory
 
@@ -168,17 +166,13 @@ def job_facts(job: TrainingJob) -> dict[str, Any]:
 
 def save_result(job: TrainingJob, folder: Path, record: Mapping[str, Any], write: Callable[[Path], None]) -> None:
     """Make `folder/result` of what `write(target)` leaves, with `training.json`: whole, or not at all."""
-    final = folder / RESULT_FOLDER
-    temporary = folder / f".{RESULT_FOLDER}.tmp"
-    for leftover in (temporary, final):  # of a start that died while saving
-        shutil.rmtree(leftover, ignore_errors=True)
-    with whole_or_nothing(temporary):
+
+    def fill(temporary: Path) -> None:
         target = temporary / job.output.value
         write(target)
         write_json_durably(target / TRAINING_FILE, record)
-        faultpoint("result.written")
-        seal(temporary)
-        temporary.rename(final)
+
+    write_folder(folder / RESULT_FOLDER, fill, at=lambda point: faultpoint(f"result.{point}"))
 
 
 def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
@@ -187,7 +181,7 @@ def missing_weights(job: TrainingJob, folder: Path) -> list[str]:
 
 
 def name_base(job: TrainingJob, target: Path) -> None:
-    """Let an adapter's config name the base as the job does, not a copy or a quantised stand-in of a tool's own."""
+    """Let an adapter's config name the base as the job does, not a tool's copy or quantized replacement of it."""
     if job.config.method.facts.adapter:
         config = orjson.loads((target / ADAPTER_CONFIG).read_bytes())
         write_json_durably(target / ADAPTER_CONFIG, {**config, "base_model_name_or_path": job.base})

@@ -1,4 +1,4 @@
-"""What a training child is told: `spec.json` as a model. Data, base and earlier adapter are folders, never content."""
+"""The input of a training child: `spec.json` as a model. Data, base and earlier adapter are folders, never content."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.spec.load.changes import list_changes
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.files import DISK
 from trainyard.stores.models import resolve_model
-from trainyard.stores.whole import fsync_path
+from trainyard.stores.whole import move_folder, write_json_durably
 
 
 class TrainingJob(BaseModel):
@@ -152,8 +152,7 @@ def rename_work_folder(earlier: Path, today: Path, settings: Settings) -> Path:
     with device_lock(settings.services / "works" / f"{earlier.name}.lock", run="", wait_s=0):
         config = orjson.loads((earlier / SPEC_FILE).read_bytes())["config"]
         write_json_durably(earlier / EARLIER_FILE, {"configs": [*earlier_configs(earlier), digest(config)]})
-        earlier.rename(today)
-        fsync_path(today.parent)
+        move_folder(DISK, earlier, today)
     return earlier
 
 

@@ -1,7 +1,7 @@
 """How the processes of a training are started: argv of a launcher and environment variables. Imports no torch.
 
-One process is started directly. Several are started by torchrun or `accelerate launch`, under the program that speaks
-our contract for all of them (`compute/launcher_supervisor.py`). They find each other by files: neither the
+One process is started directly. More are started by torchrun or `accelerate launch`, under the program that reports
+events for all of them (`compute/launcher_supervisor.py`). They find each other by files: neither the
 launchers' own rendezvous nor the process group needs a port. Adding a launcher: a function, a row in `LAUNCHERS`.
 """
 
@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher is told."""
+    """The input of a launcher."""
 
     python: str
     launch: LaunchSettings
@@ -41,7 +41,7 @@ class Launched:
 def command(job: TrainingJob, target: str, folder: Path, python: str | Path = sys.executable) -> list[str]:
     """argv that runs `target` (`package.module:function`) on a job in as many processes as it asks for.
 
-    The function gets `(folder, events)`; of several processes each finds its number in `RANK`.
+    The function gets `(folder, events)`; in a distributed run, each process finds its number in `RANK`.
     """
     launch = job.config.launch
     if launch.strategy is Strategy.SINGLE:
@@ -63,7 +63,7 @@ def torchrun(asked: Launched) -> list[str]:
 def accelerate(asked: Launched) -> list[str]:
     """`accelerate launch`, which is torchrun with settings in the environment.
 
-    `--multi_gpu` is what it calls several processes on one machine; whether they compute on GPUs the program says.
+    `--multi_gpu` means more than one process on this machine; the program decides whether they compute on GPUs.
     """
     return [
         asked.python, "-m", "accelerate.commands.launch", "--num_machines", "1",
@@ -77,8 +77,8 @@ LAUNCHERS: dict[str, Callable[[Launched], list[str]]] = {"torchrun": torchrun, "
 """Name -> its argv. DeepSpeed's own launcher belongs to the backend `deepspeed`, which brings its environment."""
 
 
-def several(job: TrainingJob) -> dict[str, str]:
-    """What several processes need in their environment beside what one needs."""
+def distributed_variables(job: TrainingJob) -> dict[str, str]:
+    """Return the environment variables that only a distributed run needs."""
     count = job.config.launch.processes
     threads = str(max(1, job.threads // count))
     return {
@@ -109,12 +109,12 @@ def environment(job: TrainingJob) -> dict[str, str]:
     if settings().may_mirror(job.config.engine.mirror or ""):
         variables |= cloud_variables()
     if job.config.launch.processes > 1:
-        variables |= several(job)
+        variables |= distributed_variables(job)
     return variables | seen_devices(job)
 
 
 def seen_devices(job: TrainingJob) -> dict[str, str]:
-    """The devices of the job, in the words of whoever chose among them; a choice that they are not part of stays."""
+    """Return the visible devices of the job, in the notation of the variable that is set; keep any other choice."""
     count = job.config.launch.processes
     numbers = job.devices if len(job.devices) >= count else range(count)
     if HIDING_VARIABLE not in os.environ:

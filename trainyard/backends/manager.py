@@ -4,33 +4,41 @@
     job_id = manager.submit_local(job)
     manager.status(job_id).progress.step
 
-Jobs of one manager run one after another, and take the same device lock as the runs of a server. A job whose trainer
+Jobs of one device run one after another, and take the same device lock as the runs of a server. A job whose trainer
 is not installed is recorded and left pending (*marker only*): it says what to install, and `resume` starts it once that
 is done. A job lives in the process that submitted it; when that process ends, its trainer saves and ends, and the same
 job continues where it is submitted next.
+
+`LocalBackend` steers the trainings of this process and knows their states. `TrainingManager` gives each job an id and
+writes every change of its state into `stores/jobs`; how far a job is, it reads from the events of the work folder, as
+`trainyard jobs` does.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event as Flag
-from threading import RLock, Thread
+from threading import Lock, Thread
 
-from trainyard.backends.base import LocalBackend, Options, Probe, run_training, work_folder
+from trainyard.backends.base import Handle, Probe, check, probe, run_training, work_folder
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.oom import remembered, train_within_memory
-from trainyard.backends.results import TrainingStopped
-from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING, JobStatus, moved
+from trainyard.backends.oom import follow_restarts, train_within_memory
+from trainyard.backends.results import TrainingStopped, move, unless_stopped
+from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, JobStatus, after, moved, replayed
 from trainyard.compute.child import EVENTS_FILE
-from trainyard.compute.events import read_events
+from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import claim_devices
-from trainyard.compute.supervise import DesiredState, ignore
+from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Conflict, NotFound, TrainyardError
 from trainyard.settings import Settings
+from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.states import JobState
 from trainyard.stores import metrics as stored
+from trainyard.stores.artifacts import Produced
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
 from trainyard.stores.metrics import Point, TrainingMetrics, TrainingProgress
 
@@ -38,6 +46,8 @@ WAITING = "waiting for the device"
 MARKER_ONLY = "no trainer installed"
 STOPS = {DesiredState.PAUSE: PAUSED, DesiredState.CANCEL: CANCELED}
 DETAILS = {DesiredState.PAUSE: "pausing", DesiredState.CANCEL: "cancelling"}
+ENDS = {"pause": PAUSED, "budget": PAUSED, "cancel": CANCELED}
+"""Why a training stopped -> its state; any other reason is a preemption."""
 
 
 def marker_only(found: Probe) -> str:
@@ -45,49 +55,229 @@ def marker_only(found: Probe) -> str:
     return f"{MARKER_ONLY}: {found.why} {found.fix}".strip()
 
 
-@dataclass
-class Submitted:
-    """A job of this process."""
+def events_file(work: Path) -> Path:
+    """The events of a training by its work folder; after a smaller batch, those of that training."""
+    return follow_restarts(work) / EVENTS_FILE
 
-    job: TrainingJob
-    backend: LocalBackend
-    wanted: DesiredState = DesiredState.RUN
-    over: Flag = field(default_factory=Flag)
-    """Set while no thread works on it."""
+
+@dataclass(frozen=True)
+class Options:
+    """How a local training is supervised."""
+
+    budget_s: float | None = None
+    """Default: the job's own budget."""
+    grace_s: float = 300
+    poll_s: float = 0.5
+
+
+class Running:
+    """A training of this process: on a thread of its own it waits for its devices, trains, and fills a folder.
+
+    The thread supervises the child to its end: the kernel signals a child when the thread that started it ends.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        folder: Path,
+        settings: Settings,
+        options: Options,
+        on_change: Callable[[Running], None] | None,
+    ) -> None:
+        self.job, self.folder, self.settings, self.options, self.on_change = job, folder, settings, options, on_change
+        self.status, self.wanted = JobStatus(), DesiredState.RUN
+        self.produced: Produced | None = None
+        self.error: BaseException | None = None
+        self.changing, self.over = Lock(), Flag()
+        """`over` is set while no thread works on it."""
+        self.over.set()
+
+    def start(self) -> None:
+        """Start it, or start it again; without its trainer it stays pending. Raises `Conflict` (`E-JOB-STATE`)."""
+        with self.changing:
+            if not self.over.is_set():
+                raise Conflict(f"The job is {self.status.state} and running.", do="Wait.", code="E-JOB-STATE")
+            found = probe(self.job.config.backend, self.settings)
+            self.change(PENDING, WAITING if found.available else marker_only(found))
+            if found.available:
+                self.wanted, self.error = DesiredState.RUN, None
+                self.over.clear()
+                Thread(target=self.run, name=f"training-{self.job.digest[:8]}", daemon=True).start()
+
+    def ask(self, wanted: DesiredState) -> None:
+        """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`)."""
+        with self.changing:
+            moved(self.status.state, STOPS[wanted])
+            if self.over.is_set():
+                self.change(STOPS[wanted], wanted.value)
+            elif self.wanted is not DesiredState.CANCEL:
+                self.wanted = wanted
+                self.change(self.status.state, DETAILS[wanted])
+
+    def run(self) -> None:
+        """The life of the training; its end is in its status, whatever it was."""
+        state, reason = COMPLETED, ""
+        try:
+            self.produced = self.train()
+        except TrainingStopped as error:
+            self.error, state = error, ENDS.get(error.reason, PENDING)
+            reason = error.reason if state is not PENDING else f"preempted: {error.reason}; resume continues it"
+        except TrainyardError as error:
+            self.error, state, reason = error, FAILED, f"{error.code}: {error.what}"
+        except BaseException as error:
+            self.error, state, reason = error, FAILED, f"E-BUG: {type(error).__name__}: {error}"
+            raise
+        finally:
+            with self.changing:
+                try:
+                    self.change(state, reason)
+                finally:
+                    self.over.set()
+
+    def train(self) -> Produced:
+        devices = self.job.devices
+        claim = claim_devices(
+            self.settings,
+            len(devices),
+            run=self.folder.name,
+            among=devices,
+            give_up=lambda: self.wanted is not DesiredState.RUN,
+        )
+        with unless_stopped(claim, self.get_wanted, "The job was stopped before its first step."):
+            return train_within_memory(
+                self.job,
+                self.folder,
+                wanted=self.get_wanted,
+                on_event=self.note,
+                settings=self.settings,
+                train=partial(run_training, **asdict(self.options)),
+            )
+
+    def get_wanted(self) -> DesiredState:
+        return self.wanted
+
+    def note(self, event: Event) -> None:
+        with self.changing:
+            before, self.status = self.status, after(self.status, event)
+            if self.status.reason != before.reason:
+                self.change(self.status.state, self.status.reason)
+
+    def change(self, state: JobState, reason: str) -> None:
+        """Change the state, or the reason of the same state; the lock is taken."""
+        same = state is self.status.state
+        self.status = self.status.model_copy(update={"reason": reason}) if same else self.status.to(state, reason)
+        if self.on_change is not None:
+            self.on_change(self)
+
+
+class LocalBackend:
+    """A trainer of this machine: the protocol `Backend` over supervised child processes."""
+
+    def __init__(self, name: BackendName, settings: Settings, options: Options | None = None) -> None:
+        self.name, self.settings, self.options = name, settings, options or Options()
+        self.running: dict[Handle, Running] = {}
+
+    def probe(self) -> Probe:
+        return probe(self.name, self.settings)
+
+    def submit(self, job: TrainingJob, folder: Path, on_change: Callable[[Running], None] | None = None) -> Handle:
+        """Start the job; `on_change` is called at each change of its state. Without its trainer it stays pending.
+
+        Raises `Refused` with all reasons if the trainer cannot run this job, and `Conflict` (`E-JOB-STATE`) if this
+        process is running the same job.
+        """
+        if any(other.job.digest == job.digest and not other.over.is_set() for other in self.running.values()):
+            raise Conflict(
+                "The same job is running already.", do="Wait for it, or cancel it first.", code="E-JOB-STATE"
+            )
+        if self.probe().available:
+            check(job, self.settings)
+        handle = Handle(work_folder(job, self.settings).name, folder)
+        self.running[handle] = Running(job, folder, self.settings, self.options, on_change)
+        self.running[handle].start()
+        return handle
+
+    def status(self, handle: Handle) -> JobStatus:
+        """Where a job stands; of a job that another process submitted, what its events say."""
+        if handle in self.running:
+            return self.running[handle].status
+        return replayed(read_events(events_file(self.settings.runs / "training" / handle.id)))
+
+    def cancel(self, handle: Handle) -> None:
+        """Let a job of this process save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
+        self.find_own(handle).ask(DesiredState.CANCEL)
+
+    def fetch(self, handle: Handle, folder: Path) -> Produced:
+        """Move the result to `folder/adapter` or `folder/model`.
+
+        Raises `Conflict` (`E-JOB-STATE`) while there is none, `TrainingStopped` if it was asked to stop, and the
+        child's own error if it failed.
+        """
+        running = self.find_own(handle)
+        if running.error is not None:
+            raise running.error
+        if running.produced is None:
+            raise Conflict(
+                f"The job {handle.id} is {running.status.state}; it has no result yet.",
+                do="Wait for its end.",
+                code="E-JOB-STATE",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for port in running.produced.outputs:
+            move(handle.folder / port.value, folder / port.value)
+        return running.produced
+
+    def find_own(self, handle: Handle) -> Running:
+        """A job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
+        if handle not in self.running:
+            raise NotFound(
+                f"The job {handle.folder.name} was not submitted by this process.",
+                do="Submit the same job again: it continues from its newest checkpoint.",
+                code="E-JOB-NOT-FOUND",
+            )
+        return self.running[handle]
 
 
 class TrainingManager:
     """The jobs of a home: those of this process can be steered, the list shows all that were recorded."""
 
     def __init__(self, settings: Settings, options: Options | None = None) -> None:
-        self.settings, self.options = settings, options or Options()
-        self.store = JobStore(settings.home / "jobs")
-        self.submitted: dict[str, Submitted] = {}
-        self.changing = RLock()
+        self.settings, self.store = settings, JobStore(settings.home / "jobs")
+        self.backends = {name: LocalBackend(name, settings, options) for name in BackendName}
 
     def submit_local(self, job: TrainingJob, *, name: str = "") -> str:
         """Record a job and start it on this machine as soon as the device is free. Returns its id at once.
 
-        Raises `Refused` with all reasons if the backend cannot carry it out, and `Conflict` (`E-JOB-STATE`) if this
-        process works on the same job already.
+        Raises what `LocalBackend.submit` raises; nothing is recorded then.
         """
-        one = Submitted(job, LocalBackend(job.config.backend, self.settings))
-        one.over.set()
-        self.refuse_twin(job)
-        found = one.backend.probe()
-        if found.available:
-            one.backend.check(job)
-        job_id = new_job_id()
-        self.store.put(first_record(job_id, name, job, self.settings))
-        self.submitted[job_id] = one
-        self.begin(job_id, found)
-        return job_id
+        config = job.config
+        record = JobRecord(
+            id=new_job_id(),
+            name=name,
+            stage=config.stage,
+            method=config.method,
+            backend=config.backend,
+            base_model=config.base_model or job.base,
+            work=str(work_folder(job, self.settings)),
+            created=time.time(),
+        )
+        backend, folder = self.backends[config.backend], self.store.folder / record.id
+        backend.submit(job, folder, lambda running: self.write_record(record, running))
+        return record.id
+
+    def write_record(self, record: JobRecord, running: Running) -> None:
+        """Write a job's state into its record, and where its result is."""
+        record = record.model_copy(update={"state": running.status.state, "detail": running.status.reason})
+        if running.produced is not None:
+            result = str(running.folder / running.job.output.value)
+            record = record.model_copy(update={"result": result, "facts": running.produced.facts})
+        self.store.put(record)
 
     def status(self, job_id: str) -> JobStatus:
         """Where a job stands, how far it is and what it came to. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
         record = self.store.get(job_id)
-        told = JobStatus(state=record.state, reason=record.detail)
-        return told.model_copy(update={"progress": self.progress(job_id), "metrics": self.metrics(job_id)})
+        progress, metrics = self.progress(job_id), self.metrics(job_id)
+        return JobStatus(state=record.state, reason=record.detail, progress=progress, metrics=metrics)
 
     def progress(self, job_id: str) -> TrainingProgress:
         """Step, epoch, totals, loss and learning rate of a job."""
@@ -107,137 +297,27 @@ class TrainingManager:
 
     def cancel(self, job_id: str) -> None:
         """Let a job save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
-        self.stop(job_id, DesiredState.CANCEL)
+        self.find_own(job_id).ask(DesiredState.CANCEL)
 
     def pause(self, job_id: str) -> None:
         """Let a job save and end for now. Raises `Conflict` (`E-JOB-STATE`) if it neither runs nor waits."""
-        self.stop(job_id, DesiredState.PAUSE)
+        self.find_own(job_id).ask(DesiredState.PAUSE)
 
     def resume(self, job_id: str) -> None:
         """Start a job again that is paused, failed or left pending. Raises `Conflict` (`E-JOB-STATE`) otherwise."""
-        with self.changing:
-            one, record = self.mine(job_id), self.store.get(job_id)
-            if not one.over.is_set():
-                raise Conflict(f"The job {job_id} is {record.state} and at work.", do="Wait.", code="E-JOB-STATE")
-            if record.state is not PENDING:
-                moved(record.state, PENDING)
-            self.begin(job_id, one.backend.probe())
+        self.find_own(job_id).start()
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobStatus:
-        """Wait until nothing works on a job any more, at most `timeout_s` seconds, and say where it stands."""
-        self.mine(job_id).over.wait(timeout_s)
+        """Wait until nothing works on a job any more, at most `timeout_s` seconds, and return its status."""
+        self.find_own(job_id).over.wait(timeout_s)
         return self.status(job_id)
 
-    # how it is done
-
-    def stop(self, job_id: str, wanted: DesiredState) -> None:
-        with self.changing:
-            one, record = self.mine(job_id), self.store.get(job_id)
-            moved(record.state, STOPS[wanted])
-            if one.over.is_set():
-                self.note(job_id, STOPS[wanted], wanted.value)
-            elif one.wanted is not DesiredState.CANCEL:
-                one.wanted = wanted
-                self.note(job_id, record.state, DETAILS[wanted])
-
-    def begin(self, job_id: str, found: Probe) -> None:
-        """Start the thread of a job; without its trainer, leave the job pending and say so."""
-        one = self.submitted[job_id]
-        if not found.available:
-            self.note(job_id, PENDING, marker_only(found))
-            return
-        one.wanted = DesiredState.RUN
-        one.over.clear()
-        self.note(job_id, PENDING, WAITING)
-        Thread(target=self.carry_out, args=(job_id, one), name=f"job-{job_id[:8]}", daemon=True).start()
-
-    def carry_out(self, job_id: str, one: Submitted) -> None:
-        """The life of one job, in a thread of its own; its end is in its record, whatever it was."""
-        devices = one.job.devices
-        claim = claim_devices(
-            self.settings, len(devices), run=job_id, among=devices, give_up=lambda: one.wanted is not DesiredState.RUN
-        )
-        try:
-            with claim:
-                self.train(job_id, one)
-        except TrainyardError as error:
-            self.told(job_id, one, error)
-        except Exception as error:
-            self.note(job_id, FAILED, f"E-BUG: {type(error).__name__}: {error}")
-            raise
-        finally:
-            one.over.set()
-
-    def train(self, job_id: str, one: Submitted) -> None:
-        """Train, with one more try if the memory does not suffice, and record where the result is."""
-        with self.changing:
-            if one.wanted is not DesiredState.RUN:
-                raise TrainingStopped("The job was stopped before its first step.", why=one.wanted.value)
-            self.note(job_id, RUNNING, "")
-        folder = self.settings.home / "jobs" / job_id
-        produced = train_within_memory(
-            one.job,
-            folder,
-            wanted=lambda: one.wanted,
-            on_event=ignore,
-            settings=self.settings,
-            train=partial(run_training, **asdict(self.options)),
-        )
-        self.note(job_id, COMPLETED, "", result=str(folder / one.job.output.value), facts=produced.facts)
-
-    def told(self, job_id: str, one: Submitted, error: TrainyardError) -> None:
-        """Record why a job did not finish."""
-        waited = isinstance(error, Conflict) and one.wanted is not DesiredState.RUN  # it gave up waiting for the device
-        reason = one.wanted.value if waited else error.why if isinstance(error, TrainingStopped) else ""
-        if not reason:
-            self.note(job_id, FAILED, f"{error.code}: {error.what}")
-            return
-        state = {"pause": PAUSED, "budget": PAUSED, "cancel": CANCELED}.get(reason, PENDING)
-        self.note(job_id, state, reason if state is not PENDING else f"preempted: {reason}; resume continues it")
-
-    def note(self, job_id: str, state: JobState, detail: str, **facts: object) -> None:
-        """Write a job's state into its record, if the move is one."""
-        with self.changing:
-            record = self.store.get(job_id)
-            if state is not record.state:
-                moved(record.state, state)
-            self.store.put(record.model_copy(update={"state": state, "detail": detail, **facts}))
-
-    def refuse_twin(self, job: TrainingJob) -> None:
-        for job_id, one in self.submitted.items():
-            if one.job.digest == job.digest and not one.over.is_set():
-                raise Conflict(
-                    f"The same job is at work already: {job_id}.",
-                    do="Wait for it, or cancel it first.",
-                    code="E-JOB-STATE",
-                )
-
-    def mine(self, job_id: str) -> Submitted:
+    def find_own(self, job_id: str) -> Running:
         """A job that this process submitted. Raises `NotFound` (`E-JOB-NOT-FOUND`) for any other."""
-        if job_id not in self.submitted:
-            raise NotFound(
-                f"The job {job_id!r} was not submitted by this process.",
-                do="Submit the same job again: it continues from its newest checkpoint.",
-                code="E-JOB-NOT-FOUND",
-            )
-        return self.submitted[job_id]
+        record = self.store.get(job_id)
+        handle = Handle(Path(record.work).name, self.store.folder / job_id)
+        return self.backends[record.backend].find_own(handle)
 
     def events_file(self, job_id: str) -> Path:
-        """The file of a job's events; of one that continues with a smaller batch, those of that training."""
-        one = self.submitted.get(job_id)
-        smaller = remembered(one.job, self.settings) if one else None
-        work = work_folder(smaller, self.settings) if smaller else Path(self.store.get(job_id).work)
-        return work / EVENTS_FILE
-
-
-def first_record(job_id: str, name: str, job: TrainingJob, settings: Settings) -> JobRecord:
-    config = job.config
-    return JobRecord(
-        id=job_id,
-        name=name,
-        stage=config.stage,
-        method=config.method,
-        backend=config.backend,
-        base_model=config.base_model or job.base,
-        work=str(work_folder(job, settings)),
-    )
+        """The file of a job's events."""
+        return events_file(Path(self.store.get(job_id).work))

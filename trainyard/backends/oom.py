@@ -1,8 +1,8 @@
-"""When a training does not fit the memory: told apart from other ends, tried once more, or answered with figures.
+"""When a training does not fit the memory: recognise it, try once more, or raise an error with numbers.
 
 The one retry takes half the rows at a time and twice as many times before a step, so that a step still sees the same
 rows. It starts from zero, in a work folder of its own, because a checkpoint inside an accumulation would not fit; it
-is remembered beside the job, so that a resumed run does not run out of memory a second time first.
+is remembered in the job's work folder, so that a resumed run does not run out of memory a second time first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.memory import GIB, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import Produced, write_json_durably
+from trainyard.stores.artifacts import Produced
+from trainyard.stores.whole import write_json_durably
 
 MEMORY_CODES = frozenset({"E-DEVICE-MEMORY", "E-MEMORY"})
 MEMORY_TEXTS = re.compile(
@@ -41,7 +42,7 @@ MEMORY_TEXTS = re.compile(
 """What torch (CUDA, HIP and CPU), cuBLAS, NumPy, the C++ runtime, Metal and ggml say."""
 LOG_TAIL_BYTES = 8192
 REMEMBERED_FILE = "halved.json"
-"""In the work folder of the job as it was asked for: that it did not fit, and how it goes on."""
+"""In the work folder of the job as it was asked for: that it did not fit, and how it continues."""
 
 
 def train_within_memory(
@@ -53,9 +54,9 @@ def train_within_memory(
     settings: Settings,
     train: Callable[..., Produced] = run_training,
 ) -> Produced:
-    """Like `run_training`, with one more try at half the micro-batch when the memory did not suffice.
+    """Like `run_training`, with one more try at half the micro-batch when it ran out of memory.
 
-    Raises `LimitExceeded` (`E-DEVICE-MEMORY`, `E-MEMORY`) with estimated figures when it does not fit either, or when
+    Raises `LimitExceeded` (`E-DEVICE-MEMORY`, `E-MEMORY`) with estimated numbers when it does not fit either, or when
     `launch.on_oom` is `fail`; everything else as `run_training` does.
     """
     smaller = remembered(job, settings)
@@ -120,12 +121,18 @@ def halved(job: TrainingJob) -> TrainingJob | None:
 
 
 def remembered(job: TrainingJob, settings: Settings) -> TrainingJob | None:
-    """The smaller job that an earlier start went on with."""
+    """Return the smaller job that an earlier start continued with."""
     path = work_folder(job, settings) / REMEMBERED_FILE
     if not path.is_file() or job.config.launch.on_oom != "halve":
         return None
     config = TrainerConfig.model_validate(orjson.loads(path.read_bytes())["config"])
     return job.model_copy(update={"config": config})
+
+
+def follow_restarts(work: Path) -> Path:
+    """The work folder in which a training continues when it did not fit as it was asked for, else its own."""
+    path = work / REMEMBERED_FILE
+    return Path(orjson.loads(path.read_bytes())["work"]) if path.is_file() else work
 
 
 def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, settings: Settings) -> None:
@@ -140,7 +147,7 @@ def remember(job: TrainingJob, smaller: TrainingJob, error: TrainyardError, sett
 def halving_event(job: TrainingJob, smaller: TrainingJob, error: TrainyardError) -> Event:
     before, after = job.config.hyperparameters, smaller.config.hyperparameters
     text = (
-        f"The memory did not suffice ({error.what}) Once more from zero with batch_size {after.batch_size} instead of "
+        f"Out of memory ({error.what}) Once more from zero with batch_size {after.batch_size} instead of "
         f"{before.batch_size} and gradient_accumulation {after.gradient_accumulation}: a step sees the same rows."
     )
     return {"event": "warning", "code": "E-DEVICE-MEMORY", "text": text}
@@ -163,7 +170,7 @@ def noted(produced: Produced, job: TrainingJob, smaller: TrainingJob, folder: Pa
 
 
 def with_advice(error: TrainyardError, job: TrainingJob) -> LimitExceeded:
-    """The error with figures: what the job takes by estimate, what there is, and what would take less."""
+    """Return the error with numbers: what the job takes by estimate, what there is, and what would take less."""
     device, available = place(job.config)
     shape = shape_of(job.base)
     lines = advice(shape, job.config, device, available) if shape else []
@@ -186,8 +193,8 @@ def advice(shape: ModelShape, config: TrainerConfig, device: Device, available: 
         for name, update in changes.items()
     }
     less = sorted((memory.total, name) for name, memory in takes.items() if memory.total < now)
-    told = f"Estimated are {now / GIB:.2f} GiB on {device}, {available / GIB:.2f} GiB are there"
-    return [told, *(f"`{name}` takes {total / GIB:.2f} GiB" for total, name in less)]
+    need = f"Estimated are {now / GIB:.2f} GiB on {device}, {available / GIB:.2f} GiB are there"
+    return [need, *(f"`{name}` takes {total / GIB:.2f} GiB" for total, name in less)]
 
 
 def place(config: TrainerConfig) -> tuple[Device, int]:

@@ -22,7 +22,7 @@ from trainyard.spec.compat.backends import backend_reasons
 
 @dataclass(frozen=True)
 class ExternalProgram:
-    """A trainer below a supervised child of ours, in an environment of its own."""
+    """A trainer below a supervised child of Trainyard, in its own environment."""
 
     name: BackendName
 
@@ -41,7 +41,7 @@ class ExternalProgram:
         if job.adapter is not None and job.config.adapter == "continue" and not job.config.method.facts.adapter:
             because = f"Method {job.config.method} trains whole weights and cannot continue an adapter."
             instead = "Use the method of the earlier trainer."
-            found.append(Reason("R-ADAPTER-METHOD", job.node or None, "config.method", because, instead))
+            found.append(Reason("R-ADAPTER", job.node or None, "config.method", because, instead))
         return found
 
     def command(self, _job: TrainingJob, folder: Path) -> list[str]:
@@ -55,7 +55,7 @@ class ExternalProgram:
 
 @dataclass(frozen=True)
 class OwnProgram(ExternalProgram):
-    """A trainer in our interpreter, whose packages are dependencies of ours; in one process or in several."""
+    """A trainer in Trainyard's interpreter, whose packages are dependencies of Trainyard; in one or more processes."""
 
     distribution: str
     """The package whose version is the trainer's version."""

@@ -1,7 +1,7 @@
-"""What a training left: its result handed over with a record, the error that tells why there is none, or a restart.
+"""The end of a training: its result with a record, the error that explains why there is none, or a restart.
 
-The work folder `runs/training/<job digest>` outlives a killed run: it holds the checkpoints that a restarted trainer
-continues from. A finished job leaves only its log and events there.
+The work folder `runs/training/<job digest>` outlives a killed run: it contains the checkpoints that a restarted trainer
+resumes from. A finished job leaves only its log and events there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from trainyard.compute.child import EVENTS_FILE, LOG_FILE, Events
 from trainyard.compute.events import Event
 from trainyard.compute.supervise import DesiredState, Outcome, Status
 from trainyard.errors import Conflict, TrainyardError, from_fields
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint
 
 Claimed = TypeVar("Claimed")
@@ -70,9 +71,9 @@ def unless_stopped(
     claim: AbstractContextManager[Claimed], wanted: Callable[[], DesiredState], what: str
 ) -> Iterator[Claimed]:
     """Enter a claim; one that is given up because the run was stopped meanwhile raises `TrainingStopped`."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            claimed = held.enter_context(claim)
+            claimed = stack.enter_context(claim)
         except Conflict:
             if wanted() is DesiredState.RUN:
                 raise
@@ -114,7 +115,7 @@ def count_starts(work: Path) -> int:
 
 
 def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
-    """The error that tells why a child did not finish."""
+    """Return the error that explains why a child did not finish."""
     if outcome.status is Status.STOPPED:
         step = listener.stopped.get("step")
         saved = f"at step {step}; its checkpoint is kept" if step else "before its first step"
@@ -205,7 +206,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def log_restart(begun: Path, found: FoundCheckpoint, events: Events) -> dict[str, int] | str | None:
-    """Say what a restart goes on from: None for a first start, {step} of the checkpoint, or "zero" without one.
+    """Log what a restart resumes from: None for a first start, {step} of the checkpoint, or "zero" without one.
 
     `begun` is the file that an attempt leaves when it begins.
     """

@@ -30,6 +30,7 @@ from trainyard.data.rows import (
 )
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
+from trainyard.stores.whole import new_file
 from trainyard.train.shuffled_control import shuffled_answers, shuffled_preferences
 
 CHAT_FILE, TOKENS_FILE = "rows.jsonl", "tokens.jsonl"
@@ -71,18 +72,17 @@ def write_chat_rows(job: TrainingJob, folder: Path) -> dict[str, int]:
     """
     counts: Counter[str] = Counter({"read": 0, "written": 0, "held_out": 0})
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{CHAT_FILE}.tmp"
-    with temporary.open("wb") as stream:
-        for line in chat_lines(rows_of(job), counts):
-            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-    if not counts["written"]:
-        raise InvalidInput(
-            "No row of the data set is for training.",
-            why=f"Of {counts['read']} rows, {counts['held_out']} are held out.",
-            do="Give the trainer more rows, or hold out fewer.",
-            code="E-DATA-EMPTY",
-        )
-    temporary.replace(folder / CHAT_FILE)
+    with new_file(folder / CHAT_FILE) as temporary:
+        with temporary.open("wb") as stream:
+            for line in chat_lines(rows_of(job), counts):
+                stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        if not counts["written"]:
+            raise InvalidInput(
+                "No row of the data set is for training.",
+                why=f"Of {counts['read']} rows, {counts['held_out']} are held out.",
+                do="Give the trainer more rows, or hold out fewer.",
+                code="E-DATA-EMPTY",
+            )
     return dict(counts)
 
 

@@ -60,7 +60,7 @@ def moved(state: JobState, to: JobState) -> JobState:
 
 
 class JobStatus(BaseModel):
-    """Where a job stands, how far it is and what it came to."""
+    """The state of a job, its progress and its result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,14 +88,14 @@ def after(status: JobStatus, event: Event) -> JobStatus:
 
 
 def replayed(events: Iterable[Event], status: JobStatus | None = None) -> JobStatus:
-    """The status after all of a trainer's events, several starts included.
+    """Return the status after all of a trainer's events, restarts included.
 
     A file that ends without `done` or `stopped` leaves it running: whether the trainer still lives is not in it.
     """
     status = status or JobStatus()
     for event in events:
         if event["event"] == "started" and status.state is COMPLETED:
-            status = JobStatus()  # the same job, asked for anew
+            status = JobStatus()  # the same job, requested again
         if event["event"] == "started" and status.state is PAUSED:
             status = status.to(PENDING)
         status = ended(after(status, event), event)

@@ -16,7 +16,6 @@ which enters the contract before the first slow import.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 import traceback
@@ -31,17 +30,17 @@ import orjson
 import psutil
 
 from trainyard.errors import TrainyardError
+from trainyard.stores.files import translate_os_errors
 from trainyard.workers.trainyard_worker.contract import (
     ERROR_FILE,
     EVENTS_FILE,
     LOG_FILE,
     PR_SET_PDEATHSIG,
     SPEC_FILE,
-    event_line,
-    open_events,
+    EventWriter,
     prctl,
 )
-from trainyard.workers.trainyard_worker.failures import NO_SPACE, crash
+from trainyard.workers.trainyard_worker.failures import crash
 
 __all__ = ["LOG_FILE", "SPEC_FILE"]
 
@@ -71,26 +70,18 @@ class Stopped(Exception):
         self.reason, self.fields = reason, fields
 
 
-class Events:
+class Events(EventWriter):
     """The append-only file that the parent tails, and the flag that a SIGTERM sets."""
 
     def __init__(self, path: Path, parent: int | None = None) -> None:
-        self.path, self.parent = path, parent
+        super().__init__(path)
+        self.parent = parent
         self._stop = False
-        self._descriptor = open_events(path)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Append one event as one write. Numbers that are not finite become null, as JSON has no name for them."""
-        line = event_line(event, fields)
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise full_disk(self.path) from error
-        if written < len(line):  # cut off again, so that the next line is whole
-            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise full_disk(self.path)
+        """Append one event. Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-ERROR`)."""
+        with translate_os_errors(f"{self.path} was not written"):
+            super().emit(event, **fields)
 
     def stop_requested(self) -> bool:
         return self._stop
@@ -100,9 +91,6 @@ class Events:
         self._stop = True
         if orphaned(self.parent):
             signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 def orphaned(parent: int | None) -> bool:
@@ -135,16 +123,6 @@ def faultpoint(name: str) -> None:
     _passes[name] += 1
     if _passes[name] == int(wanted.partition("#")[2] or 1):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def full_disk(path: Path) -> TrainyardError:
-    """`E-DISK-FULL` of a file that was not written whole."""
-    return TrainyardError(
-        f"The disk is full: {path} was not written.",
-        why=f"{shutil.disk_usage(path.parent).free:,} bytes are free.",
-        do="Free space there, then start the run again: it continues from its last checkpoint.",
-        code="E-DISK-FULL",
-    )
 
 
 def reserve_error(folder: Path) -> None:

@@ -1,4 +1,10 @@
-"""The reader of event files, while they grow and afterwards.
+"""Event files: one class writes them, `EventWriter`, and one reads them, while they grow and afterwards.
+
+Two kinds of files have this form, and they say different things. `events.jsonl` of a work folder is the series of one
+training: every step, across restarts, shared by all runs that ask for the same training, and it outlives them.
+`events.jsonl` of a run is the story of its nodes: what started, was reused, failed or stopped, and a line of progress
+twice a second, also of nodes without a child. A run names the work folders of its trainers (`job`); steps and curves
+are read there and not copied.
 
 A half-written line waits for its rest; garbage becomes a warning and is passed over. Nothing is read twice.
 """
@@ -9,9 +15,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
+
+from trainyard.workers.trainyard_worker.contract import EventWriter
+
+__all__ = ["Event", "EventTail", "EventWriter", "LineTail", "read_events"]
 
 Event = dict[str, Any]
 
@@ -23,20 +33,26 @@ READ_BYTES = 1 << 22
 
 
 @dataclass
-class EventTail:
+class LineTail:
     """Reads complete lines of a growing file; a half-written line waits for its rest."""
 
     path: Path
     offset: int = 0
     pending: bytes = b""
-    skipping: bool = False
 
     @classmethod
-    def at_end(cls, path: Path) -> EventTail:
-        return cls(path, path.stat().st_size if path.exists() else 0)
+    def at_end(cls, path: Path, last_bytes: int = 0) -> Self:
+        """A reader of what comes from now on, and of the whole lines among the last `last_bytes`."""
+        size = path.stat().st_size if path.exists() else 0
+        if not last_bytes or size <= last_bytes:
+            return cls(path, 0 if last_bytes else size)
+        with path.open("rb") as stream:
+            stream.seek(size - last_bytes)
+            stream.readline()
+            return cls(path, stream.tell())
 
-    def read(self) -> list[Event]:
-        """The events that were completed since the last call, at most `READ_BYTES` of them."""
+    def read_lines(self) -> list[bytes]:
+        """The lines that were completed since the last call, at most `READ_BYTES` of them."""
         if not self.path.exists():
             return []
         if self.path.stat().st_size < self.offset:  # the file was replaced
@@ -46,7 +62,18 @@ class EventTail:
             block = stream.read(READ_BYTES)
         self.offset += len(block)
         *lines, self.pending = (self.pending + block).split(b"\n")
-        events = [event for line in lines if (event := self._parse(line)) is not None]
+        return lines
+
+
+@dataclass
+class EventTail(LineTail):
+    """Reads the events of a growing file."""
+
+    skipping: bool = False
+
+    def read(self) -> list[Event]:
+        """The events that were completed since the last call."""
+        events = [event for line in self.read_lines() if (event := self._parse(line)) is not None]
         if len(self.pending) > MAX_EVENT_BYTES:
             self.pending, self.skipping = b"", True
             events.append(unreadable("an event line longer than 1 MiB was skipped"))

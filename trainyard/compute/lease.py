@@ -42,6 +42,7 @@ from pathlib import Path
 
 import orjson
 
+from trainyard.callbacks import never
 from trainyard.compute.gpus import GpuReadings, device_numbers, read_gpus
 from trainyard.compute.services import own_services
 from trainyard.errors import Conflict
@@ -113,10 +114,6 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def never() -> bool:
-    return False
 
 
 @contextmanager

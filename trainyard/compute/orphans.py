@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from trainyard.callbacks import never
 from trainyard.compute.child import PARENT_VARIABLE, alive
 from trainyard.compute.supervise import ProcessTree
 from trainyard.settings import default_home
@@ -24,10 +25,6 @@ GRACE_S = 40.0
 LOOK_EVERY_S = 0.5
 STUCK_S = 5.0
 """A process in an uninterruptible wait cannot be ended; nobody waits for it longer than this."""
-
-
-def never() -> bool:
-    return False
 
 
 def orphans(home: Path) -> Iterator[psutil.Process]:

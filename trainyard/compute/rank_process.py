@@ -34,8 +34,8 @@ from trainyard.compute.child import (
 )
 from trainyard.compute.launch import load
 from trainyard.errors import TrainyardError
+from trainyard.stores.whole import write_json_durably
 from trainyard.workers.trainyard_worker.contract import LOST
-from trainyard.workers.trainyard_worker.files import write_whole
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
 LAUNCHER_VARIABLE = "TRAINYARD_RANKS_PID"
@@ -48,7 +48,7 @@ def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
     """Say how this process stands, so that a reader sees all of it or nothing."""
     place = folder / RANKS_FOLDER
     place.mkdir(exist_ok=True)
-    write_whole(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})
+    write_json_durably(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})
 
 
 def read_notes(folder: Path) -> dict[int, dict[str, Any]]:

@@ -39,8 +39,8 @@ from trainyard.compute.supervise import DesiredState, Outcome, ProcessTree, last
 from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.processes import Start, find_process, process_start
+from trainyard.stores.whole import write_json_durably
 
 HOST = "127.0.0.1"
 EMBEDDED = "embedded"

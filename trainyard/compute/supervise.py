@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 import psutil
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import (
     ERROR_FILE,
     EVENTS_FILE,
@@ -80,10 +81,6 @@ class Outcome:
 
 def always_run() -> DesiredState:
     return DesiredState.RUN
-
-
-def ignore(_event: Event) -> None:
-    """Default listener."""
 
 
 class ProcessTree:

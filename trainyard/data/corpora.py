@@ -4,32 +4,33 @@
     <root>/snapshots/<bucket>/<sha256>.jsonl    what one training learned from, canonical, never written again
 
 An *engineering* tuple is a commit: `{diff, message, brief?}`, or whole `{messages: [...]}`. An *apprenticeship* tuple
-is a correction: `{prompt, shadow, verdict}` (the model's own answer, and the one a person stands for), or
-`{prompt, rejected, chosen}`. A line that is no such tuple is counted with its reason and never trained on; two lines
+is a correction: `{prompt, shadow, verdict}` (the model's own answer, and the one that a person approved), or
+`{prompt, rejected, chosen}`. A line that is not such a tuple is counted with its reason and never trained on; two lines
 that mean the same count once. A tuple is *new* while no completed training has had it in its snapshot: there is no
-second mark of "how far" that a crash could leave behind.
+second mark of "how far" that a crash could leave behind. Lines are parsed in limited children (`data/limited`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from trainyard.data.limited.requests import MOST_CHARS
+from trainyard.data.limited.requests import MOST_CHARS, Parse, ParsedItem, ParseItem
+from trainyard.data.limited.service import parse_limited
 from trainyard.data.rows import ROWS_FILE, Message, PreferenceRow, Row, SftRow, write_rows
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import canonical_json
 from trainyard.spec.night import BUCKET_PORTS
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.whole import create_whole
 
 MOST_LINE_BYTES = 4_000_000
-LEAST_HELD_OUT = 10
+MIN_HELD_OUT = 10
 """The gate needs six independent cases for 95 % confidence."""
 CHARS_PER_TOKEN, LEAST_DIFF_CHARS = 2, 40
 """Of source code and small vocabularies; prose has four characters a token."""
@@ -50,7 +51,7 @@ class CorpusTuple:
 
 @dataclass(frozen=True)
 class Invalid:
-    """A line that is no tuple, and why."""
+    """A line that is not a valid tuple, and why."""
 
     line: int
     reason: str
@@ -85,8 +86,8 @@ class CorpusSnapshot:
 class Corpora:
     """The buckets below one folder. `root` belongs to one tenant; names of buckets are checked by the config."""
 
-    def __init__(self, root: Path, files: Files | None = None) -> None:
-        self.root, self.files = root, files or RealFiles()
+    def __init__(self, root: Path, files: Files | None = None, parse: Parse = parse_limited) -> None:
+        self.root, self.files, self.parse = root, files or RealFiles(), parse
 
     def file(self, bucket: str) -> Path:
         return self.root / f"{bucket}.jsonl"
@@ -94,21 +95,31 @@ class Corpora:
     def add(self, bucket: str, method: str, values: Iterable[Value]) -> tuple[int, int]:
         """Append tuples durably; returns (added, those that were there already). Appending twice adds nothing.
 
-        Raises `InvalidInput` (`E-CORPUS`) for the first value that is no tuple of the method, before writing.
+        Raises `InvalidInput` (`E-CORPUS`) for the first value that is not a tuple of the method, before writing.
         """
-        checked = [tuple_of(value, method) for value in values]
+        return self.append(bucket, method, [tuple_of(value, method) for value in values])
+
+    def add_lines(self, bucket: str, method: str, data: bytes) -> tuple[int, int]:
+        """`add` for a file with one JSON object a line."""
+        lines = numbered_lines(data)
+        parsed = self.tuples_of([line for _, line in lines], method)
+        values = [checked(one, f"line {number}: ") for (number, _), one in zip(lines, parsed, strict=True)]
+        return self.append(bucket, method, values)
+
+    def append(self, bucket: str, method: str, given: Sequence[CorpusTuple]) -> tuple[int, int]:
+        """Append tuples that are not there yet; returns (added, those that were there already)."""
         with translate_os_errors("The corpus was not written"):
             make_folders(self.files, self.root)
             with self.files.locked(self.root / f".{bucket}.lock"):
                 known = set(self.read(bucket, method).digests)
-                new = {one.digest: one for one in checked if one.digest not in known}
+                new = {one.digest: one for one in given if one.digest not in known}
                 if new:
                     self.end_torn_line(bucket)
                     lines = b"".join(orjson.dumps(one.value) + b"\n" for one in new.values())
                     self.files.append(self.file(bucket), lines)
                     self.files.fsync(self.file(bucket))
                     self.files.fsync_folder(self.root)
-        return len(new), len(checked) - len(new)
+        return len(new), len(given) - len(new)
 
     def end_torn_line(self, bucket: str) -> None:
         """A line that a crash cut off must not swallow the next one."""
@@ -124,33 +135,30 @@ class Corpora:
         found: dict[str, CorpusTuple] = {}
         invalid: list[Invalid] = []
         duplicates = 0
-        for number, line in enumerate(self.files.read(path).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                one = tuple_of(parsed(line), method)
-            except InvalidInput as error:
-                invalid.append(Invalid(number, error.why))
+        lines = numbered_lines(self.files.read(path))
+        parsed = self.tuples_of([line for _, line in lines], method)
+        for (number, _), one in zip(lines, parsed, strict=True):
+            if isinstance(one, str):
+                invalid.append(Invalid(number, one))
                 continue
             duplicates += one.digest in found
             found.setdefault(one.digest, one)
         return BucketReading(tuple(found.values()), tuple(invalid), duplicates)
 
+    def tuples_of(self, lines: Sequence[bytes], method: str) -> list[CorpusTuple | str]:
+        """The tuple of each line, or why it is none."""
+        short = [ParseItem(line, method) for line in lines if len(line) <= MOST_LINE_BYTES]
+        parsed = iter(self.parse(short))
+        return [tuple_from(next(parsed)) if len(line) <= MOST_LINE_BYTES else too_long(line) for line in lines]
+
     def snapshot(self, bucket: str, reading: BucketReading) -> CorpusSnapshot:
         """Keep the valid tuples under their digest; the same tuples give the same snapshot."""
         data = b"".join(canonical_json(one.value) + b"\n" for one in reading.tuples)
         sha256 = hashlib.sha256(data).hexdigest()
-        path = self.place(bucket, sha256)
-        with translate_os_errors("The snapshot was not written"):
-            make_folders(self.files, path.parent)
-            try:
-                create_whole(self.files, path, data)
-            except Conflict:
-                self.verified(path, sha256)
-        return CorpusSnapshot(sha256, len(reading.tuples), path)
+        return CorpusSnapshot(sha256, len(reading.tuples), self.keep(bucket, sha256, data))
 
     def keep(self, bucket: str, sha256: str, data: bytes) -> Path:
-        """Keep a snapshot that came from elsewhere, after a check of its digest. Raises `Corrupt`."""
+        """Keep a snapshot, which may come from elsewhere, after a check of its digest. Raises `Corrupt`."""
         path = self.place(bucket, sha256)
         if hashlib.sha256(data).hexdigest() != sha256:
             raise changed(path)
@@ -184,8 +192,8 @@ class Corpora:
 
     def open(self, bucket: str, method: str, sha256: str) -> list[CorpusTuple]:
         """The tuples of a snapshot."""
-        lines = self.bytes_of(bucket, sha256).split(b"\n")
-        return [tuple_of(orjson.loads(line), method) for line in lines if line]
+        lines = [line for _, line in numbered_lines(self.bytes_of(bucket, sha256))]
+        return list(map(checked, self.tuples_of(lines, method)))
 
 
 def changed(path: Path) -> Corrupt:
@@ -197,18 +205,34 @@ def changed(path: Path) -> Corrupt:
     )
 
 
-def parsed(line: bytes) -> Any:
-    if len(line) > MOST_LINE_BYTES:
-        raise bad(f"the line has {len(line):,} bytes; at most {MOST_LINE_BYTES:,} are read")
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise bad(f"it is no JSON: {error}") from error
+def numbered_lines(data: bytes) -> list[tuple[int, bytes]]:
+    """(number, line) of each line that is not blank."""
+    return [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+
+
+def too_long(line: bytes) -> str:
+    return f"the line has {len(line):,} bytes; at most {MOST_LINE_BYTES:,} are read"
+
+
+def tuple_from(parsed: ParsedItem) -> CorpusTuple | str:
+    """The tuple of a line that was parsed, or why it is none."""
+    return parsed.unreadable or with_digest(parsed.value)
+
+
+def with_digest(value: Value) -> CorpusTuple:
+    return CorpusTuple(hashlib.sha256(canonical_json(value)).hexdigest(), value)
+
+
+def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
+    """Raises `InvalidInput` (`E-CORPUS`) for a line that is no tuple."""
+    if isinstance(one, str):
+        raise bad(f"{where}{one}")
+    return one
 
 
 def bad(why: str) -> InvalidInput:
     return InvalidInput(
-        "This is no tuple of the bucket.",
+        "This is not a tuple of the bucket.",
         why=why,
         do="Write {diff, message, brief} for sft, {prompt, shadow, verdict} for dpo; docs/nightly.md has examples.",
         code="E-CORPUS",
@@ -219,8 +243,7 @@ def tuple_of(value: Any, method: str) -> CorpusTuple:
     """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
         raise bad("it is no JSON object")
-    spelt = engineering(value) if method == "sft" else apprenticeship(value)
-    return CorpusTuple(hashlib.sha256(canonical_json(spelt)).hexdigest(), spelt)
+    return with_digest(engineering(value) if method == "sft" else apprenticeship(value))
 
 
 def engineering(value: Mapping[str, Any]) -> Value:
@@ -246,17 +269,17 @@ def apprenticeship(value: Mapping[str, Any]) -> Value:
 def text(value: Mapping[str, Any], key: str) -> str:
     found = value.get(key)
     if not isinstance(found, str) or not found.strip():
-        raise bad(f"`{key}` is no text" if key in value else f"`{key}` is missing")
+        raise bad(f"`{key}` is not a string" if key in value else f"`{key}` is missing")
     if len(found) > MOST_CHARS:
         raise bad(f"`{key}` has {len(found):,} characters; at most {MOST_CHARS:,} are read")
     if "\ud800" <= max(found) <= "\udfff":
-        raise bad(f"`{key}` holds half a character")
+        raise bad(f"`{key}` contains an unpaired surrogate")
     return found.strip()
 
 
 def turns(value: Any, key: str) -> list[Value]:
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
-        raise bad(f"`{key}` is no list of messages")
+        raise bad(f"`{key}` is not a list of messages")
     unread = sorted(
         {name for turn in value for name, given in turn.items() if name not in TURN_KEYS and given not in EMPTY}
     )
@@ -306,14 +329,14 @@ def preference_row(one: CorpusTuple) -> PreferenceRow:
 
 
 def held_out(tuples: list[CorpusTuple], share: float) -> tuple[list[CorpusTuple], list[CorpusTuple]]:
-    """(to train on, for the gate alone): those with the smallest digests stay apart, at least `LEAST_HELD_OUT`.
+    """(to train on, for the gate alone): those with the smallest digests stay apart, at least `MIN_HELD_OUT`.
 
     Digests decide, not the order, so that a tuple is on the same side night after night: as a corpus grows, tuples
-    leave the side of the gate, and those that were trained on seldom come to it.
+    leave the side of the gate, and those that were trained on rarely move to it.
     """
     if share == 0:
         return tuples, []
-    count = max(min(LEAST_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
+    count = max(min(MIN_HELD_OUT, len(tuples) // 3), int(share * len(tuples)))
     apart = {one.digest for one in sorted(tuples, key=lambda one: one.digest)[:count]}
     return [one for one in tuples if one.digest not in apart], [one for one in tuples if one.digest in apart]
 
@@ -330,14 +353,3 @@ def write_training_set(
     kept = write_rows(folder / ROWS_FILE, BUCKET_PORTS[method], rows_of(train, method, chars))
     aside = write_rows(folder / HELDOUT_FILE, BUCKET_PORTS[method], rows_of(apart, method, chars)) if apart else 0
     return {"train": kept, "heldout": aside}
-
-
-def read_lines(path: Path) -> Iterator[Value]:
-    """JSON objects of a file, one a line. Raises `InvalidInput` (`E-CORPUS`) with the line's number."""
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise bad(f"line {number} of {path.name} is no JSON: {error}") from error

@@ -24,7 +24,7 @@ ODD_SPELLING = re.compile(r"\x00|%(?:00|2e|2f|5c)|\\|^//|^[a-z]:|^[a-z][a-z0-9+.
 
 
 UNFOLLOWED = (OSError, RuntimeError, ValueError)
-"""What a path that is too long, a circle of links or a text that is no file name raises when it is followed."""
+"""What following a path raises if it is too long, a circle of links, or not a valid file name."""
 SHOWN_CHARS = 200
 
 WHERE_RELATIVE = (

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import IO, Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
@@ -98,7 +97,7 @@ def reply_schema(template: GenerationTemplate, wordings: int, pairs: int) -> dic
 
 
 class Prompter:
-    """Makes the messages of a request; holds the child that renders a user's own prompt. A context manager.
+    """Makes the messages of a request; owns the child that renders a user's own prompt. A context manager.
 
     Raises `InvalidInput` on entry when the own prompt cannot be used: `E-PROMPT` for a
     variable that does not exist, a prompt that never shows the document or leaves the sandbox, and one over the limits
@@ -115,9 +114,7 @@ class Prompter:
             self.child.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.child:
             self.child.stop()
 

@@ -37,7 +37,7 @@ def read_source(
 ) -> Produced:
     """Read every set of the config into its own sub-folder of `folder`, named by the port that it fills.
 
-    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL…`),
+    `report` gets the fraction done and a line of text. Raises `Refused` (`R-PATH-ROOT`, `R-URL`),
     `NotFound` and `InvalidInput` (`E-DATA-…`, among them `E-DATA-BAD-ROWS` when more than `max_bad_fraction` of the
     rows of a set are bad; the quarantine is then kept under `TRAINYARD_HOME/quarantine`).
     """
@@ -136,13 +136,13 @@ def every(step: int, progress: Callable[[int, int], None]) -> Callable[[int, int
     """Call `progress` once for every `step` bytes."""
     last = -step
 
-    def seldom(done: int, total: int) -> None:
+    def report_rarely(done: int, total: int) -> None:
         nonlocal last
         if done - last >= step:
             last = done
             progress(done, total)
 
-    return seldom
+    return report_rarely
 
 
 def jsonl_to_arrow(path: Path, folder: Path, *, deduplicate: bool = True) -> dict[str, Any]:

@@ -9,30 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 MOST = 0.5
 """At most half of the documents are held out, whatever number of rows is asked."""
-
-
-def heldout_documents(
-    doc_ids: Iterable[str],
-    fraction: float,
-    rows_per_document: Mapping[str, int] | None = None,
-    min_rows: int = 0,
-) -> set[str]:
-    """The documents to hold out.
-
-    `doc_ids` in any order, repetitions are ignored except that, without `rows_per_document`, they count as that many
-    rows. A fraction of 0 switches holding out off. Not enough rows in half of the documents: half is what is taken.
-    """
-    counts = Counter(doc_ids)
-    ordered = sorted(counts, key=lambda doc_id: (holdout_order(doc_id), doc_id))
-    rows = [counts[doc_id] if rows_per_document is None else rows_per_document.get(doc_id, 0) for doc_id in ordered]
-    return set(ordered[: documents_needed(np.asarray(rows, np.int64), fraction, min_rows)])
 
 
 def holdout_order(doc_id: str) -> int:

@@ -40,7 +40,8 @@ from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
 from trainyard.spec.estimate.heldout import few_rows
 from trainyard.spec.nodes import ValidatorConfig
-from trainyard.stores.artifacts import Produced, ProducedSet, Reference, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet, Reference
+from trainyard.stores.whole import write_json_durably
 
 __all__ = ["ROW_STEPS", "SET_STEPS", "TokenCounter", "load_token_counter", "validate"]
 
@@ -82,7 +83,7 @@ ROW_STEPS: dict[str, RowStep] = {
     "exact_duplicates": exact_duplicates,
     "grounding": grounding,
 }
-"""What a row has to pass, in order. What is sensitive is masked before a step can write it anywhere. Grounding stands
+"""What a row has to pass, in order. What is sensitive is masked before a step can write it anywhere. Grounding comes
 before near-duplicates, so that of two similar answers the grounded one stays."""
 
 SetStep = Callable[[KeptRows, RowFilter], None]
@@ -106,7 +107,7 @@ def validate(
     """Validate one set of rows into `folder/<port>`.
 
     `source` is a data port (sft, preference, labelled, text), `documents` the folder of a documents port, needed for
-    grounding only. `report(fraction, text)` is told how far the work is.
+    grounding only. `report(fraction, text)` gets the progress.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` (not rows), `E-DATA-EMPTY` (no rows), `E-DATA-EMPTY` (none kept),
     `E-DATA-TOO-LONG`, `E-DATA-FORMAT`, `E-EVALUATION-SET`, `E-DATA-NOT-FOUND`; `TrainyardError` `E-BATCH`.
@@ -144,7 +145,7 @@ def validate(
 def prepare(
     config: ValidatorConfig, port: Port, quarantine: Path, tokens: TokenCounter, documents: Path | None
 ) -> RowFilter:
-    """Everything that the rules need beside the rows, read and checked before the first row."""
+    """Read and check everything that the rules need besides the rows, before the first row."""
     compare = bool(config.decontaminate)
     return RowFilter(
         config,
@@ -192,7 +193,7 @@ def write(survivors: KeptRows, ledger: RowLedger, out: Path) -> None:
             dropped = np.flatnonzero(fates >= RowStatus.NEAR_DUPLICATE)
             if len(dropped):
                 reasons = [RowStatus(fate).reason for fate in fates[dropped].tolist()]
-                ledger.put_aside(block, dropped, reasons, partial(detail, survivors, entries))
+                ledger.quarantine_rows(block, dropped, reasons, partial(detail, survivors, entries))
 
 
 def detail(survivors: KeptRows, entries: np.ndarray, row: int) -> str:
@@ -214,9 +215,9 @@ def with_split(batch: pa.RecordBatch, split: str) -> pa.RecordBatch:
 
 
 def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
-    """The balance and the figures for tables; the same in `report.json` and in the reference's facts."""
+    """Return the row counts and the numbers for tables, as in `report.json` and in the reference's facts."""
     ledger, train = sieve.ledger, survivors.are(RowStatus.TRAIN)
-    held = np.isin(survivors.documents, survivors.documents[survivors.are(RowStatus.UNSEEN_DOCUMENTS)])
+    held_out = np.isin(survivors.documents, survivors.documents[survivors.are(RowStatus.UNSEEN_DOCUMENTS)])
     return {
         "port": sieve.port.value,
         "read": ledger.read,
@@ -227,7 +228,7 @@ def summary(survivors: KeptRows, sieve: RowFilter) -> dict[str, Any]:
         "sensitive": sensitive_facts(sieve.config.sensitive, sieve.sensitive),
         "documents": {
             "trained": len(np.unique(survivors.documents[train])),
-            "heldout": len(np.unique(survivors.documents[held])),
+            "heldout": len(np.unique(survivors.documents[held_out])),
         },
         "tokens": {
             "read": sieve.read_tokens,

@@ -16,6 +16,10 @@ Value = float | None
 """A case's value; None when the case cannot be scored (it does not fit the context, or nothing was left of it)."""
 
 
+def assistant(text: Any) -> Turn:
+    return {"role": "assistant", "content": text}
+
+
 @dataclass(frozen=True)
 class Case:
     """One row to score. Which fields are filled depends on where the row came from."""

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 from jinja2.exceptions import TemplateError
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from trainyard.errors import InvalidInput
 from trainyard.evals.cases import AnswerScore, Case, Turn
 from trainyard.evals.job import EvaluationJob, Participant
 from trainyard.spec.axes.devices import Device
-from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.methods.guarding import base_digests, require_unchanged_base
+from trainyard.stores.models import check_adapter_folder
+from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory
 from trainyard.train.templates import PLAIN_TEMPLATE, Renderer
 
@@ -204,15 +204,8 @@ def attach(network: Any, participant: Participant, role: str) -> Any:
     folder = Path(participant.path or "")
     check_adapter_folder(folder, [module for module, _ in network.named_modules()])
     weights = base_digests(network)
-    tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
     try:
-        if isinstance(network, PeftModel):
-            network.load_adapter(str(folder), adapter_name=role, is_trainable=False)
-        else:
-            network = PeftModel.from_pretrained(network, str(folder), adapter_name=role, is_trainable=False)
-        # PEFT only warns when names do not meet, and would then score the base under the adapter's name.
-        if strangers := tensors ^ set(get_peft_model_state_dict(network, adapter_name=role)):
-            raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
+        network = attach_adapter(network, folder, role)
     except Exception as error:  # PEFT has no error class of its own
         raise InvalidInput(
             f"The {role}'s adapter does not fit the base model.",

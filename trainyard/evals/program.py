@@ -24,7 +24,7 @@ from trainyard.evals.job import SCORES_FILE, EvaluationJob, label, listed_benchm
 from trainyard.evals.model import HuggingFaceModel, load_participants, pick_device
 from trainyard.evals.tasks import cases_of, gold_of
 from trainyard.spec.nodes import BenchmarkSpec
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 SAMPLE_TOKENS = 48
 

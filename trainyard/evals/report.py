@@ -6,6 +6,7 @@ Torch-free: it reads what the evaluating child scored and the trainers' `trainin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
     values: Mapping[str, Sequence[float]] = scored["values"]
     improvement, flips = compare(job, row, values["baseline"], values["candidate"], scored["clusters"])
     control = values.get("control")
+    against = compare(job, row, control, values["candidate"], scored["clusters"])[0] if control else None
     return {
         "name": scored["name"],
         "set": scored["set"],
@@ -72,11 +74,9 @@ def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
         "baseline": float(np.mean(values["baseline"])),
         "candidate": float(np.mean(values["candidate"])),
         "control": float(np.mean(control)) if control else None,
-        "improvement": improvement.as_dict(),
-        "flips": flips.as_dict(),
-        "vs_control": compare(job, row, control, values["candidate"], scored["clusters"])[0].as_dict()
-        if control
-        else None,
+        "improvement": asdict(improvement),
+        "flips": asdict(flips),
+        "vs_control": asdict(against) if against else None,
     }
 
 

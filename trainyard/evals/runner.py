@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
-from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, ignore, supervise
-from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
+from trainyard.compute.supervise import DesiredState, Outcome, Status, always_run, supervise
+from trainyard.errors import Conflict, InvalidInput, from_fields
 from trainyard.evals.curves import loss_curves
 from trainyard.evals.gate import choose_primary
 from trainyard.evals.job import (
@@ -29,7 +30,8 @@ from trainyard.evals.report import build_report, headline, markdown
 from trainyard.evals.tasks import cases_of
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import Port
-from trainyard.stores.artifacts import Produced, ProducedSet, write_json_durably
+from trainyard.stores.artifacts import Produced, ProducedSet
+from trainyard.stores.whole import write_json_durably
 
 __all__ = ["EvaluationJob", "HeldOutSet", "Participant", "evaluate", "job_from_inputs"]
 
@@ -97,12 +99,4 @@ def require_done(outcome: Outcome) -> None:
             do="Run the chain again; finished nodes are reused.",
             code="E-STOPPED",
         )
-    error = outcome.error or {}
-    kinds = (InvalidInput, Corrupt, NotFound, Conflict, LimitExceeded, Unavailable)
-    kind = {one.__name__: one for one in kinds}.get(str(error.get("kind")), TrainyardError)
-    raise kind(
-        str(error.get("what", "The evaluation failed.")),
-        why=str(error.get("why", "")),
-        do=str(error.get("do", "")),
-        code=str(error.get("code", "E-CRASH")),
-    )
+    raise from_fields({"what": "The evaluation failed.", "code": "E-CRASH", **(outcome.error or {})})

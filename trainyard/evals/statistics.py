@@ -28,9 +28,6 @@ class ConfidenceInterval:
     cases: int
     """Independent clusters behind the figure."""
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        return {"mean": self.mean, "low": self.low, "high": self.high, "cases": self.cases}
-
 
 @dataclass(frozen=True)
 class Flips:
@@ -39,9 +36,6 @@ class Flips:
     better: int
     worse: int
     equal: int
-
-    def as_dict(self) -> dict[str, int]:
-        return {"better": self.better, "worse": self.worse, "equal": self.equal}
 
 
 def least_cases(confidence: float) -> int:

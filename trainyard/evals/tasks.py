@@ -34,7 +34,7 @@ from trainyard.data.rows import (
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.evals.benchmarks.forgetting import GENERAL_SET
 from trainyard.evals.benchmarks.table import benchmark
-from trainyard.evals.cases import Case, Turn
+from trainyard.evals.cases import Case, Turn, assistant
 from trainyard.evals.job import EvaluationJob, HeldOutSet, label
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import BenchmarkSpec
@@ -205,10 +205,6 @@ def accepted(answer: Any, choices: tuple[str, ...], where: str) -> tuple[str, ..
     if choices and not set(texts) <= set(choices):
         raise wrong_line(where, f"the answer {texts[0]!r} is not among its choices")
     return tuple(texts)
-
-
-def assistant(text: Any) -> Turn:
-    return {"role": "assistant", "content": text}
 
 
 def wrong_line(where: str, why: str) -> InvalidInput:

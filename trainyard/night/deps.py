@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora, CorpusTuple
-from trainyard.night.points import nothing
+from trainyard.data.limited.requests import Parse
+from trainyard.data.limited.service import parse_limited
+from trainyard.night.streams import RememberedParse
 from trainyard.serve.extraction.extraction import Complete
 from trainyard.spec.night import Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
@@ -153,8 +156,10 @@ class NightDeps:
     base_model: str
     alone: Callable[[str], AbstractContextManager[object]]
     """`alone(run)`: the device's lease for a whole night. Raises `Conflict` when somebody else has it."""
-    at: Callable[[str], None] = nothing
-    say: Callable[[str], None] = nothing
+    parse: Parse = field(default_factory=lambda: RememberedParse(parse_limited))
+    """What parses the bytes of documents: limited children, and the simulators' own process for their own bytes."""
+    at: Callable[[str], None] = ignore
+    say: Callable[[str], None] = ignore
     loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
     """Runs phase 1's client to its end."""
 

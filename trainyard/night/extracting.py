@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import orjson
 
@@ -23,19 +22,19 @@ from trainyard.night.report import Quarantined
 from trainyard.night.streams import (
     GONE,
     Content,
+    DocumentReader,
     StreamDocument,
     file_of,
     find_documents,
     gone_part,
-    read_document,
-    read_parts,
 )
 from trainyard.serve.extraction.extraction import Complete, Extraction, Thinking, extract, version
 from trainyard.spec.night import NightConfig, Serving
 from trainyard.stores.documents import DocumentKey, Entry
-from trainyard.stores.files import Files, make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
+from trainyard.stores.whole import write_whole
 
 Place = tuple[str, str]
 """(stream, name) of a document."""
@@ -152,12 +151,9 @@ def gone_parts(
 
 def present(config: NightConfig, world: NightDeps) -> Iterator[Content]:
     """Every document of the streams, read for the key of its content, without its text."""
-    for document in find_documents(config.streams, world.documents, world.files):
-        try:
-            contents = read_parts(document, *how_to_read(config, world))
-            yield from (replace(one, text="") for one in contents)
-        except FileNotFoundError:
-            continue  # it was removed since it was listed
+    documents = find_documents(config.streams, world.documents, world.files)
+    for contents in reader_of(config, world).read_files(documents):
+        yield from (replace(one, text="") for one in contents)
 
 
 def name_again(
@@ -180,14 +176,9 @@ def name_again(
     return list(lost.values())
 
 
-def read(document: StreamDocument, config: NightConfig, world: NightDeps) -> Content:
-    return read_document(document, *how_to_read(config, world))
-
-
-def how_to_read(config: NightConfig, world: NightDeps) -> tuple[str, Path, Files, int]:
-    """(version, folder of documents, its files, most bytes) as the functions of `streams` take them."""
+def reader_of(config: NightConfig, world: NightDeps) -> DocumentReader:
     serving = config.serving
-    return version_of(serving), world.documents, world.files, serving.max_document_bytes
+    return DocumentReader(version_of(serving), world.documents, world.files, serving.max_document_bytes, world.parse)
 
 
 class Writer:
@@ -295,8 +286,10 @@ class PhaseReading:
     failures: int = 0
     last_failure: Unavailable | None = None
     pace: ReadingPace = field(init=False)
+    reader: DocumentReader = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader = reader_of(self.config, self.world)
         self.pace = ReadingPace(self.world.clock.monotonic)
 
     @property
@@ -338,7 +331,7 @@ class PhaseReading:
         while self.waiting and not self.hopeless and self.planner.admits(self.world.clock.monotonic()):
             document = self.waiting.popleft()
             try:
-                content = read(document, self.config, self.world)
+                content = self.reader.read(document)
             except FileNotFoundError:
                 continue
             self.world.at("night.document.read")

@@ -40,8 +40,9 @@ from trainyard.night.report import (
 )
 from trainyard.night.streams import StreamDocument
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
-from trainyard.stores.files import make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
+from trainyard.stores.whole import write_whole
 
 BEGUN_FILE = "begun.json"
 Find = Callable[["Night"], tuple[Phase1Report, list[StreamDocument]]]

@@ -44,7 +44,3 @@ POINTS: dict[str, str] = {
     "night.report.before": "everything is done, the report is not written",
     "night.report.after": "the report is written",
 }
-
-
-def nothing(_point: str) -> None:
-    """What happens at a point when nothing is to go wrong."""

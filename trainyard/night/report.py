@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from trainyard.stores.files import Files, write_whole
+from trainyard.stores.files import Files
+from trainyard.stores.whole import write_whole
 
 REPORT_FILE = "report.json"
 RETRY = "trainyard nightly run"

@@ -2,7 +2,7 @@
 
 A document that cannot be read (too large, no text, no valid YAML or JSON) is data like any other: it goes to quarantine
 with its reason, and is looked at again when its content has changed. A link that leads out of the folder of documents
-is not followed.
+is not followed. Bytes are read and decoded here; what parses them are limited children (`data/limited`).
 
 A long document is read in parts, and each part is a document of its own: with a name, a key, an entry in the ledger and
 its own facts in the graph. The first has the file's name, the others follow below it (`notes.md/#2`), where no file can
@@ -12,14 +12,13 @@ be. An edit is read again part by part; a part that the file no longer has is re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from trainyard.errors import InvalidInput, Refused
-from trainyard.serve.extraction.parts import split_document
-from trainyard.spec.load.text import parse_text
+from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import StreamSpec
 from trainyard.stores.documents import DocumentKey
 from trainyard.stores.files import Files
@@ -28,6 +27,8 @@ PARSERS = {".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 MOST_FOLDERS_DEEP = 16
 PART_OF = "/#"
 """Between a file's name and the number of its part: no file is below a file."""
+BATCH_DOCUMENTS, BATCH_CHARS = 1_000, 16_000_000
+"""Documents, or characters, after which what was read is parsed: a request to the limited children costs 10 ms."""
 GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
 """The content of a part that its file no longer has. No text has it: NUL is never read."""
 
@@ -112,38 +113,93 @@ def match_parts(parts: list[str], globs: list[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and match_parts(parts[1:], globs[1:])
 
 
-def read_document(document: StreamDocument, version: str, root: Path, files: Files, most_bytes: int) -> Content:
-    """The text of a document, or of a part, and the key of its content.
+class RememberedParse:
+    """`Parse` that does not parse the same bytes twice: a night reads a document when it looks for new ones and again
+    when it asks the model."""
 
-    Raises only `OSError` of a disk that fails, and `FileNotFoundError` for a part that the file no longer has.
-    """
-    contents = read_parts(document.file, version, root, files, most_bytes)
-    if document.part > len(contents):
-        raise FileNotFoundError(f"{document.name} is gone: its file has {len(contents)} parts.")
-    return contents[document.part - 1]
+    def __init__(self, parse: Parse) -> None:
+        self.parse = parse
+        self.known: dict[tuple[bytes, str, int], ParsedItem] = {}
+
+    def __call__(self, items: Sequence[ParseItem]) -> list[ParsedItem]:
+        keys = [(hashlib.sha256(item.data).digest(), item.parser, item.most_chars) for item in items]
+        new = {key: item for key, item in zip(keys, items, strict=True) if key not in self.known}
+        self.known.update(zip(new, self.parse(list(new.values())), strict=True))
+        return [self.known[key] for key in keys]
 
 
-def read_parts(
-    document: StreamDocument, version: str, root: Path, files: Files, most_bytes: int
-) -> tuple[Content, ...]:
-    """The contents of a file: one, or one for each part of a long one. Raises only `OSError` of a disk that fails."""
-    if not inside(document.path, root):
-        return (refused(document, version, "it is a link that leads out of the folder of documents"),)
-    try:
-        size = files.size(document.path)
-        if size > most_bytes:
-            return (refused(document, version, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(size)),)
-        data = files.read(document.path)
-    except (PermissionError, IsADirectoryError) as error:
-        return (refused(document, version, f"it cannot be read: {error.strerror}"),)
-    key = DocumentKey(hashlib.sha256(data).hexdigest(), document.stream, version)
-    try:
-        parts = split_document(text_of(data, document.parser))
-    except InvalidInput as error:
-        return (Content(document, key, unreadable=error.why or error.what),)
-    if len(parts) == 1:
-        return (Content(document, key, parts[0]),)
-    return tuple(content_of_part(document, version, text, number) for number, text in enumerate(parts, 1))
+@dataclass(frozen=True)
+class DocumentReader:
+    """Reads documents: the bytes here, what they contain in `parse`."""
+
+    version: str
+    root: Path
+    files: Files
+    most_bytes: int
+    parse: Parse
+
+    def read(self, document: StreamDocument) -> Content:
+        """The text of a document, or of a part, and the key of its content.
+
+        Raises only `OSError` of a disk that fails, and `FileNotFoundError` for what is no longer there.
+        """
+        contents = next(self.read_files([document.file]), ())
+        if document.part > len(contents):
+            raise FileNotFoundError(f"{document.name} is gone: its file has {len(contents)} parts.")
+        return contents[document.part - 1]
+
+    def read_files(self, documents: Iterable[StreamDocument]) -> Iterator[tuple[Content, ...]]:
+        """The contents of each file: one, or one for each part of a long one. A file that is gone is left out.
+
+        Raises only `OSError` of a disk that fails.
+        """
+        batch: list[Content] = []
+        chars = 0
+        for document in documents:
+            try:
+                batch.append(self.load(document))
+            except FileNotFoundError:
+                continue
+            chars += len(batch[-1].text)
+            if len(batch) >= BATCH_DOCUMENTS or chars >= BATCH_CHARS:
+                yield from self.parsed(batch)
+                batch, chars = [], 0
+        yield from self.parsed(batch)
+
+    def load(self, document: StreamDocument) -> Content:
+        """A file's whole text, not parsed yet."""
+        if not inside(document.path, self.root):
+            return refused(document, self.version, "it is a link that leads out of the folder of documents")
+        try:
+            size = self.files.size(document.path)
+            if size > self.most_bytes:
+                why = f"it has {size:,} bytes; at most {self.most_bytes:,} are read"
+                return refused(document, self.version, why, str(size))
+            data = self.files.read(document.path)
+        except (PermissionError, IsADirectoryError) as error:
+            return refused(document, self.version, f"it cannot be read: {error.strerror}")
+        text, unreadable = decode(data)
+        key = DocumentKey(hashlib.sha256(data).hexdigest(), document.stream, self.version)
+        return Content(document, key, text, unreadable)
+
+    def parsed(self, loaded: list[Content]) -> Iterator[tuple[Content, ...]]:
+        """The parts of texts."""
+        items = [
+            ParseItem(one.text.encode(), one.document.parser, MAX_DOCUMENT_CHARS)
+            for one in loaded
+            if not one.unreadable
+        ]
+        results = iter(self.parse(items))
+        for one in loaded:
+            yield (one,) if one.unreadable else self.in_parts(one, next(results))
+
+    def in_parts(self, whole: Content, found: ParsedItem) -> tuple[Content, ...]:
+        if found.unreadable:
+            return (replace(whole, text="", unreadable=found.unreadable),)
+        texts = [whole.text[start:end] for start, end in found.parts]
+        if len(texts) == 1:
+            return (replace(whole, text=texts[0]),)
+        return tuple(content_of_part(whole.document, self.version, text, n) for n, text in enumerate(texts, 1))
 
 
 def content_of_part(document: StreamDocument, version: str, text: str, number: int) -> Content:
@@ -164,23 +220,12 @@ def refused(document: StreamDocument, version: str, why: str, more: str = "") ->
     return Content(document, DocumentKey(digest, document.stream, version), unreadable=why)
 
 
-def text_of(data: bytes, parser: str) -> str:
-    """Raises `InvalidInput` (`E-DATA-UNREADABLE`) with the reason."""
+def decode(data: bytes) -> tuple[str, str]:
+    """(text, why there is none) of bytes."""
     if b"\x00" in data:
-        raise unreadable("it holds NUL bytes, so it is no text")
+        return "", "it holds NUL bytes, so it is no text"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise unreadable(f"it is not UTF-8: byte {data[error.start]:#04x} at {error.start:,}") from error
-    if not text.strip():
-        raise unreadable("it is empty")
-    if parser in ("yaml", "json"):
-        try:
-            parse_text(data, max_bytes=len(data))
-        except Refused as error:
-            raise unreadable(error.reasons[0].because) from error
-    return text
-
-
-def unreadable(why: str) -> InvalidInput:
-    return InvalidInput("The document cannot be read.", why=why, do="Correct the file.", code="E-DATA-UNREADABLE")
+        return "", f"it is not UTF-8: byte {data[error.start]:#04x} at {error.start:,}"
+    return (text, "") if text.strip() else ("", "it is empty")

@@ -14,8 +14,9 @@ import orjson
 from trainyard.backends.base import probe, run_training
 from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.oom import train_within_memory
+from trainyard.callbacks import ignore
 from trainyard.compute.gpus import device_numbers, training_threads
-from trainyard.compute.supervise import DesiredState, ignore
+from trainyard.compute.supervise import DesiredState
 from trainyard.data.corpora import write_training_set
 from trainyard.evals.runner import REPORT_FOLDER, evaluate, job_from_inputs
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
@@ -26,8 +27,8 @@ from trainyard.spec.night import BUCKET_PORTS, NightConfig, night_trainer
 from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
-from trainyard.stores.artifacts import Produced, Reference, write_json_durably
-from trainyard.stores.whole import describe_files
+from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
 REPORT_FILE = "report.json"

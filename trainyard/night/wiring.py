@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
 from trainyard.compute.gpus import device_numbers
 from trainyard.compute.lease import claim_devices
 from trainyard.data.corpora import Corpora
 from trainyard.data.paths import data_roots, resolve_inside
 from trainyard.night.deps import NightDeps, Stores
-from trainyard.night.points import nothing
 from trainyard.night.training import LocalTrainer, fits, tenant_root
 from trainyard.project import project_folder
 from trainyard.serve.extraction.extraction import SCHEMA, Complete
@@ -55,7 +55,7 @@ def make_night_deps(
     config: NightConfig,
     settings: Settings,
     *,
-    say: Callable[[str], None] = nothing,
+    say: Callable[[str], None] = ignore,
     held: bool = False,
     unfit: Callable[[], str] = fits,
 ) -> NightDeps:

@@ -127,7 +127,7 @@ class Answers:
         adapter = self.served.adapter_of(asked.model)
         prompts = asked.prompts()
         if not prompts or (asked.stream and (len(prompts) > 1 or asked.echo)):
-            raise ApiError(400, "prompt is empty, or a stream has several prompts or echo.", param="prompt")
+            raise ApiError(400, "prompt is empty, or a stream has more than one prompt or echo.", param="prompt")
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt has {len(prompts):,} texts; one request takes {MAX_PROMPTS}.", param="prompt")
         options = self.options(asked, adapter)
@@ -285,8 +285,7 @@ async def cancel_when_gone(request: Request, ticket: Ticket) -> None:
 class AnswerShape:
     """The JSON of one answer, filled from the worker's events: (generation, echoed logprobs), then its steps."""
 
-    object = ""
-    prefix = ""
+    object = chunk_object = prefix = ""
 
     def __init__(self, asked: SamplingRequest, engine: ModelRunner) -> None:
         self.asked, self.engine = asked, engine
@@ -343,10 +342,6 @@ class AnswerShape:
     def opening(self) -> list[dict[str, Any]]:
         return []
 
-    @property
-    def chunk_object(self) -> str:
-        return self.object
-
     def choice(self, number: int) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -361,11 +356,7 @@ class AnswerShape:
 
 
 class ChatShape(AnswerShape):
-    object, prefix = "chat.completion", "chatcmpl"
-
-    @property
-    def chunk_object(self) -> str:
-        return "chat.completion.chunk"
+    object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def choice(self, number: int) -> dict[str, Any]:
         steps = self.steps[number]
@@ -405,7 +396,7 @@ class ChatShape(AnswerShape):
 
 
 class CompletionShape(AnswerShape):
-    object, prefix = "text_completion", "cmpl"
+    object, chunk_object, prefix = "text_completion", "text_completion", "cmpl"
 
     def choice(self, number: int) -> dict[str, Any]:
         generation, steps = self.generations[number], self.steps[number]

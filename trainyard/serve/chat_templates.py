@@ -29,7 +29,7 @@ WALL_S = 60.0
 """A template cannot sleep: its processor time ends it, which a busy machine may take long to give."""
 MAX_TEMPLATE_CHARS = 256 << 10
 MAX_RENDERED_CHARS = 64 << 10
-"""A template adds some hundred characters to the samples; one that adds more is no chat template."""
+"""A template adds some hundred characters to the samples; one that adds more is not a chat template."""
 SAMPLES: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "Hello"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],

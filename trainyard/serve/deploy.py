@@ -7,7 +7,7 @@ Order of events, and what a failure at each leaves behind:
 3. register `<tenant>/<role>/v<N>` → at worst a number without a version
 4. load everywhere, ask every canary, switch everywhere, the registry's live pointer last → on any failure everything
    is undone in reverse order, the previous version stays live, the new one stays registered but never was live
-5. retire the previous version → a failure is a warning, the deployment stands
+5. retire the previous version → a failure is a warning, the deployment stays live
 
 A deployment that does not happen is an error, never a quiet success: the node fails, and what comes after is skipped.
 """
@@ -33,8 +33,9 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.artifacts import Produced, Reference, open_reference, write_json_durably
+from trainyard.stores.artifacts import Produced, Reference, open_reference
 from trainyard.stores.models import chat_template, chat_template_sha256, model_sha256
+from trainyard.stores.whole import write_json_durably
 
 DEPLOYMENT_FILE = "deployment.json"
 OLLAMA_URL = "http://127.0.0.1:11434"
@@ -95,7 +96,7 @@ def gate(config: DeployerConfig, adapter: Reference, report: Reference | None) -
     if value["adapter_sha256"] != adapter.sha256:
         because = f"the report is about {value['adapter_sha256'][:12]}, the adapter is {adapter.sha256[:12]}."
         instead = "connect the deployer to the adapter that was evaluated."
-        raise Refused([Reason("R-REPORT-MISMATCH", None, "needs", because, instead)])
+        raise Refused([Reason("R-EVALUATION", None, "needs", because, instead)])
     verdict: Mapping[str, Any] = value["gate"]
     if not verdict["better"]:
         raise TrainyardError(
@@ -154,7 +155,7 @@ def describe(wanted: DeployRequest) -> AdapterCandidate:
 
 
 def template_dirs(path: Path) -> list[Path]:
-    """Folders of an adapter or a model that may hold its chat template."""
+    """Return the folders of an adapter or a model that may contain its chat template."""
     return [folder for folder in (path / "tokenizer", path) if folder.is_dir()]
 
 
@@ -167,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise Corrupt(f"{path.name} of the adapter is no JSON object.", do="Train it again.", code="E-CORRUPT")
+        raise Corrupt(f"{path.name} of the adapter is not a JSON object.", do="Train it again.", code="E-CORRUPT")
     return value
 
 
@@ -180,9 +181,7 @@ def refuse_control(wanted: DeployRequest) -> list[Reason]:
     if not read_json(wanted.path / "training.json").get("control"):
         return []
     because = "the adapter is a control: it was trained on shuffled answers and knows nothing."
-    return [
-        Reason("R-CONTROL-DEPLOY", None, "needs", because, "connect the deployer to the trainer without `control`.")
-    ]
+    return [Reason("R-CONTROL", None, "needs", because, "connect the deployer to the trainer without `control`.")]
 
 
 def check_template(wanted: DeployRequest) -> list[Reason]:
@@ -196,7 +195,7 @@ def check_template(wanted: DeployRequest) -> list[Reason]:
 
 
 def check_base_files(candidate: AdapterCandidate, settings: Settings) -> list[Reason]:
-    """A base folder on this machine has to hold the bytes that were trained on."""
+    """Check that a base folder on this machine has the bytes that were trained on."""
     folder = Path(candidate.base_path)
     if candidate.kind == "model" or not candidate.base_sha256 or not (folder / "config.json").is_file():
         return []
@@ -231,7 +230,7 @@ def roll_out(version: AdapterVersion, sites: Sequence[TargetDeployment], registr
                 getattr(TARGETS[site.target.type], step)(site)
     except TrainyardError as error:
         raise undone(error, sites, undo_all(sites)) from error
-    except BaseException:  # an interrupt, or a fault of ours: the servers must not stay half switched either
+    except BaseException:  # an interrupt, or a bug: the servers must not stay half switched either
         undo_all(sites)
         raise
     return {

@@ -46,7 +46,7 @@ def start(
 ) -> str:
     """Start the embedded server unless it already answers with this model; returns its address.
 
-    It outlives the caller. A server that still holds an older build of the same model is replaced.
+    It outlives the caller. A server that still has an older build of the same model is replaced.
 
     Raises `Conflict` (`E-MODEL-NOT-FOUND`) if it serves another model, `Unavailable` (`E-SERVER-START`) with the last
     line of its log if it does not come up, and what `resolve_model` and `check_chat_template` raise.

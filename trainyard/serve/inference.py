@@ -19,13 +19,13 @@ from typing import Any
 
 import llguidance.hf
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from trainyard.errors import InvalidInput, LimitExceeded, TrainyardError
 from trainyard.serve.guided import Constraint, Grammars
-from trainyard.stores.models import check_adapter_folder, read_safetensors_header
-from trainyard.train.methods.guarding import base_digests, require_unchanged_base
+from trainyard.stores.models import check_adapter_folder
+from trainyard.train.methods.guarding import attach_adapter, base_digests, require_unchanged_base
 from trainyard.train.methods.loading import default_attention, require_memory
 
 MAX_WAITING = 256
@@ -105,24 +105,17 @@ class ModelRunner:
         return model.eval()
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Put a PEFT adapter beside the others.
+        """Load a PEFT adapter in addition to the others.
 
         Raises `InvalidInput` when it was made for another base or must not be loaded, and `TrainyardError`
         (`E-BASE-CHANGED`) when the base has other weights afterwards; then the base is read again, with the adapters
         that were there.
         """
         check_adapter_folder(folder, [module for module, _ in self.model.named_modules()])
-        tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
         self.loaded += 1
         inner = f"adapter{self.loaded}"
         try:
-            if isinstance(self.model, PeftModel):
-                self.model.load_adapter(str(folder), adapter_name=inner)
-            else:
-                self.model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=inner)
-            # PEFT only warns when names do not meet, and then serves the base under the adapter's name.
-            if strangers := tensors ^ set(get_peft_model_state_dict(self.model, adapter_name=inner)):
-                raise ValueError(f"{len(strangers)} tensors have no counterpart, such as {min(strangers)}")
+            self.model = attach_adapter(self.model, folder, inner)
         except Exception as error:  # PEFT has no error class of its own
             self.forget(inner)
             self.keep_base(folder.name)
@@ -250,7 +243,7 @@ class TextWriter:
         self.tokenizer, self.stops = tokenizer, stops
         self.tokens: list[int] = []
         self.start = self.end = 0
-        self.held = ""
+        self.pending = ""
         self.stopped = False
 
     def add(self, token: int) -> str:
@@ -268,22 +261,22 @@ class TextWriter:
         return text
 
     def release(self, fresh: str) -> str:
-        self.held += fresh
-        found = [position for stop in self.stops if (position := self.held.find(stop)) >= 0]
+        self.pending += fresh
+        found = [position for stop in self.stops if (position := self.pending.find(stop)) >= 0]
         if found:
             self.stopped = True
-            certain, self.held = self.held[: min(found)], ""
+            certain, self.pending = self.pending[: min(found)], ""
             return certain
-        keep = max((overlap(self.held, stop) for stop in self.stops), default=0)
-        certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        keep = max((overlap(self.pending, stop) for stop in self.stops), default=0)
+        certain, self.pending = self.pending[: len(self.pending) - keep], self.pending[len(self.pending) - keep :]
         return certain
 
     def finish(self) -> str:
-        """What was still held back when the generation ended."""
+        """Return the text that was still pending when the generation ended."""
         if self.stopped:
             return ""
         rest = self.decode(self.start, len(self.tokens))[len(self.decode(self.start, self.end)) :]
-        return self.held + rest
+        return self.pending + rest
 
 
 def overlap(text: str, stop: str) -> int:
@@ -319,7 +312,7 @@ class Worker:
             self.busy = True
             try:
                 future.set_result(work())
-            except Exception as error:  # it belongs to whoever waits for the future
+            except Exception as error:  # it belongs to the caller that waits for the future
                 future.set_exception(error)
             self.busy = False
 

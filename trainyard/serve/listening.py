@@ -1,4 +1,4 @@
-"""What every server of ours does before a request reaches it: a socket, and limits on connections and on patience.
+"""What every Trainyard server does before a request reaches it: a socket, and limits on connections and time.
 
 uvicorn waits for ever for a client that sends half a request. `BoundedProtocol` gives a request's head ten seconds and
 its body a minute, and keeps at most 512 connections: beyond them the oldest that has sent no whole head gives way.
@@ -92,7 +92,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def server_config(app: Any, *, graceful_s: int) -> uvicorn.Config:
-    """uvicorn's settings for a server of ours: quiet, bounded, without websockets."""
+    """Return uvicorn's settings for a Trainyard server: quiet, bounded, without websockets."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none"}
     return uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=graceful_s, **quiet)
 

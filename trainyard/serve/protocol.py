@@ -224,7 +224,7 @@ class CompletionRequest(SamplingRequest):
         return 0 if self.logprobs is None else 1 + self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """One prompt or several, each as text or as token ids."""
+        """Return the prompts, each as text or as token ids."""
         given: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
         return [given] if given and isinstance(given[0], int) else given
 

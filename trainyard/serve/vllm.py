@@ -45,26 +45,26 @@ def install_line(settings: Settings) -> str:
 
 
 def require_gpu(read: Probe = read_gpus) -> None:
-    """Raises `Unavailable` (`R-VLLM-CUDA`) on a machine that cannot run it."""
+    """Raises `Unavailable` (`R-DEVICE`) on a machine that cannot run it."""
     readings = read()
     if not readings.gpus:
         raise Unavailable(
             "The engine vllm starts a server on a CUDA device, and this machine has none.",
             why=f"NVML says: {readings.state}.",
             do="Use engine openai with the address of a server, or engine local.",
-            code="R-VLLM-CUDA",
+            code="R-DEVICE",
         )
 
 
 def program(settings: Settings, given: str | None = None) -> Path:
-    """The executable: the given one, else as `executable` finds it. Raises `Unavailable` (`R-VLLM-MISSING`)."""
+    """The executable: the given one, else as `executable` finds it. Raises `Unavailable` (`R-PACKAGE-MISSING`)."""
     found = shutil.which(given) if given else executable(settings)
     if found is None:
         raise Unavailable(
             "The program vllm is not installed here.",
             why=f"Looked for {given or 'its own environment under TRAINYARD_HOME, and the PATH'}.",
             do=f"Install it with `{install_line(settings)}`, or use engine openai or local.",
-            code="R-VLLM-MISSING",
+            code="R-PACKAGE-MISSING",
         )
     return Path(found).absolute()
 
@@ -84,8 +84,8 @@ def command(program: Path, model: str, name: str, port: int) -> list[str]:
 def variables(program: Path) -> dict[str, str]:
     """The child's own environment variables.
 
-    The tools of vLLM's environment are found (it compiles kernels with its `ninja`), no key of the caller's is asked
-    of our own requests, and nothing is reported home.
+    The tools of vLLM's environment are found (it compiles kernels with its `ninja`), no API key is required
+    of Trainyard's own requests, and nothing is reported home.
     """
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"PATH": path, "VLLM_API_KEY": "", "VLLM_NO_USAGE_STATS": "1"}

@@ -162,7 +162,7 @@ class Phase2(Strict):
         given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if getattr(training, name) != usual}
         if given:
             names = " and ".join(f"`{name}`" for name in given)
-            told = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT-SETTING"}
+            told = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
             raise PydanticCustomError("night_setting", "In a night {why}", told)
         return training
 
@@ -204,7 +204,7 @@ class NightConfig(Strict):
 def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
     """The config that plain values describe.
 
-    Raises `Refused` with every reason: `R-NIGHT-CPT` for a scheduled continued pre-training, what `require_trainable`
+    Raises `Refused` with every reason: `R-NIGHT` for a scheduled continued pre-training, what `require_trainable`
     raises, `E-SPEC-…` for the rest.
     """
     given = dict(value or {})
@@ -223,7 +223,7 @@ def read_night(value: Mapping[str, Any] | None = None) -> NightConfig:
 def require_trainable(config: NightConfig) -> NightConfig:
     """The config, if every bucket can be trained with its settings.
 
-    Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT-METHOD`.
+    Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT`.
     """
     chains = [night_chain(config, method) for method in config.methods]
     if reasons := [*whole_weights(config), *located(reason for chain in chains for reason in check(chain))]:
@@ -269,7 +269,7 @@ def whole_weights(config: NightConfig) -> list[Reason]:
     if method.facts.adapter:
         return []
     because = f"A night publishes adapters, and method {method} makes a whole model."
-    return [Reason("R-NIGHT-METHOD", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
+    return [Reason("R-NIGHT", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
 
 
 def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
@@ -285,7 +285,7 @@ def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
     places += ["phase2.training.stage"] if stage == Stage.CPT else []
     because = "continued pre-training makes a new base model; a schedule may only make adapters."
     instead = "method: sft or dpo; start a pre-training by hand with `trainyard run`."
-    return [Reason("R-NIGHT-CPT", None, place, because, instead) for place in places]
+    return [Reason("R-NIGHT", None, place, because, instead) for place in places]
 
 
 def checked_name(text: str, what: str) -> str:

@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.files import Files, RealFiles, make_folders, write_whole
-from trainyard.stores.whole import MANIFEST, describe, files_below, fsync_path
+from trainyard.stores.files import NO_SPACE, Files, RealFiles, make_folders
+from trainyard.stores.whole import MANIFEST, describe, files_below, write_whole
 
 LIVE_FILE = "live.json"
 LOCK_FILE = ".lock"
@@ -39,7 +39,6 @@ PICKLED = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})")
 _FULL_NAME = re.compile(rf"(?P<tenant>{_NAME.pattern})/(?P<role>{_NAME.pattern})(?:/v(?P<version>[1-9][0-9]{{0,8}}))?")
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 
 
@@ -95,7 +94,7 @@ class Live:
 
 
 class AdapterRegistry:
-    """The registry below one folder. Safe for several processes."""
+    """The registry below one folder. Safe for concurrent processes."""
 
     def __init__(self, root: Path, files: Files | None = None, now: Callable[[], float] = time.time) -> None:
         self.root, self.now = root, now
@@ -115,14 +114,14 @@ class AdapterRegistry:
         """Store the files of `source` under the next free number of `<tenant>/<role>`.
 
         With a `run_key`, a version that was registered with the same key and the same files is returned instead. A
-        `number` is one that was reserved for this key elsewhere; what a crash left under it is written anew.
+        `number` is one that was reserved for this key elsewhere; what a crash left under it is overwritten.
         Raises `InvalidInput` (`E-NAME`, `E-ADAPTER-INVALID`, `E-MODEL-UNSAFE`), `LimitExceeded`
         (`E-DISK-FULL`), `Conflict` (`E-PUBLISH`); after a failure the number stays taken and nothing is listed.
         """
         folder = self._folder(tenant, role)
         check_source(source, self.files)
         make_folders(self.files, folder)
-        with self.files.locked(folder / LOCK_FILE) if run_key else nothing():
+        with self.files.locked(folder / LOCK_FILE) if run_key else nullcontext():
             existing = self._with_key(tenant, role, source, run_key)
             if existing is not None:
                 return self.flushed(existing)
@@ -290,7 +289,7 @@ class AdapterRegistry:
             write_whole(self.files, target / MANIFEST, to_json(complete.model_dump(mode="json")))
         except OSError as error:
             empty(self.files, target)
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 raise
             raise LimitExceeded(
                 f"The disk is full; {version.name} was not registered.",
@@ -310,7 +309,7 @@ def parse_name(name: str) -> tuple[str, str, int | None]:
     match = _FULL_NAME.fullmatch(name)
     if not match:
         raise InvalidInput(
-            f"{name!r} is no adapter name.",
+            f"{name!r} is not a valid adapter name.",
             why="It has to be <tenant>/<role>, with /v<N> for one version, in small letters, digits and hyphens.",
             do="Write it like default/assistant/v3.",
             code="E-NAME",
@@ -322,7 +321,7 @@ def checked(name: str) -> str:
     """A tenant or role name; raises `InvalidInput` (`E-NAME`) for anything that could leave the root."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"{name!r} is no tenant or role name.",
+            f"{name!r} is not a valid tenant or role name.",
             why="It has to be 1 to 63 small letters, digits and hyphens, and start with a letter or digit.",
             do="Rename it, such as `support-bot`.",
             code="E-NAME",
@@ -337,7 +336,7 @@ def check_source(source: Path, files: Files) -> None:
     links = [path for path in sorted(source.rglob("*")) if path.is_symlink()] if isinstance(files, RealFiles) else []
     if links:
         raise InvalidInput(
-            f"The adapter folder holds a symbolic link: {links[0].relative_to(source)}.",
+            f"The adapter folder contains a symbolic link: {links[0].relative_to(source)}.",
             why="A link could bring in a file from elsewhere, and its target can change after registration.",
             do="Replace the link by the file.",
             code="E-ADAPTER-INVALID",
@@ -346,14 +345,14 @@ def check_source(source: Path, files: Files) -> None:
     pickled = [path for path in paths if path.suffix in PICKLED]
     if pickled:
         raise InvalidInput(
-            f"The adapter folder holds pickled weights: {pickled[0].relative_to(source)}.",
+            f"The adapter folder contains pickled weights: {pickled[0].relative_to(source)}.",
             why="Loading a pickle runs whatever code it contains.",
             do="Save the weights as safetensors.",
             code="E-MODEL-UNSAFE",
         )
     if not any(path.suffix == ".safetensors" for path in paths):
         raise InvalidInput(
-            f"The adapter folder {source.name} holds no safetensors file.",
+            f"The adapter folder {source.name} contains no safetensors file.",
             do="Register the folder that a trainer wrote.",
             code="E-ADAPTER-INVALID",
         )
@@ -388,10 +387,9 @@ def take(files: Files, source: Path, target: Path) -> None:
             if error.errno not in _NO_LINK:
                 raise
             shutil.copyfile(source, target)
-        fsync_path(target)  # a linked file may be read-only, and is flushed all the same
     else:
         files.write(target, files.read(source))
-        files.fsync(target)
+    files.fsync(target)  # a linked file may be read-only, and is flushed all the same
     files.fsync_folder(target.parent)
 
 
@@ -422,8 +420,3 @@ def read_manifest(path: Path, files: Files) -> AdapterVersion:
 
 def files_digest(files: dict[str, dict[str, Any]]) -> str:
     return digest({name: entry["sha256"] for name, entry in files.items()})
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield

@@ -24,9 +24,10 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import Files, RealFiles, telling_full, translate_os_errors, write_whole
+from trainyard.stores.files import DISK, Files, translate_disk_full, translate_os_errors
 from trainyard.stores.whole import (
     MANIFEST,
+    REPLACED,
     describe,
     describe_files,
     flush_name,
@@ -37,8 +38,6 @@ from trainyard.stores.whole import (
 )
 
 LOCK = ".lock"
-REPLACED = ".replaced"
-DISK = RealFiles()
 Facts = dict[str, Any]
 
 
@@ -93,15 +92,6 @@ class ProducedSet(BaseModel):
 Produced.model_rebuild()
 
 
-def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
-    """Write JSON so that a reader sees the old text or the new one, never a half; nothing is left of a failure.
-
-    Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
-    """
-    with translate_os_errors(f"{path} was not written"):
-        write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
-
-
 def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
     """Name of a result before it exists: the same config, inputs and versions give the same key.
 
@@ -111,7 +101,7 @@ def node_key(node_type: str, config: Mapping[str, Any], inputs: Mapping[str, str
 
 
 class ArtifactStore:
-    """The store under `TRAINYARD_HOME/artifacts`. Safe for several processes: a commit is one rename."""
+    """The store under `TRAINYARD_HOME/artifacts`. Safe for concurrent processes: a commit is one rename."""
 
     def __init__(self, root: Path, files: Files = DISK) -> None:
         self.root, self.files = root, files
@@ -141,14 +131,14 @@ class ArtifactStore:
     def produce(self, key: str, make: Callable[[Path], Produced], *, replace: bool = False) -> NodeOutput:
         """Call `make(folder)` with an empty folder and commit what it left; nothing is left behind if it fails.
 
-        With `replace`, a result that stands there already is exchanged, and kept for as long as the new one is not
-        whole. What a killed process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
+        With `replace`, an existing result is exchanged, and kept until the new one is complete. What a killed
+        process left in this store is removed on the way. Raises `LimitExceeded` (`E-DISK-FULL`).
         """
         failed = f"The result {key[:12]} was not written to {self.root}"
         with translate_os_errors(failed):
             self.root.mkdir(parents=True, exist_ok=True)
             sweep_work_folders(self)
-        with telling_full(failed), work_folder(self, key) as temporary:
+        with translate_disk_full(failed), work_folder(self, key) as temporary:
             return self.commit(key, temporary, make(temporary), replace=replace)
 
     def commit(self, key: str, temporary: Path, produced: Produced, *, replace: bool = False) -> NodeOutput:
@@ -157,8 +147,7 @@ class ArtifactStore:
         described = describe(self.files, temporary)
         outputs = {port: reference(final, temporary, port, part, described) for port, part in produced.outputs.items()}
         output = NodeOutput(key=key, outputs=outputs, facts=produced.facts)
-        manifest = {"files": described, "output": output.model_dump(mode="json")}
-        seal(self.files, temporary, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        seal(self.files, temporary, described, {"output": output.model_dump(mode="json")})
         if self.files.is_folder(final) and (replace or not self.files.exists(final / MANIFEST)):
             move_folder(self.files, final, replaced_by(temporary))
         try:
@@ -189,7 +178,7 @@ def replaced_by(temporary: Path) -> Path:
 def work_folder(store: ArtifactStore, key: str) -> Iterator[Path]:
     """An empty folder `root/.<key>-<random>`, removed at the end unless it was renamed.
 
-    A lock on the file beside it says that its owner lives. A lock of the operating system ends with its process, also
+    A lock on the file next to it says that its owner lives. A lock of the operating system ends with its process, also
     in another container, where a process id would say nothing.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{key[:12]}-", suffix=LOCK, dir=store.root)
@@ -206,7 +195,7 @@ def work_folder(store: ArtifactStore, key: str) -> Iterator[Path]:
 def sweep_work_folders(store: ArtifactStore) -> None:
     """Remove the work folders whose owners are dead."""
     for lock in store.root.glob(f".*{LOCK}"):
-        # The lock is held by a living owner, or its folder was finished in the meantime: nothing is left behind.
+        # A live owner has the lock, or its folder was finished in the meantime: there is nothing to remove.
         with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_work_folder(store, Path(str(lock).removesuffix(LOCK)))

@@ -2,7 +2,7 @@
 
 Prefect's basic authentication compares one text. The server has it as `PREFECT_SERVER_API_AUTH_STRING`; the worker, the
 watchdog, flows and `prefect` commands send it as `PREFECT_API_AUTH_STRING`; a person types it into the login page. It
-outlives restarts, because runs that are at work know no other. Delete the file while nothing runs to get a new one.
+outlives restarts, because running flows know no other value. Delete the file while nothing runs to get a new one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from trainyard.errors import InvalidInput
 from trainyard.settings import PREFECT_KEYS, Settings
-from trainyard.stores.whole import fsync_path
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.whole import new_file
 
 CLIENT_VARIABLE, SERVER_VARIABLE = PREFECT_KEYS[:2]
 """No child that trains, generates, evaluates, reads or runs a script has them: who knows the string starts anything."""
@@ -37,7 +38,7 @@ def read_auth(settings: Settings) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidInput(
             f"{path} cannot be read: {reason}.",
             why="It has the string that opens the home's Prefect server, and is for the home's owner alone.",
@@ -60,15 +61,12 @@ def keep_auth(settings: Settings, given: str | None = None) -> str:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file whole that was at no moment readable by others."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
-    fsync_path(path.parent)
+    make_folders(DISK, path.parent)
+    with new_file(path) as temporary:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
 
 
 def usable(text: str, source: str) -> str:

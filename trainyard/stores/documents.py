@@ -22,9 +22,10 @@ from typing import Literal
 
 import orjson
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput, Unavailable
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 
 POINTS = ("ledger.appending", "ledger.appended", "ledger.flushed")
 """Where `at` is called."""
@@ -64,7 +65,7 @@ class Entry:
 
 
 class DocumentLedger:
-    """The ledger in one file. Safe for several processes; what another one added is seen at the next `record`."""
+    """The ledger in one file. Safe for concurrent processes: `record` first reads what others have added."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class DocumentLedger:
         files: Files | None = None,
         clock: Clock | None = None,
         *,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.path, self.at = path, at
         self._lock = path.with_name(f".{path.name}.lock")
@@ -97,7 +98,7 @@ class DocumentLedger:
         """Whether this document needs no work any more (done, or quarantined for this very version).
 
         With its `name` given, a document that was edited and then put back as it was counts as not done: the graph
-        holds the edited text.
+        contains the edited text.
         """
         if key not in self._entries:
             return False
@@ -109,7 +110,7 @@ class DocumentLedger:
         return self.record_many([entry]) == 1
 
     def record_many(self, entries: Iterable[Entry]) -> int:
-        """Append several with one fsync: after a crash some first ones of the group may be there. Returns how many."""
+        """Append entries with one fsync and return how many; after a crash, a prefix of them may be there."""
         checked = [check_entry(entry) for entry in entries]
         with translate_os_errors("The document ledger was not written"), self.files.locked(self._lock):
             self._catch_up()
@@ -125,7 +126,7 @@ class DocumentLedger:
         return list(self._entries.values())
 
     def current(self) -> list[Entry]:
-        """The latest entry of every document name: what the graph stands on."""
+        """Return the latest entry of every document name: the source of the graph."""
         return list(self._names.values())
 
     def status(self, name: str, stream: str | None = None) -> Entry | None:
@@ -171,7 +172,7 @@ class DocumentLedger:
             raise Unavailable(
                 f"The document ledger {self.path.name} takes no more entries.",
                 why="A write failed, and so did taking it back.",
-                do="Look at the disk, then start the night again: the ledger is read anew.",
+                do="Check the disk, then start the night again: it reads the ledger from the start.",
                 code="E-DISK-ERROR",
             )
         if not self.files.exists(self.path):
@@ -215,7 +216,7 @@ def check_entry(entry: Entry) -> Entry:
 
 
 def to_line(entry: Entry) -> bytes:
-    """The entry as one line with its checksum. Text that is no valid Unicode is replaced: JSON has no place for it."""
+    """Return the entry as one line with its checksum. Invalid Unicode is replaced, since JSON cannot encode it."""
     fields = {**vars(entry), "key": vars(entry.key), "name": _clean(entry.name), "reason": _clean(entry.reason)}
     body = orjson.dumps(fields)
     return b"".join((_HEAD, hashlib.sha256(body).hexdigest().encode(), _MIDDLE, body, _TAIL, b"\n"))

@@ -27,7 +27,7 @@ from trainyard.errors import Conflict, LimitExceeded, TrainyardError, Unavailabl
 RENAME_NOREPLACE = 1
 """Flag of renameat2(2): fail with EEXIST instead of overwriting the target."""
 AT_FDCWD = -100
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _NO_FLAG = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 """What a kernel or a file system without RENAME_NOREPLACE answers (older kernels, NFS, some FUSE)."""
@@ -37,10 +37,6 @@ _RENAMEAT2 = getattr(_LIBC, "renameat2", None)
 
 _FLUSHED: WeakKeyDictionary[Files, set[Path]] = WeakKeyDictionary()
 """The folders whose names are on the disk for certain, by the disk that was asked."""
-
-
-def nothing(_point: str) -> None:
-    """The `at` of a store that nobody interrupts."""
 
 
 class Files(Protocol):
@@ -163,68 +159,21 @@ class RealFiles:
         while True:
             with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not _is_open(path, descriptor):  # whoever sweeps lock files removed it while we waited
+                if not _is_open(path, descriptor):  # the process that sweeps lock files removed it meanwhile
                     continue
                 yield
                 return
 
 
-def write_whole(files: Files, path: Path, data: bytes) -> None:
-    """Replace a file durably: a reader, also after a power cut, sees the old bytes or the new ones, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        files.write(temporary, data)
-        files.fsync(temporary)
-        files.replace(temporary, path)
-    except OSError:
-        discard(files, temporary)
-        raise
-    files.fsync_folder(path.parent)
-
-
-def discard(files: Files, temporary: Path) -> None:
-    """Remove what a failed write has left, which may be nothing; the error that is on its way says more than ours."""
-    with suppress(OSError):
-        files.unlink(temporary)
-
-
-def append_line(files: Files, path: Path, line: bytes) -> None:
-    """Append a line, or nothing of it: what a full disk took of it is cut off again, so that the next line is whole."""
-    before = files.size(path) if files.exists(path) else 0
-    try:
-        files.append(path, line + b"\n")
-    except OSError:
-        with suppress(OSError):  # the error that is on its way says more than ours
-            files.truncate(path, before)
-        raise
-
-
-def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
-    """Create a file durably and whole, for exactly one of any number of processes.
-
-    `word` keeps the temporary names of several creators apart (the process id does by default).
-    Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
-    """
-    temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
-    try:
-        files.write(temporary, data)
-        files.fsync(temporary)
-        files.rename_noreplace(temporary, path)
-    except OSError:
-        discard(files, temporary)
-        raise
-    except Conflict:
-        files.unlink(temporary)
-        files.fsync_folder(path.parent)  # its creator may have failed or died before this: what is told to be there, is
-        raise
-    files.fsync_folder(path.parent)
+DISK = RealFiles()
+"""The disk of this machine."""
 
 
 def make_folders(files: Files, path: Path) -> None:
     """Make a folder and those above it, each name flushed to the disk. `NotADirectoryError` if one is a file.
 
     A folder that is there and empty may be one whose maker failed or died before its name was flushed: it is flushed
-    again. Nobody puts anything into a folder before that, so that one which holds something needs no second look.
+    again. Nothing is written to a folder before that, so a folder with content needs no second flush.
     """
     flushed = _FLUSHED.setdefault(files, set())
     if files.is_folder(path):
@@ -252,28 +201,28 @@ def translate_os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error)
-        if told is None:
+        problem = disk_error(what, error)
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 @contextmanager
-def telling_full(what: str) -> Iterator[None]:
+def translate_disk_full(what: str) -> Iterator[None]:
     """Like `translate_os_errors`, for a block that reads other folders, too: only a full disk is translated."""
     try:
         yield
     except OSError as error:
-        told = disk_error(what, error) if error.errno in _NO_SPACE else None
-        if told is None:
+        problem = disk_error(what, error) if error.errno in NO_SPACE else None
+        if problem is None:
             raise
-        raise told from error
+        raise problem from error
 
 
 def disk_error(what: str, error: OSError) -> TrainyardError | None:
     """The error with an answer for a kernel error; None for one that says nothing about the disk."""
     why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
-    if error.errno in _NO_SPACE:
+    if error.errno in NO_SPACE:
         do = "Free some space on that disk and run it again; nothing that was complete is lost."
         return LimitExceeded(f"{what}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
     if error.errno in _NOT_WRITABLE:
@@ -332,7 +281,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """A write may be short (a signal, a nearly full disk): go on until all is written or the kernel says why not."""
+    """Write all of `data`: a write may be short (a signal, a nearly full disk), so repeat until done or an error."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

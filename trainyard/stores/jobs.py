@@ -20,8 +20,8 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
-from trainyard.stores.artifacts import DISK, write_json_durably
-from trainyard.stores.files import Files, make_folders
+from trainyard.stores.files import DISK, Files, make_folders
+from trainyard.stores.whole import write_json_durably
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 JOB_FILE = re.compile(rf"{JOB_ID.pattern}\.json")

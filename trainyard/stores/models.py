@@ -1,7 +1,7 @@
 """Which folder a model's name means, and whether it may be loaded. Nothing here imports torch or runs a model's code.
 
 A name is `starter` (the model that comes with Trainyard), a folder, or a Hub name such as `org/model`. A folder is
-loaded only if its weights are safetensors whose header holds together, and if nothing in it asks for code of its own:
+loaded only if its weights are safetensors whose header is consistent, and if nothing in it asks for its own code:
 there is no switch that allows pickled weights or remote code, neither here nor in a chain. Every loader in the
 product passes `trust_remote_code=False` and `use_safetensors=True` besides.
 """
@@ -24,9 +24,8 @@ from trainyard.errors import Corrupt, InvalidInput, NotFound
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.base_models.configs import asks_for_code, check_init, check_kernels, check_patterns, check_sizes
-from trainyard.stores.whole import file_sha256
+from trainyard.stores.whole import file_sha256, write_json_durably
 
 STARTER = "starter"
 SHIPPED_STARTER = Path(__file__).parents[1] / "train" / "starter" / "model"
@@ -119,7 +118,7 @@ def check_model_folder(folder: Path) -> int:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InvalidInput(
             f"{folder.name} has no tokenizer ({', '.join(TOKENIZER_FILES)}).",
-            do="Save the tokenizer beside the weights.",
+            do="Save the tokenizer in the same folder as the weights.",
             code="E-MODEL-INVALID",
         )
     check_kernels(f"{folder.name}/config.json", config)
@@ -200,8 +199,8 @@ def weight_files(folder: Path) -> list[Path]:
         outside = [name for name in names if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", str(name))]
         if outside:
             raise InvalidInput(
-                f"{folder.name}/{index.name} names {outside[0]!r}, which is no file name of this folder.",
-                do="Take the folder from its maker again.",
+                f"{folder.name}/{index.name} names {outside[0]!r}, which is not a file name in this folder.",
+                do="Download the folder from its publisher again.",
                 code="E-MODEL-INVALID",
             )
         files = [folder / name for name in names]

@@ -1,27 +1,179 @@
-"""A folder exists whole and verified, or does not exist; what was said to be there survives a power cut.
+"""A file or a folder exists whole, or does not exist; what was reported to be there survives a power cut.
 
-    seal(files, temporary, manifest)          flush every file and folder, then the manifest, last
-    move_folder(files, temporary, final)      rename, and flush the name
-    settle(files, replaced, final)            what a killed process left of an exchange
-    remove_folder(files, folder)
+    write_whole(files, path, data)            replace a small file: a reader sees the old bytes or the new ones
+    write_json_durably(path, value)           the same for JSON
+    create_whole(files, path, data)           create a file, for exactly one of any number of processes
+    with new_file(path) as temporary: …       a file that is large, or that another program writes
+    write_folder(target, write)               a folder with a manifest of the SHA-256 of every file
+
+All of Trainyard writes through these, with two exceptions, each for its reason: `compute/child.write_error` fills
+space that it has reserved before, because it reports full disks; the workers (`workers/trainyard_worker/files.py`) run
+in interpreters without this package, and a test compares their checkpoints with those of `write_folder`.
 
 The three rules behind it, each of which `testing/store_faults` breaks on purpose and has to notice: names are flushed
-like bytes, also those of sub-folders; nothing is renamed before it is flushed; whoever *finds* a result flushes its
-name again, because the process that made it may have died before its last flush.
+like bytes, also those of sub-folders; nothing is renamed before it is flushed; a process that *finds* a result flushes
+its name again, because the process that made it may have died before its last flush.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from trainyard.stores.files import Files, RealFiles, make_folders, write_whole
+from trainyard.callbacks import ignore
+from trainyard.errors import Conflict, LimitExceeded
+from trainyard.stores.files import DISK, NO_SPACE, Files, RealFiles, make_folders, translate_os_errors
 
 MANIFEST = "manifest.json"
+REPLACED = ".replaced"
 BLOCK_BYTES = 1 << 20
+NO_SPACE_WORDS = re.compile(
+    rf"os error ({'|'.join(map(str, sorted(NO_SPACE)))})\b|No space left|quota exceeded|File too large"
+    r"|file write failed|PytorchStreamWriter|unexpected pos",
+    re.IGNORECASE,
+)
+"""What safetensors and torch say of a full disk."""
+Described = Mapping[str, Mapping[str, Any]]
+"""Relative name -> {sha256, bytes}."""
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
+
+# Files
+
+
+@contextmanager
+def new_file(path: Path, files: Files = DISK) -> Iterator[Path]:
+    """A name next to `path` to write to; its file replaces `path` durably when the block ends, else it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        files.fsync(temporary)
+        files.replace(temporary, path)
+    except Exception:
+        discard(files, temporary)
+        raise
+    files.fsync_folder(path.parent)
+
+
+def write_whole(files: Files, path: Path, data: bytes) -> None:
+    """Replace a file durably: a reader, also after a power cut, sees the old bytes or the new ones, never a half."""
+    with new_file(path, files) as temporary:
+        files.write(temporary, data)
+
+
+def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
+    """Write JSON so that a reader sees the old text or the new one, never a half; nothing is left of a failure.
+
+    Raises `LimitExceeded` (`E-DISK-FULL`), `Unavailable` (`E-DISK-READ-ONLY`, `E-DISK-ERROR`).
+    """
+    with translate_os_errors(f"{path} was not written"):
+        write_whole(files, path, json.dumps(value, indent=1, sort_keys=True).encode())
+
+
+def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
+    """Create a file durably and whole, for exactly one of any number of processes.
+
+    `word` keeps the temporary names of several creators apart (the process id does by default).
+    Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
+    """
+    temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")
+    try:
+        files.write(temporary, data)
+        files.fsync(temporary)
+        files.rename_noreplace(temporary, path)
+    except OSError:
+        discard(files, temporary)
+        raise
+    except Conflict:
+        files.unlink(temporary)
+        files.fsync_folder(path.parent)  # its creator may have failed or died before this
+        raise
+    files.fsync_folder(path.parent)
+
+
+def discard(files: Files, temporary: Path) -> None:
+    """Remove what a failed write has left, which may be nothing; the error that is raised says more than ours."""
+    with suppress(OSError):
+        files.unlink(temporary)
+
+
+# Folders
+
+
+def write_folder(
+    target: Path,
+    write: Callable[[Path], Described | None],
+    *,
+    facts: Mapping[str, Any] | None = NO_FACTS,
+    at: Callable[[str], None] = ignore,
+    files: Files = DISK,
+) -> None:
+    """Make `target` of what `write(folder)` leaves in an empty folder; a target that is there is exchanged.
+
+    A `write` that hashed what it wrote returns the digests, as `describe_files` does, and nothing is read again.
+    `facts` go into the manifest; with None there is no manifest, and `target` may not exist. `at` is called at each
+    point that is passed (`written`, `synced`, `manifest`, `replaced` where there was a target, `renamed`): a test
+    kills the process there. One process at a time may write a target. Raises `LimitExceeded` (`E-DISK-FULL`); a failure
+    leaves nothing behind.
+    """
+    temporary, replaced = (target.with_name(f".{target.name}{end}") for end in (".tmp", REPLACED))
+    with whole_or_nothing(temporary, files):
+        known = write(temporary)
+        at("written")
+        if facts is None:
+            flush_tree(files, temporary)
+        else:
+            seal(files, temporary, known or describe(files, temporary), facts, at)
+        if facts is not None and files.is_folder(target):
+            settle(files, replaced, target)
+            files.rename_noreplace(target, replaced)
+            at("replaced")
+        move_folder(files, temporary, target)
+    settle(files, replaced, target)
+    at("renamed")
+
+
+@contextmanager
+def whole_or_nothing(temporary: Path, files: Files = DISK) -> Iterator[None]:
+    """Make the folder, empty; remove it when the block fails. Raises `LimitExceeded` (`E-DISK-FULL`)."""
+    make_folders(files, temporary.parent)
+    remove_folder(files, temporary)
+    files.mkdir(temporary)
+    try:
+        yield
+    except Exception as error:
+        left = files_below(files, temporary) if files.is_folder(temporary) else []
+        written = sum(files.size(path) for path in left)
+        with suppress(OSError):  # the next writer tries again; the error that is raised says more than ours
+            remove_folder(files, temporary)
+        if is_disk_full(error):
+            raise disk_full(temporary.parent, written) from error
+        raise
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error of the system, of torch or of safetensors means that the disk is full."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in NO_SPACE
+    return NO_SPACE_WORDS.search(str(error)) is not None
+
+
+def disk_full(folder: Path, needed: int) -> LimitExceeded:
+    free = shutil.disk_usage(folder).free
+    return LimitExceeded(
+        f"The disk that contains {folder} is full: at least {needed:,} bytes are needed, {free:,} are free.",
+        why="Nothing half-written was left; the last complete checkpoint is untouched.",
+        do="Free space or move TRAINYARD_HOME to a larger disk, then start the run again: it continues.",
+        code="E-DISK-FULL",
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -78,10 +230,18 @@ def flush_tree(files: Files, folder: Path) -> None:
     files.fsync_folder(folder)
 
 
-def seal(files: Files, folder: Path, manifest: bytes) -> None:
+def seal(
+    files: Files,
+    folder: Path,
+    described: Described,
+    facts: Mapping[str, Any] = NO_FACTS,
+    at: Callable[[str], None] = ignore,
+) -> None:
     """Flush all that is in the folder, then write the manifest: who finds it finds everything else."""
     flush_tree(files, folder)
-    write_whole(files, folder / MANIFEST, manifest)
+    at("synced")
+    write_json_durably(folder / MANIFEST, {**facts, "files": described}, files)
+    at("manifest")
 
 
 def move_folder(files: Files, source: Path, target: Path) -> None:
@@ -112,7 +272,7 @@ def settle(files: Files, replaced: Path, final: Path) -> None:
 
 
 def remove_folder(files: Files, folder: Path) -> None:
-    """Remove a folder and everything in it; nothing there is fine. The manifest goes first: the rest is no result."""
+    """Remove a folder, if it exists. The manifest goes first: without it the other files are not a result."""
     if not files.is_folder(folder):
         return
     if files.exists(folder / MANIFEST):
@@ -127,12 +287,3 @@ def remove_folder(files: Files, folder: Path) -> None:
         else:
             files.unlink(path)
     files.rmdir(folder)
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or a folder entry to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -94,16 +94,6 @@ class Buckets:
             self.find(bucket, name, query)
             del self.objects[bucket, name]
 
-    def rename(self, bucket: str, source: str, target: str, query: Mapping[str, str]) -> dict[str, Any]:
-        with self.lock:
-            stored = self.find(bucket, source, {})
-            self.expect(bucket, source, query.get("ifSourceGenerationMatch"))
-            self.expect(bucket, target, query.get("ifGenerationMatch"))
-            moved = Stored(target, stored.data, self._new_generation(), stored.crc32c, stored.metadata)
-            del self.objects[bucket, source]
-            self.objects[bucket, target] = moved
-            return moved.resource(bucket)
-
     def listing(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
         """One page, of `maxResults` (1,000 by default) at most; the page token is the last name."""
         with self.lock:
@@ -166,25 +156,6 @@ class BucketStore:
         with self.buckets.lock:
             found = [one for (bucket, _), one in self.buckets.objects.items() if bucket == self.bucket]
         return [info_of(one) for one in sorted(found, key=lambda one: one.name) if one.name.startswith(prefix)]
-
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        wanted = matching("ifGenerationMatch", if_generation_match)
-        wanted |= matching("ifSourceGenerationMatch", if_source_generation_match)
-        with self.buckets.lock:
-            if self.head(source) is None:
-                raise object_missing(source)
-            try:
-                self.buckets.rename(self.bucket, source, checked_name(target), wanted)
-            except Answered as error:
-                raise self._refused(error, target, if_generation_match) from error
-            return self._known(target)
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         with self.buckets.lock:

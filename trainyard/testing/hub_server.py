@@ -12,14 +12,12 @@ that starts with them: the client reads them when it is imported.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from trainyard.testing.loopback import LoopbackServer
+from trainyard.testing.loopback import LoopbackHandler, LoopbackServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 INFORMATION = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?")
@@ -36,54 +34,41 @@ class HubServer(LoopbackServer):
         self.requests: list[tuple[str, str]] = []
 
 
-class HubHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class HubHandler(LoopbackHandler):
     server: HubServer
 
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def answer(self, *, with_body: bool) -> None:
+    def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append((self.command, path))
         for pattern in (TREE, INFORMATION, FILE):
             if found := pattern.fullmatch(path):
                 break
         else:
-            return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"}, with_body)
+            return self.refuse(404, "EntryNotFound")
         name = found[1]
         if name in self.server.gated:
-            return self.send(403, b"{}", {"X-Error-Code": "GatedRepo"}, with_body)
+            return self.refuse(403, "GatedRepo")
         if name not in self.server.models:
-            return self.send(401, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
+            return self.refuse(401, "RepoNotFound")
         folder = self.server.models[name]
         if pattern is FILE:
-            return self.send_file(folder / found[2], with_body)
+            return self.send_file(folder / found[2])
         files = [path for path in sorted(folder.iterdir()) if path.is_file()]
         if pattern is TREE:
             listed = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": sha1_of(p)} for p in files]
-            return self.send(200, json.dumps(listed).encode(), {}, with_body)
-        information = {"id": name, "modelId": name, "sha": COMMIT, "siblings": [{"rfilename": p.name} for p in files]}
-        return self.send(200, json.dumps(information).encode(), {}, with_body)
+            return self.send(200, listed)
+        siblings = [{"rfilename": path.name} for path in files]
+        return self.send(200, {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings})
 
-    def send_file(self, path: Path, with_body: bool) -> None:
+    def refuse(self, status: int, code: str) -> None:
+        self.send(status, b"{}", {"X-Error-Code": code})
+
+    def send_file(self, path: Path) -> None:
         if not path.is_file():
-            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
-        return self.send(200, path.read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{sha1_of(path)}"'}, with_body)
+            return self.refuse(404, "EntryNotFound")
+        return self.send(200, path.read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{sha1_of(path)}"'})
 
-    def send(self, status: int, body: bytes, headers: Mapping[str, str], with_body: bool) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), "X-Repo-Commit": COMMIT, **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Requests are in `server.requests`."""
+    do_GET = do_HEAD = answer
 
 
 def sha1_of(path: Path) -> str:

@@ -6,12 +6,15 @@ the server breaks the connections and waits for their threads.
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class LoopbackServer(ThreadingHTTPServer):
@@ -59,3 +62,50 @@ def serving(server: LoopbackServer) -> Iterator[LoopbackServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class LoopbackHandler(BaseHTTPRequestHandler):
+    """Reads whole bodies, answers in one piece, and prints nothing: the doubles keep what they were asked."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def body(self) -> bytes:
+        """The body, whole or in chunks (RFC 9112, section 7.1): files are sent as they are read."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
+
+    def send(self, status: int, value: Any, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Send bytes and texts as they are, and other values as JSON; a text that begins like JSON is called JSON."""
+        kind = "text/plain" if isinstance(value, str) and not value.startswith("{") else "application/json"
+        text = value if isinstance(value, str | bytes) else json.dumps(value)
+        content = text.encode() if isinstance(text, str) else text
+        self.send_response(status)
+        for name, line in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, line)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: a test's output is its own."""
+
+
+@contextmanager
+def answering(answer: Callable[[LoopbackHandler, bytes], tuple[int, Any]]) -> Iterator[str]:
+    """Serve what `answer` makes of each request and its body, on a free port; the value is the URL."""
+
+    class AnsweringHandler(LoopbackHandler):
+        def reply(self) -> None:
+            self.send(*answer(self, self.body()))
+
+        do_GET = do_POST = do_DELETE = do_HEAD = reply
+
+    with serving(LoopbackServer(AnsweringHandler)) as server:
+        yield server.url

@@ -5,7 +5,7 @@
         store = open_store("gs://weights")
 
 It speaks the part of the JSON API that Trainyard uses (insert by multipart and resumable upload, get, download, list,
-move, delete, each with its generation preconditions) and keeps everything in memory. Popular emulators answer 200 to
+delete, each with its generation preconditions) and keeps everything in memory. Popular emulators answer 200 to
 `ifGenerationMatch=0` on an object that exists: what is tested on them is not tested.
 
 `script("503", "ok", "lost-ack")` says what the next requests meet; afterwards `rates` decide, by chance from `seed`:
@@ -36,13 +36,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from trainyard.testing.buckets import Answered, Buckets
-from trainyard.testing.loopback import LoopbackServer, serving
+from trainyard.testing.loopback import LoopbackHandler, LoopbackServer, serving
 
 GRANULE = 256 << 10
 STATUSES = frozenset({"401", "403", "404", "408", "412", "429", "500", "502", "503", "504"})
@@ -97,16 +95,14 @@ class ObjectServer(Buckets):
         self._script: deque[str] = deque()
         for fault in self.rates:
             check_fault(fault)
-        self._server = _Listener(_handler(self), port)
+        self._server = _Listener(type("Handler", (_Handler,), {"double": self}), port)
         self._serving = ExitStack()
 
     def __enter__(self) -> ObjectServer:
         self._serving.enter_context(serving(self._server))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.closing.set()
         self._serving.close()
 
@@ -147,30 +143,13 @@ class _Listener(LoopbackServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(LoopbackHandler):
     double: ObjectServer
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def do_PUT(self) -> None:
-        self._handle()
-
-    def do_DELETE(self) -> None:
-        self._handle()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: `requests` of the double is the log."""
 
     def _handle(self) -> None:
         parts = urlsplit(self.path)
         self.route, self.query = parts.path, dict(parse_qsl(parts.query, keep_blank_values=True))
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.command == "GET" and re.fullmatch(r"/storage/v1/b/[^/]+", self.route):  # not one of our operations
             return self._send(*self._json({"kind": "storage#bucket", "name": self.route[14:]}), whole=True)
         download = self.command == "GET" and self.query.get("alt") == "media"
@@ -199,9 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(status, headers, content, whole=fault != "broken-download")
 
     def _answer(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        match = re.fullmatch(
-            r"(?:/(upload|download))?/(?:resumable/)?storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", self.route
-        )
+        match = _ROUTE.fullmatch(self.route)
         if not match:
             raise Answered(404, f"There is no {self.route}.")
         kind, bucket, name = match[1] or "", unquote(match[2]), match[3]
@@ -215,10 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
         if self.command == "POST":
-            source, _, target = name.partition("/moveTo/o/")
-            if not target:
-                raise Answered(404, "This double knows no such method.")
-            return self._json(self.double.rename(bucket, unquote(source), unquote(target), self.query))
+            raise Answered(404, "This double knows no such method.")
         if self.command == "DELETE":
             self.double.remove(bucket, unquote(name), self.query)
             return 204, {}, b""
@@ -307,9 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
-
-def _handler(double: ObjectServer) -> type[_Handler]:
-    return type("Handler", (_Handler,), {"double": double})
+    do_GET = do_POST = do_PUT = do_DELETE = _handle
 
 
 def multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:

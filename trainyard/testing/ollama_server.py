@@ -16,10 +16,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from trainyard.testing.loopback import LoopbackServer, serving
+from trainyard.testing.loopback import answering
 
 Answer = tuple[int, Any]
 SAID = "It is a chain of nodes."
@@ -109,34 +108,5 @@ class OllamaDouble:
 def ollama_server() -> Iterator[OllamaDouble]:
     """Serve a double on a free port of the loopback interface."""
     double = OllamaDouble()
-
-    class OllamaHandler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Say nothing: a test's output is its own."""
-
-        def reply(self) -> None:
-            status, body = double.answer(self.command, self.path, self.read())
-            content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def read(self) -> bytes:
-            """The body, whole or in chunks (RFC 9112, section 7.1): files are sent as they are read."""
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            content = b""
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                content += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return content
-
-        do_GET = do_POST = do_DELETE = do_HEAD = reply
-
-    with serving(LoopbackServer(OllamaHandler)) as server:
-        double.url = server.url
+    with answering(lambda request, raw: double.answer(request.command, request.path, raw)) as double.url:
         yield double

@@ -25,7 +25,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -287,9 +286,7 @@ class ScriptedServer:
         self._ready.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 

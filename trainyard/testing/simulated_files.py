@@ -3,7 +3,7 @@
     files = SimulatedFiles(seed=7)
     ledger = DocumentLedger(Path("/night/ledger.jsonl"), files=files)
     files.fail_at(12, errno.ENOSPC)                     the 12th writing call from now fails, half done
-    files.crash()                                       power cut: forget, then go on with the same object
+    files.crash()                                       power cut: forget, then continue with the same object
 
 The model, the weakest that common journalling file systems keep (T. S. Pillai et al., All File Systems Are Not Created
 Equal, OSDI 2014): of a file's bytes that were not fsynced a random prefix survives, perhaps with garbage where the rest
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.stores.files import file_exists
 
 
@@ -37,7 +38,7 @@ class Inode:
 
 
 FOLDER = None
-"""What stands for a folder where a name leads to an inode."""
+"""The value of a folder in the map from names to inodes."""
 GONE = "gone"
 
 
@@ -60,14 +61,10 @@ class Move:
     at: int
 
 
-def nothing(_call: str) -> None:
-    """The `before` of a disk on which nobody is killed."""
-
-
 class SimulatedFiles:
     """`Files` in memory. Deterministic for a seed."""
 
-    def __init__(self, seed: int = 0, *, before: Callable[[str], None] = nothing, root: Path = Path("/")) -> None:
+    def __init__(self, seed: int = 0, *, before: Callable[[str], None] = ignore, root: Path = Path("/")) -> None:
         self.random = random.Random(seed)
         self.before = before
         self.calls: Counter[str] = Counter()

@@ -1,11 +1,11 @@
-"""A stand-in for the program `vllm`: takes the arguments of `vllm serve` and answers like a small vLLM, without a GPU.
+"""A double of the program `vllm`: takes the arguments of `vllm serve` and answers like a small vLLM, without a GPU.
 
     vllm_program(home / "envs/vllm/bin")              # an executable `vllm` that serves
     vllm_program(folder_on_path, "die")               # … that fails as vLLM does when the memory is too small
     vllm_program(folder_on_path, "hang")              # … that never listens and ignores SIGTERM
 
 Like vLLM it leaves the work to an engine process, which here even detaches itself; `engine.pid` in the folder of the
-executable holds its process id. Answers come from `trainyard.testing.scripted_server`. Arguments that `vllm serve`
+executable contains its process id. Answers come from `trainyard.testing.scripted_server`. Arguments that `vllm serve`
 would refuse are refused.
 """
 

@@ -7,7 +7,7 @@ that cannot be served fails here too.
     with vllm_server(base="org/model", max_lora_rank=16) as server:
         httpx.get(f"{server.url}/v1/models")
 
-`aliases=True` adds the one endpoint that the embedded server has beside vLLM's. Switches script failures: `mute` names
+`aliases=True` adds the one endpoint that the embedded server has besides vLLM's. Switches script failures: `mute` names
 models that answer nothing, `broken` maps a path to (status, body), sent as JSON if it begins like it, whole or not.
 """
 
@@ -17,11 +17,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from trainyard.testing.loopback import LoopbackServer, serving
+from trainyard.testing.loopback import LoopbackHandler, answering
 
 Answer = tuple[int, Any]
 
@@ -47,8 +46,9 @@ class VllmDouble:
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of every request, in order."""
 
-    def answer(self, method: str, path: str, body: Any, key: str | None) -> Answer:
+    def answer(self, method: str, path: str, raw: bytes, key: str | None) -> Answer:
         """Status and body of one request."""
+        body = json.loads(raw) if raw else None
         self.requests.append((path, body))
         if path in self.broken:
             return self.broken[path]
@@ -140,38 +140,13 @@ def failure(status: int, kind: str, message: str, param: str | None = None) -> A
     return status, {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def handler(double: VllmDouble) -> type[BaseHTTPRequestHandler]:
-    class VllmHandler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.reply("GET")
-
-        def do_POST(self) -> None:
-            self.reply("POST")
-
-        def reply(self, method: str) -> None:
-            given = self.rfile.read(int(self.headers.get("content-length") or 0))
-            body = json.loads(given) if given else None
-            status, value = double.answer(method, self.path, body, self.headers.get("authorization"))
-            plain = isinstance(value, str) and not value.startswith("{")
-            data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-type", "text/plain; charset=utf-8" if plain else "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: `requests` has them all."""
-
-    return VllmHandler
-
-
 @contextmanager
 def vllm_server(base: str = "base", root: str | None = None, **fields: Any) -> Iterator[VllmDouble]:
     """A double on a free loopback port; `fields` are those of `VllmDouble`."""
     double = VllmDouble(base, root or base, **fields)
-    with serving(LoopbackServer(handler(double))) as server:
-        double.url = server.url
+
+    def answer(request: LoopbackHandler, raw: bytes) -> Answer:
+        return double.answer(request.command, request.path, raw, request.headers.get("authorization"))
+
+    with answering(answer) as double.url:
         yield double

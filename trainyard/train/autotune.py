@@ -27,7 +27,7 @@ def autotune(shape: ModelShape, config: TrainerConfig, device: Device) -> FitRes
 def free_bytes(device: Device, cgroup: Path = CGROUP) -> int:
     """Bytes that a training could take now: of the current GPU on CUDA, of the machine or its container elsewhere.
 
-    On CUDA what this process holds already is not free; the other devices share the memory of the machine.
+    On CUDA, memory that this process has allocated is not free; the other devices share the memory of the machine.
     """
     if device is Device.CUDA:
         free, _ = torch.cuda.mem_get_info()
@@ -46,10 +46,10 @@ def container_bytes(cgroup: Path) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process holds now."""
+    """Return the resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_bytes(device: Device) -> int:
-    """Most bytes that this process's tensors held on a GPU since it started; its resident memory now elsewhere."""
+    """Return the peak bytes of this process's tensors on a GPU; elsewhere its resident memory now."""
     return torch.cuda.max_memory_allocated() if device is Device.CUDA else resident_bytes()

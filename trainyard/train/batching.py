@@ -8,7 +8,7 @@ and memory and never the gradient (but for rounding).
     packed    rows end to end in one long row; attention stays inside each (by its position ids)
 
 Padding is the largest waste on chat rows: drawing steps from rows of similar length alone saves half of the positions.
-The order is a pure function of seed and epoch, so a resumed run needs to know nothing but where it stood.
+The order is a pure function of seed and epoch, so a resumed run needs only its cursor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a run stands: the micro-batch that comes next."""
+    """The position of a run: its next micro-batch."""
 
     epoch: int = 0
     step: int = 0
@@ -65,7 +65,7 @@ def choose_cut(config: TrainerConfig, stage: StageSpec, device: str) -> Cut:
     hyper, asked = config.hyperparameters, config.engine.batching
     if asked == "packed" and not stage.facts.packable:
         raise InvalidInput(
-            f"Rows of stage {config.stage} cannot be packed: their loss needs each row by itself.",
+            f"Rows of stage {config.stage} cannot be packed: their loss needs each row separately.",
             do="Use batching: auto or buckets.",
             code="E-BATCH",
         )
@@ -114,7 +114,7 @@ def sound_cut(cut: Cut, model: Any, config: TrainerConfig) -> Cut:
 def keeps_rows_apart(model: Any) -> bool:
     """Whether the first of two packed rows leaves the second one alone.
 
-    Attention has to be told by the position ids, which not every family's is, and a recurrent layer cannot be told.
+    Attention has to read the borders from the position ids, which not every family's does; a recurrent layer cannot.
     """
     words = model.config.get_text_config().vocab_size
     last = [token % words for token in range(5, 12)]
@@ -152,7 +152,7 @@ class BatchPlan:
         return self.steps(cursor.epoch)[cursor.step]
 
     def after(self, cursor: Cursor) -> Cursor:
-        """Where the run stands when the micro-batch at `cursor` is done."""
+        """Return the cursor after the micro-batch at `cursor`."""
         if cursor.micro + 1 < len(self.at(cursor)):
             return Cursor(cursor.epoch, cursor.step, cursor.micro + 1)
         if cursor.step + 1 < len(self.steps(cursor.epoch)):
@@ -160,7 +160,7 @@ class BatchPlan:
         return Cursor(cursor.epoch + 1, 0, 0)
 
     def padding_ratio(self, epoch: int = 0) -> float:
-        """Share of an epoch's positions that hold no token."""
+        """Return the share of an epoch's positions that are padding."""
         slots = sum(self._positions(micro) for step in self.steps(epoch) for micro in step)
         return 1 - sum(self.widths) / slots if slots else 0.0
 

@@ -1,55 +1,45 @@
 """A checkpoint exists whole and verified, or does not exist.
 
 Written to a temporary folder, every file fsynced, `manifest.json` with the SHA-256 of each last, then renamed and the
-parent fsynced. Whoever resumes takes the newest one whose files match their manifest; one that does not match is put
-aside (never deleted, never loaded) and told.
+parent fsynced. A resumed run takes the newest one whose files match their manifest; one that does not match is
+quarantined (never deleted, never loaded) and reported.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from trainyard.errors import TrainyardError
-from trainyard.stores.artifacts import DISK, write_json_durably
-from trainyard.stores.files import Files, make_folders
+from trainyard.callbacks import ignore
+from trainyard.stores.files import DISK, Files
 from trainyard.stores.whole import (
     MANIFEST,
+    NO_FACTS,
+    REPLACED,
+    Described,
     describe,
-    files_below,
+    disk_full,
     flush_name,
-    flush_tree,
     move_folder,
     remove_folder,
     settle,
+    write_folder,
 )
 
 KEPT = 2
 NAME = re.compile(r"step-(\d{10})")
 QUARANTINE = "quarantine"
-REPLACED = ".replaced"
-Described = Mapping[str, Mapping[str, Any]]
-"""Relative name -> {sha256, bytes}."""
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NO_SPACE_WORDS = re.compile(
-    rf"os error ({'|'.join(map(str, sorted(NO_SPACE)))})\b|No space left|quota exceeded|File too large"
-    r"|file write failed|PytorchStreamWriter|unexpected pos",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """The newest valid checkpoint, and what was put aside on the way to it."""
+    """The newest valid checkpoint, and the damaged ones that were quarantined on the way to it."""
 
     path: Path | None
     step: int
@@ -59,61 +49,29 @@ class FoundCheckpoint:
     """Address of the mirror that it was brought from; empty if it was here."""
 
 
-def nothing(_point: str) -> None:
-    """Default observer of the points of a commit."""
-
-
 def commit(
     root: Path,
     step: int,
     write: Callable[[Path], Described | None],
     *,
-    at: Callable[[str], None] = nothing,
+    at: Callable[[str], None] = ignore,
     keep: int | None = KEPT,
-    facts: Mapping[str, Any] = MappingProxyType({}),
+    facts: Mapping[str, Any] = NO_FACTS,
     files: Files = DISK,
 ) -> Path:
     """Write a checkpoint by `write(folder)` and make it exist; keep the newest `keep` (None: prune nothing).
 
     A `write` that hashed what it wrote returns the digests, as `describe_files` does, and nothing is read again.
-    `facts` go into the manifest. `at` is told each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
+    `facts` go into the manifest. `at` gets each point that is passed (`checkpoint.written`, `.synced`, `.manifest`,
     `.replaced` where there was one of that step, `.renamed`): a test kills the process there. Raises `E-DISK-FULL`
     without leaving anything behind.
     """
     final = root / f"step-{step:010d}"
-    temporary, replaced = root / f".{final.name}.{os.getpid()}.tmp", root / f".{final.name}{REPLACED}"
-    make_folders(files, root)
-    remove_folder(files, temporary)
-    with whole_or_nothing(temporary, files):
-        known = write(temporary)
-        at("checkpoint.written")
-        seal(temporary, at, known, facts, files)
-        if files.is_folder(final):
-            settle(files, replaced, final)
-            files.rename_noreplace(final, replaced)
-            at("checkpoint.replaced")
-        move_folder(files, temporary, final)
-    settle(files, replaced, final)
-    at("checkpoint.renamed")
+    write_folder(final, write, facts=facts, at=lambda point: at(f"checkpoint.{point}"), files=files)
     if keep is not None:
         for path, _ in checkpoints(root, files)[keep:]:
             drop(path, files)
     return final
-
-
-def seal(
-    folder: Path,
-    at: Callable[[str], None] = nothing,
-    known: Described | None = None,
-    facts: Mapping[str, Any] = MappingProxyType({}),
-    files: Files = DISK,
-) -> None:
-    """Flush every file and folder, then write the manifest."""
-    described = describe(files, folder) if known is None else known
-    flush_tree(files, folder)
-    at("checkpoint.synced")
-    write_json_durably(folder / MANIFEST, {**facts, "files": described}, files)
-    at("checkpoint.manifest")
 
 
 def drop(path: Path, files: Files = DISK) -> None:
@@ -122,40 +80,6 @@ def drop(path: Path, files: Files = DISK) -> None:
     files.rename_noreplace(path, going)
     files.fsync_folder(path.parent)
     remove_folder(files, going)
-
-
-@contextmanager
-def whole_or_nothing(temporary: Path, files: Files = DISK) -> Iterator[None]:
-    """Create the folder; remove it again when the block fails, and tell a full disk from other errors."""
-    make_folders(files, temporary.parent)
-    files.mkdir(temporary)
-    try:
-        yield
-    except Exception as error:
-        left = files_below(files, temporary) if files.is_folder(temporary) else []
-        written = sum(files.size(path) for path in left)
-        with suppress(OSError):  # `tidy` tries again; the error that is on its way says more than ours
-            remove_folder(files, temporary)
-        if is_disk_full(error):
-            raise disk_full(temporary.parent, written) from error
-        raise
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of the system, of torch or of safetensors means that the disk is full."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in NO_SPACE
-    return NO_SPACE_WORDS.search(str(error)) is not None
-
-
-def disk_full(folder: Path, needed: int) -> TrainyardError:
-    free = shutil.disk_usage(folder).free
-    return TrainyardError(
-        f"The disk that holds {folder} is full: at least {needed:,} bytes are needed, {free:,} are free.",
-        why="Nothing half-written was left; the last complete checkpoint is untouched.",
-        do="Free space or move TRAINYARD_HOME to a larger disk, then start the run again: it continues.",
-        code="E-DISK-FULL",
-    )
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -185,8 +109,8 @@ def newest_valid(root: Path, files: Files = DISK) -> FoundCheckpoint:
         if damage is None:
             flush_name(files, path)
             return FoundCheckpoint(path, step, tuple(aside))
-        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was put aside.")
-        put_aside(root, path, files)
+        aside.append(f"The checkpoint of step {step} is damaged ({damage}) and was quarantined.")
+        quarantine(root, path, files)
     return FoundCheckpoint(None, 0, tuple(aside))
 
 
@@ -216,7 +140,7 @@ def damage_of(folder: Path, files: Files = DISK) -> str | None:
     return None
 
 
-def put_aside(root: Path, path: Path, files: Files = DISK) -> None:
+def quarantine(root: Path, path: Path, files: Files = DISK) -> None:
     target = root / QUARANTINE / path.name
     number = 1
     while files.exists(target):

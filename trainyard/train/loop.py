@@ -1,4 +1,4 @@
-"""The training loop. It calls verbs, moves a cursor and tells what happened; everything else is somebody else's.
+"""The training loop. It calls verbs, moves a cursor and reports events; everything else is in other modules.
 
 A stop is looked for between micro-batches, so a run that is paused inside an accumulation loses at most one of them.
 """

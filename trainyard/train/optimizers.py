@@ -2,7 +2,7 @@
 
 An optimizer here is a `torch.optim.Optimizer` or a `CompositeOptimizer`, which has the part of it that training uses:
 `step`, `zero_grad`, `param_groups`, `state_dict`, `load_state_dict`. A state that was saved in the middle of a run and
-loaded again goes on to the same bits, whatever the number format of the weights. It holds only tensors and plain
+loaded again continues bit-identically, whatever the dtype of the weights. It contains only tensors and plain
 values, so that a checkpoint never needs a pickle.
 
 Adding one: a row in `spec/axes/optimizers`, a function in `OPTIMIZERS`, and the tests that run over the table.
@@ -93,8 +93,8 @@ class CompositeOptimizer:
 class ScheduleFree(CompositeOptimizer):
     """Schedule-free AdamW, which shows the averaged weights to a look and the weights it moves to a step.
 
-    The package turns one into the other in place, which rounds. The weights of training are kept beside during a look,
-    so that looking leaves no trace; this costs their memory once more for that time.
+    The package turns one into the other in place, which rounds. The training weights are copied during the evaluation,
+    so that it leaves no trace; this costs their memory once more for that time.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -123,7 +123,7 @@ class ScheduleFree(CompositeOptimizer):
 
 
 class GaLoreOptimizer(CompositeOptimizer):
-    """GaLore. Its projections are objects of the package; a state holds what they are made of."""
+    """GaLore. Its projections are objects of the package; a state contains what they are built from."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__({"galore": optimizer})

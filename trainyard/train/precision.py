@@ -1,4 +1,4 @@
-"""Which number format and which kernels a run computes with, decided once and recorded with the reason.
+"""The dtype and the kernels that a run computes with, decided once and recorded with the reason.
 
 On a GPU that has it, bf16. On a CPU bf16 autocast pays only where the processor multiplies bf16 natively, and not for
 every model size even there: so it is measured, on the run's own model and batch.
@@ -205,7 +205,7 @@ def choose_fp8(asked: str, device: str, *, capability: tuple[int, int] | None = 
 
 
 def fp8_missing(device: str, capability: tuple[int, int] | None) -> str:
-    """What stands against fp8; empty if nothing does."""
+    """Return why fp8 cannot be used; empty if it can."""
     if device != "cuda":
         return f"a {device} does not multiply fp8"
     if capability is None or capability < FP8_FIRST_CAPABILITY:

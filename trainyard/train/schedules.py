@@ -197,7 +197,7 @@ class LearningRate:
         return {"steps": self.steps, "plateau": self.plateau.state_dict(), **self._shape()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the step that `state` was taken at. Raises as `require_same` does."""
+        """Continue after the step of `state`. Raises as `require_same` does."""
         self.require_same(state)
         self.steps = int(state["steps"])
         self.plateau.load_state_dict(state["plateau"])
@@ -210,8 +210,8 @@ class LearningRate:
             if state.get(name) != here:
                 raise Corrupt(
                     f"The checkpoint's learning rate has {name} {state.get(name)}, this run's has {here}.",
-                    why="Going on would make the learning rate jump to another curve.",
-                    do="Continue with the config that the checkpoint was made with, or start the training anew.",
+                    why="Continuing would make the learning rate jump to another curve.",
+                    do="Continue with the config that the checkpoint was made with, or start the training again.",
                     code="E-CHECKPOINT-MISMATCH",
                 )
 

@@ -2,7 +2,7 @@
 
 A conversation is rendered by the tokenizer's own chat template and cut where the learner changes: text that the model
 is shown (masked) and turns of the assistant (trained, up to and including the end-of-turn token). Each piece is
-tokenised by itself, so the ids of a prompt are the same here as when the model is served.
+tokenised separately, so the ids of a prompt are the same here as when the model is served.
 
 The ledger balances for every data set:  read = trained + masked + truncated + dropped  (tokens of one pass).
 """
@@ -211,11 +211,11 @@ def require_targets(ledger: TokenLedger) -> None:
     if ledger.trained:
         return
     if not ledger.rows["read"]:
-        held = ledger.rows["held_out"]
+        held_out = ledger.rows["held_out"]
         raise InvalidInput(
             "The training data set has no rows.",
-            why=f"All {held} rows are held out for the evaluation." if held else "It is empty.",
-            do="Give the chain more documents or rows, or hold fewer out.",
+            why=f"All {held_out} rows are held out for the evaluation." if held_out else "It is empty.",
+            do="Give the chain more documents or rows, or keep fewer for the evaluation.",
             code="E-DATA-EMPTY",
         )
     reasons = ", ".join(f"{count} {name}" for name, count in sorted(ledger.rows.items()) if name.startswith("dropped"))

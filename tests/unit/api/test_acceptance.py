@@ -273,11 +273,11 @@ def test_the_rank_of_stacked_adapters_is_that_of_both(context: Context, work: Pa
     with vllm_server(base=str(tiny_model), max_lora_rank=16) as server:
         stacked = trainer(lora={"rank": 12}), trainer(stage="dpo", adapter="stack", lora={"rank": 8})
         (line,) = lines(context, deployed(work, {"type": "vllm", "url": server.url}, *stacked))
-        assert line.startswith("R-RANK-SERVER deployer.config.targets.0.max_lora_rank: the adapter has rank 20")
+        assert line.startswith("R-TARGET deployer.config.targets.0.max_lora_rank: the adapter has rank 20")
         assert lines(context, deployed(work, {"type": "vllm", "url": server.url}, trainer(lora={"rank": 12}))) == []
 
 
-@pytest.mark.parametrize(("kind", "code"), [("llama_server", "R-TARGET-TOOL"), ("mlx", "R-TARGET-TOOL")])
+@pytest.mark.parametrize(("kind", "code"), [("llama_server", "R-PACKAGE-MISSING"), ("mlx", "R-PACKAGE-MISSING")])
 def test_a_target_without_its_program_is_refused_before_training(
     context: Context, work: Path, kind: str, code: str
 ) -> None:
@@ -292,7 +292,7 @@ def test_a_server_that_does_not_answer_yet_is_asked_by_the_deployer(context: Con
 def test_an_adapter_on_a_model_of_the_chain_is_for_no_running_server(context: Context, work: Path) -> None:
     trainers = trainer(method="full"), trainer(stage="dpo")
     path = deployed(work, {"type": "embedded", "url": "http://127.0.0.1:1"}, *trainers)
-    assert [reason.code for reason in checked(context, path).reasons] == ["R-BASE-MADE"]
+    assert [reason.row for reason in checked(context, path).reasons] == ["base-made"]
 
 
 # Places elsewhere, and devices
@@ -303,11 +303,11 @@ def test_a_git_address_and_a_bucket_without_its_client_are_refused(
 ) -> None:
     for address in ("https://host.example/code.git", "git@host.example:code.git"):
         nodes = {"type": "data_source", "config": {"repository": address}}, {"type": "ai_generator"}, trainer()
-        assert "R-REPOSITORY-URL" in [reason.code for reason in checked(context, written(work, *nodes)).reasons]
+        assert "repository-url" in [reason.row for reason in checked(context, written(work, *nodes)).reasons]
     path = written(work, source(), trainer(engine={"mirror": "gs://bucket/checkpoints"}))
     monkeypatch.setattr(planning, "has_module", lambda name: not name.startswith("google"))
     unlisted, line = lines(context, path)
-    assert unlisted.startswith("R-MIRROR-BUCKET trainer.config.engine.mirror: ")
+    assert unlisted.startswith("R-MIRROR trainer.config.engine.mirror: ")
     assert line == (
         "R-PACKAGE-MISSING trainer.config.engine.mirror: gs://bucket/checkpoints needs google.cloud.storage, which is "
         "not installed here. Instead: Run `pip install 'trainyard[gcs]'`."

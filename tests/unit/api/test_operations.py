@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainyard.api.context import Context
-from trainyard.api.operations import GROUPS, OPERATIONS, Scope
+from trainyard.api.operations import GROUPS, OPERATIONS, REQUESTS, TEXTS, VERBS, Scope
 from trainyard.api.requests.adapters import AdapterName, AdaptersInput
 from trainyard.api.requests.base import Nothing, Request
 from trainyard.api.requests.chains import CheckInput, RunInput
@@ -63,14 +63,13 @@ def test_every_verb_explains_itself_in_one_line(verb: str) -> None:
 @pytest.mark.parametrize("verb", OPERATIONS)
 def test_every_row_can_be_loaded_and_says_what_its_implementation_says(verb: str) -> None:
     row = OPERATIONS[verb]
-    request, response, implementation = load(row.request), load(row.response), load(row.implementation)
+    request, implementation = load(REQUESTS + row.request), load(VERBS + row.implementation)
     assert issubclass(request, Request)
     taken = get_type_hints(implementation)
-    assert taken.pop("return") == response
+    assert TypeAdapter(taken.pop("return")).json_schema(mode="serialization")
     assert list(taken.values()) == [request, Context]
-    assert TypeAdapter(response).json_schema(mode="serialization")
-    assert get_type_hints(load(row.renderer))["return"] is str
-    assert not row.part_renderer or get_type_hints(load(row.part_renderer))["return"] is str
+    assert get_type_hints(load(TEXTS + row.renderer))["return"] is str
+    assert not row.part_renderer or get_type_hints(load(TEXTS + row.part_renderer))["return"] is str
     assert isinstance(row.scope, Scope)
 
 
@@ -81,7 +80,7 @@ def test_every_first_word_of_two_is_explained() -> None:
 
 
 def test_requests_are_imported_without_what_carries_them_out() -> None:
-    modules = {row.request.partition(":")[0] for row in OPERATIONS.values()}
+    modules = {f"{REQUESTS}{row.request}".partition(":")[0] for row in OPERATIONS.values()}
     heavy = "{'numpy', 'pyarrow', 'torch', 'prefect', 'httpx', 'click', 'trainyard.settings'}"
     program = f"import sys, {', '.join(modules)}; print(*{heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -65,6 +65,17 @@ def test_a_half_written_line_waits_for_its_rest(tmp_path: Path) -> None:
     assert reader.read() == []
 
 
+def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.emit("a", "started")
+    with record.events.open("a") as stream:
+        stream.write("garbage\n")
+    record.emit("a", "finished", facts={1: float("nan")})
+    events = list(read_events(tmp_path))
+    assert [(event["node"], event["event"]) for event in events] == [("a", "started"), ("a", "finished")]
+    assert events[1]["facts"] == {"1": None}
+
+
 def test_many_writers_leave_whole_lines(tmp_path: Path) -> None:
     RunRecord(tmp_path).begin({})
     records = [RunRecord(tmp_path) for _ in range(8)]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.small_jobs import Jobs, conversation, train_as_child
-from trainyard.backends.base import load, probe_all, rebuilt
+from trainyard.backends.base import load, probe_all
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
+from trainyard.backends.results import rebuilt
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
@@ -57,7 +58,7 @@ def test_parent_side_imports_no_torch() -> None:
     [
         ({"adapter": "stack"}, "R-BACKEND-SETTING", "Use continue, or backend native."),
         ({"adapter": "merge"}, "R-BACKEND-SETTING", "Use continue, or backend native."),
-        ({"method": "full"}, "R-ADAPTER-METHOD", "Use the method of the earlier trainer."),
+        ({"method": "full"}, "R-ADAPTER", "Use the method of the earlier trainer."),
     ],
 )
 def test_earlier_adapter_can_only_be_continued(config: dict[str, Any], code: str, instead: str) -> None:

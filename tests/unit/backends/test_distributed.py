@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends import launching
-from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
 from trainyard.backends.native.backend import SHARED_PROGRAM
+from trainyard.backends.results import TrainingStopped
 from trainyard.compute.events import Event
 from trainyard.compute.rank_process import read_notes
 from trainyard.compute.supervise import DesiredState
@@ -218,5 +218,5 @@ def test_trl_goes_on_in_several_processes_to_the_same_bits(
 
 @pytest.mark.slow
 def test_trl_does_not_cut_a_model_with_tied_embeddings(jobs: Jobs, tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be held in parts"):
+    with pytest.raises(TrainyardError, match="E-LAUNCH: This model of type llama cannot be sharded"):
         train_as_child(by_trl(jobs, "fsdp", tiny_model), tmp_path)

@@ -62,7 +62,7 @@ def planned(job: TrainingJob, folder: Path, **options: bool) -> WorkerFiles:
 
 
 @pytest.mark.parametrize("tool", PARENTS)
-def test_conductor_is_started_by_our_own_interpreter_and_imports_no_torch(
+def test_the_runner_is_started_by_our_own_interpreter_and_imports_no_torch(
     tool: str, jobs: Jobs, tmp_path: Path
 ) -> None:
     command = PARENTS[tool].command(jobs(backend=tool), tmp_path)

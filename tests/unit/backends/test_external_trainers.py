@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard.backends.axolotl import program as axolotl_program
-from trainyard.backends.base import TrainingStopped
 from trainyard.backends.deepspeed.program import is_rank
+from trainyard.backends.results import TrainingStopped
 from trainyard.compute.events import Event
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import Corrupt, InvalidInput, TrainyardError

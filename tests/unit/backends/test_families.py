@@ -113,17 +113,17 @@ NO_DECODERS = {
 def test_what_is_no_decoder_is_refused_by_the_child(
     name: str, backend: str, family: Family, jobs: Jobs, tmp_path: Path
 ) -> None:
-    words = rf"R-BASE-LAYOUT config\.base_model: .* is {NO_DECODERS[name]}"
+    words = rf"R-BASE-MISMATCH config\.base_model: .* is {NO_DECODERS[name]}"
     with pytest.raises(Refused, match=words) as refused:
         train_here(jobs(backend=backend, base=family(name)), tmp_path / "run")
-    assert refused.value.code == "R-BASE-LAYOUT"
+    assert refused.value.code == "R-BASE-MISMATCH"
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_by_the_child(
     family: Family, jobs: Jobs, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     folder = family("bloom", vocabulary=len(tokenizer) - 1)
-    with pytest.raises(Refused, match=rf"R-BASE-VOCABULARY .* embeddings for {len(tokenizer) - 1} tokens"):
+    with pytest.raises(Refused, match=rf"R-BASE-MISMATCH .* embeddings for {len(tokenizer) - 1} tokens"):
         load_tokenizer(jobs(base=folder))
 
 

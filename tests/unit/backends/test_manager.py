@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_jobs import Jobs
-from trainyard.backends.base import LocalBackend, Options, work_folder
-from trainyard.backends.manager import MARKER_ONLY, WAITING, TrainingManager
+from trainyard.backends.manager import MARKER_ONLY, WAITING, LocalBackend, Options, TrainingManager
 from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, RUNNING
 from trainyard.compute.events import read_events
 from trainyard.compute.lease import device_lock, slot_lock
@@ -149,13 +148,13 @@ def test_a_job_of_another_process_is_listed_and_not_steered(manager: TrainingMan
 def test_the_protocol_of_a_local_backend(home: Path, jobs: Jobs) -> None:
     """Submit, look, fetch; from a second process only its events speak."""
     settings: Settings = load_settings(home=home)
-    backend, job = LocalBackend(BackendName.NATIVE, settings), jobs(backend="native", hyperparameters={"max_steps": 2})
+    backend = LocalBackend(BackendName.NATIVE, settings, Options(poll_s=0.05))
+    job = jobs(backend="native", hyperparameters={"max_steps": 2})
     assert backend.probe().available
-    handle = backend.submit(job, work_folder(job, settings), Options(poll_s=0.05))
+    handle = backend.submit(job, home / "made")
     with pytest.raises(Conflict, match="it has no result yet"):
         backend.fetch(handle, home / "out")
     until(lambda: backend.status(handle).state is COMPLETED)
-    backend.mine(handle).thread.join()
     other = LocalBackend(BackendName.NATIVE, settings)
     assert other.status(handle) == backend.status(handle)
     assert other.status(handle).progress.step == 2

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs, Ran, train_as_child
 from tests.unit.backends.test_external_trainers import Stopper, adapter_loss, losses
-from trainyard.backends.base import Probe, TrainingStopped, load, probe
+from trainyard.backends.base import Probe, load, probe
 from trainyard.backends.environments import pins
 from trainyard.backends.llamacpp.build import PROGRAMS, own_version, said_version
 from trainyard.backends.llamacpp.plan import ContextWindows
 from trainyard.backends.llamacpp.program import LINE, LogCurve
+from trainyard.backends.results import TrainingStopped
 from trainyard.errors import InvalidInput
 from trainyard.serve.conversion.gguf import load as gguf_package
 from trainyard.serve.conversion.gguf import peft_to_gguf

@@ -64,7 +64,7 @@ def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
     ("error", "log", "kernel", "expected"),
     [
         (TrainyardError("The device ran out of memory.", code="E-DEVICE-MEMORY"), "", False, True),
-        (TrainyardError("The memory of this machine did not suffice.", code="E-MEMORY"), "", False, True),
+        (TrainyardError("This machine ran out of memory.", code="E-MEMORY"), "", False, True),
         (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", True, True),
         (TrainyardError("The program was ended from outside by SIGKILL.", code="E-KILLED"), "", False, False),
         (TrainyardError("The program was ended from outside by SIGSEGV.", code="E-KILLED"), "", True, False),

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tests.selection import by_default
 from tests.small_jobs import Jobs, Ran, train_as_child, train_here
-from trainyard.backends.base import TrainingStopped
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import TrainingStopped
 from trainyard.compute.child import Stopped
 from trainyard.compute.supervise import DesiredState
 from trainyard.spec.axes.data import Port

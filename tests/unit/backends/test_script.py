@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from tests.small_jobs import Jobs, Ran, train_as_child
 from trainyard import settings as settings_module
-from trainyard.backends.base import TrainingStopped, probe
+from trainyard.backends.base import probe
 from trainyard.backends.job import TrainingJob
+from trainyard.backends.results import TrainingStopped
 from trainyard.backends.script import files, templates
 from trainyard.backends.script.backend import BACKEND
 from trainyard.backends.script.program import shorten
@@ -142,7 +143,7 @@ def test_own_script_needs_only_weights_and_a_told_loss(own: Callable[..., Traini
     [
         ("tell('progress', step=1, loss=2.5)", r"E-SCRIPT: .* left no output/adapter_config.json"),
         ("leave()", r"E-SCRIPT: .* reported no step"),
-        ("leave(); open('output/report.json', 'w').write('{')", r"E-SCRIPT: .* no JSON"),
+        ("leave(); open('output/report.json', 'w').write('{')", r"E-SCRIPT: .* not valid JSON"),
         ("raise ValueError('my own mistake')", r"E-SCRIPT: .* exit code 1\. Why: ValueError: my own mistake"),
         ("os.kill(os.getpid(), 9)", r"E-SCRIPT: The training script was ended by SIGKILL"),
         ("1 +", r"E-SCRIPT: .*SyntaxError"),

@@ -207,7 +207,7 @@ def test_non_finite_weights_fail_the_run(jobs: Jobs, tiny_model: Path, tmp_path:
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
     job = jobs(base=tmp_path / "model", method="full", hyperparameters={"max_steps": 2})
-    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The trained weights hold NaN .*embed_tokens"):
+    with pytest.raises(TrainyardError, match=r"E-NON-FINITE: The trained weights contain NaN .*embed_tokens"):
         train_here(job, tmp_path / "run")
     assert not (tmp_path / "run" / "result").exists()
 

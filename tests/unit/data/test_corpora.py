@@ -30,7 +30,7 @@ def test_invalid_lines_are_counted_and_a_torn_one_swallows_nothing(tmp_path: Pat
     reading = corpora.read("engineering", "sft")
     assert len(reading.tuples) == 3
     assert [one.line for one in reading.invalid] == [3, 4, 6, 7]
-    assert "`diff` is no text" in reading.invalid[0].reason
+    assert "`diff` is not a string" in reading.invalid[0].reason
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_invalid_lines_are_counted_and_a_torn_one_swallows_nothing(tmp_path: Pat
             "sft",
             "has turns with weight, and",
         ),
-        ([], "sft", "no JSON object"),
+        ([], "sft", "not a JSON object"),
     ],
 )
 def test_what_is_no_tuple_says_why(value: object, method: str, why: str) -> None:

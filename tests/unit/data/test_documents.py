@@ -110,7 +110,7 @@ def exploding_docx() -> bytes:
         ("a.md", b"caf\xe9", "not_utf8", "byte 3 is not UTF-8"),
         ("a.md", b"\x89PNG" + bytes(100), "binary", "a.md is a binary file"),
         ("a.md", b"   \n", "empty", "the file is empty"),
-        ("a.md", b"x" * 300 + b"\x00", "nul_character", "the text holds the character"),
+        ("a.md", b"x" * 300 + b"\x00", "nul_character", "the text contains the character"),
         ("a.html", b"<html><body></body></html>", "empty", "the text is empty"),
         ("a.pdf", b"%PDF-1.4 garbage", "unreadable", "the PDF is damaged"),
         ("a.pdf", b"", "unreadable", "the PDF is damaged"),
@@ -194,10 +194,10 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
-    with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: docs holds nothing to read\. Why: The folder holds no file"):
+    with pytest.raises(InvalidInput, match=r"docs contains nothing to read\. Why: The folder contains no file"):
         read_folder(folder)
     (folder / "a.png").write_bytes(b"x")
-    with pytest.raises(InvalidInput, match=r"It holds 1 \.png, none of a type that is read"):
+    with pytest.raises(InvalidInput, match=r"It contains 1 \.png, none of a type that is read"):
         read_folder(folder)
     (folder / "rows.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(InvalidInput, match=r"read as documents unless a format of rows is given"):
@@ -236,10 +236,10 @@ def test_plain_text_is_one_row_a_line_when_text_is_wanted(tmp_path: Path) -> Non
     ("name", "content", "message"),
     [
         ("a.md", b"\x89PNG" + bytes(100), r"E-DATA-UNREADABLE: a.md is a binary file, not text"),
-        ("a.md", b"", r"E-DATA-EMPTY: a.md holds nothing to read"),
+        ("a.md", b"", r"E-DATA-EMPTY: a.md contains nothing to read"),
         ("a", bytes(100), r"E-DATA-UNREADABLE: a is a binary file"),
         ("a.pdf", b"%PDF garbage", r"E-DATA-BAD-ROWS: 1 of 1 rows of a.pdf are bad .*unreadable"),
-        ("a", b'{"text": "x"}\n', r"E-DATA-FORMAT: a holds rows for text; the chain expects documents .* format: text"),
+        ("a", b'{"text": "x"}\n', r"E-DATA-FORMAT: a contains rows for text; the chain expects documents .* format"),
         ("a", b"PAR1", r"E-DATA-UNREADABLE"),
     ],
 )

@@ -52,7 +52,7 @@ def test_rows_say_where_they_come_from(tmp_path: Path) -> None:
         (b"{not json", "not_json", "Expecting property name"),
         (b'{"instruction": "a", "output": "b"} x', "not_json", "Extra data"),
         (b'{"instruction": "a\x00b", "output": "c"}', "not_json", "Invalid control character"),
-        (b'{"instruction": "a\\u0000b", "output": "c"}', "nul_character", r"instruction holds the character U\+0000"),
+        (b'{"instruction": "a\\u0000b", "output": "c"}', "nul_character", r"contains the character U\+0000"),
         (b'{"instruction": "a\\ud800b", "output": "c"}', "lone_surrogate", r"half of a surrogate pair, U\+D800"),
         (b'{"instruction": "a\xed\xa0\x80b", "output": "c"}', "not_utf8", "byte 18 of the row is not UTF-8"),
         (b'{"instruction": "caf\xe9", "output": "c"}', "not_utf8", "byte 20 of the row is not UTF-8"),
@@ -60,10 +60,10 @@ def test_rows_say_where_they_come_from(tmp_path: Path) -> None:
         (b'{"instruction": "a", "output": -Infinity}', "not_a_number", "-Infinity is not JSON"),
         (b'{"instruction": "a", "output": "b", "score": 1e999}', "not_a_number", "1e999 is too large"),
         (b'{"instruction": "a", "output": "b", "n": ' + b"9" * 5000 + b"}", "bad_number", "too many digits"),
-        (b'{"instruction": "a", "output": "b", "output": "c"}', "duplicate_key", "'output' stands there twice"),
-        (b'{"instruction": "a", "output" : "b", "output": "c"}', "duplicate_key", "'output' stands there twice"),
-        (b'{"instruction": "a", "output": "b", "x": {"k": 1, "k": 2}}', "duplicate_key", "'k' stands there twice"),
-        (b'{"instruction": "a", "outpu\\u0074": "b", "output": "c"}', "duplicate_key", "'output' stands there twice"),
+        (b'{"instruction": "a", "output": "b", "output": "c"}', "duplicate_key", "'output' occurs twice"),
+        (b'{"instruction": "a", "output" : "b", "output": "c"}', "duplicate_key", "'output' occurs twice"),
+        (b'{"instruction": "a", "output": "b", "x": {"k": 1, "k": 2}}', "duplicate_key", "'k' occurs twice"),
+        (b'{"instruction": "a", "outpu\\u0074": "b", "output": "c"}', "duplicate_key", "'output' occurs twice"),
         (b"[" * 100_000, "too_deep", "nested too deeply"),
         (b'{"a":' * 100_000, "too_deep", "nested too deeply"),
         (b'{"instruction": "a"}', "missing_fields", "keys of no alpaca row: instruction"),
@@ -218,7 +218,7 @@ def test_a_binary_file_is_refused(tmp_path: Path, content: bytes, why: str) -> N
 @pytest.mark.parametrize("content", [b"", b"\n\n  \r\n", gzip.compress(b"", mtime=0)])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes, name: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"E-DATA-EMPTY: {name} holds nothing to read\. Why: It has no rows\."):
+    with pytest.raises(InvalidInput, match=rf"E-DATA-EMPTY: {name} contains nothing to read\. Why: It has no rows\."):
         read_text(tmp_path, content, name, format="alpaca")
 
 

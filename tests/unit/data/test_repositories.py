@@ -173,7 +173,7 @@ def test_folders_that_are_no_repository_are_refused(project: Path, tmp_path: Pat
     with pytest.raises(InvalidInput, match=r"E-REPOSITORY: project cannot be read as a git repository\. Why: fatal:"):
         read(project)
     commit(project, "Start", sub__a_py="x = 1\n")
-    with pytest.raises(InvalidInput, match=r"Why: The folder itself is no repository"):
+    with pytest.raises(InvalidInput, match=r"Why: The folder itself is not a repository"):
         read_all(tmp_path / "out", settings_for(tmp_path), repository=str(project / "sub"))
 
 

@@ -323,7 +323,7 @@ def test_what_was_found_is_told(tmp_path: Path) -> None:
     rows = [qa("a?", MAIL), qa("b?", PHONE), qa("c?", KEY), qa("d?")]
     facts = run(rows, tmp_path, sensitive={"phone": "mask", "api_key": "quarantine"}).facts
     assert sensitive_sentences(facts["sensitive"]) == [
-        "1 keys of services in 1 rows, put aside with their rows.",
+        "1 keys of services in 1 rows, quarantined with their rows.",
         "1 e-mail addresses in 1 rows, left as they are.",
         "1 phone numbers in 1 rows, masked.",
     ]

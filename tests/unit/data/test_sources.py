@@ -62,7 +62,7 @@ def test_a_preference_set_under_sft_gives_its_chosen_side(tmp_path: Path) -> Non
 
 def test_a_set_named_by_the_wrong_port_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json_lines(SFT))
-    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The set 'preference' holds rows for sft .*alpaca"):
+    with pytest.raises(InvalidInput, match=r"E-DATA-FORMAT: The set 'preference' contains rows for sft .*alpaca"):
         read_all(tmp_path / "out", settings_for(tmp_path), sets={"preference": {"path": "a.jsonl"}})
 
 

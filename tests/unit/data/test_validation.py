@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from validating import LOOSE, PORTS, Validated, by_words, labelled, preference, qa, run, sieve
+from validating import LOOSE, PORTS, Validated, by_words, heldout_documents, labelled, preference, qa, run, sieve
 
 from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
 from trainyard.data.quality.sets import KeptRows, RowStatus
 from trainyard.data.quarantine import ROWS_WITH_TEXT
 from trainyard.data.rows import Message, PreferenceRow, Row, SftRow, TextRow, to_batch, write_rows
-from trainyard.data.splits import heldout_documents
 from trainyard.data.validation import DESTINATIONS, ROW_STEPS, SET_STEPS, RowFilter, nothing_kept, validate
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.data import Port

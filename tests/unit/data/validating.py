@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainyard.data.quality.blocks import Block, RowLedger
@@ -24,6 +26,7 @@ from trainyard.data.rows import (
     to_batch,
     write_rows,
 )
+from trainyard.data.splits import documents_needed, holdout_order
 from trainyard.data.validation import RowFilter, validate
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
@@ -115,3 +118,20 @@ def run(
         report=lambda fraction, text: None,
     )
     return Validated(produced, folder / "out" / port.value, port)
+
+
+def heldout_documents(
+    doc_ids: Iterable[str],
+    fraction: float,
+    rows_per_document: Mapping[str, int] | None = None,
+    min_rows: int = 0,
+) -> set[str]:
+    """The documents to hold out.
+
+    `doc_ids` in any order, repetitions are ignored except that, without `rows_per_document`, they count as that many
+    rows. A fraction of 0 switches holding out off. Not enough rows in half of the documents: half is what is taken.
+    """
+    counts = Counter(doc_ids)
+    ordered = sorted(counts, key=lambda doc_id: (holdout_order(doc_id), doc_id))
+    rows = [counts[doc_id] if rows_per_document is None else rows_per_document.get(doc_id, 0) for doc_id in ordered]
+    return set(ordered[: documents_needed(np.asarray(rows, np.int64), fraction, min_rows)])

@@ -91,7 +91,7 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="the extra is installed here")
 def test_a_harness_task_without_the_extra_is_refused_with_the_install_line() -> None:
-    with pytest.raises(Unavailable, match=r"R-LM-EVAL-MISSING: .*'lm_eval:arc_easy'.*pip install 'trainyard\[eval\]'"):
+    with pytest.raises(Unavailable, match=r"R-PACKAGE-MISSING: .*'lm_eval:arc_easy'.*pip install 'trainyard\[eval\]'"):
         benchmark("lm_eval:arc_easy")
 
 

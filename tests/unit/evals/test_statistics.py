@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_rows_of_one_document_are_no_independent_evidence() -> None:
 
 def test_one_cluster_has_a_mean_and_no_interval() -> None:
     found = bootstrap(np.array([1.0, 3.0]), ["a", "a"], confidence=0.95, resamples=100, seed=0)
-    assert found.as_dict() == {"mean": 2.0, "low": None, "high": None, "cases": 1}
+    assert asdict(found) == {"mean": 2.0, "low": None, "high": None, "cases": 1}
 
 
 def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.selection import slow
+from trainyard.data.corpora import Corpora
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night import extracting
 from trainyard.night.claim import claim_and_train
@@ -30,8 +31,9 @@ from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
-from trainyard.testing import night_program
-from trainyard.testing.night_program import CONFIG, RUN, QuickServer, QuickTrainer
+from trainyard.testing.nights import night_program
+from trainyard.testing.nights.doubles import parse_here
+from trainyard.testing.nights.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.testing.object_server import ObjectServer
 
 
@@ -50,7 +52,8 @@ class Kept:
 def world(tmp_path: Path) -> NightDeps:
     night_program.prepare(tmp_path)
     made = night_program.world(tmp_path)
-    return replace(made, stores=replace(made.stores, graph=Kept().opened))
+    corpora = Corpora(made.stores.corpora.root, parse=parse_here)
+    return replace(made, parse=parse_here, stores=replace(made.stores, graph=Kept().opened, corpora=corpora))
 
 
 def night(world: NightDeps, run: str = RUN, **more: Any) -> NightReport:

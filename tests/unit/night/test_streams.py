@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.night.streams import Content, find_documents, matches, read_document
+from trainyard.data.limited.service import parse_limited
+from trainyard.night.streams import Content, DocumentReader, StreamDocument, find_documents, matches
 from trainyard.spec.night import STREAMS, StreamSpec
 from trainyard.stores.files import RealFiles
 
@@ -27,11 +28,13 @@ def test_patterns(name: str, glob: str, wanted: bool) -> None:
     assert matches(name, glob) is wanted
 
 
+def found(root: Path, name: str) -> StreamDocument:
+    documents = find_documents((StreamSpec(name="all", globs=("**",)),), root, RealFiles())
+    return next(one for one in documents if one.name == name)
+
+
 def read(root: Path, name: str, most: int = 1_000_000) -> Content:
-    (found,) = [
-        one for one in find_documents((StreamSpec(name="all", globs=("**",)),), root, RealFiles()) if one.name == name
-    ]
-    return read_document(found, "v1", root, RealFiles(), most)
+    return DocumentReader("v1", root, RealFiles(), most, parse_limited).read(found(root, name))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +77,7 @@ def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
 
     with (tmp_path / "big.md").open("wb") as stream:
         stream.truncate(100 << 20)
-    (found,) = find_documents((StreamSpec(name="all", globs=("**",)),), tmp_path, RealFiles())
-    content = read_document(found, "v1", tmp_path, Counting(), 1_000_000)
+    content = DocumentReader("v1", tmp_path, Counting(), 1_000_000, parse_limited).read(found(tmp_path, "big.md"))
     assert content.unreadable == "it has 104,857,600 bytes; at most 1,000,000 are read"
 
 
@@ -87,7 +89,6 @@ def test_a_document_that_may_not_be_read_is_quarantined(tmp_path: Path) -> None:
             raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a.md").write_text("person Eve")
-    (found,) = find_documents((StreamSpec(name="all", globs=("**",)),), tmp_path, RealFiles())
-    content = read_document(found, "v1", tmp_path, Denied(), 1_000)
+    content = DocumentReader("v1", tmp_path, Denied(), 1_000, parse_limited).read(found(tmp_path, "a.md"))
     assert content.unreadable == "it cannot be read: Permission denied"
     assert not content.text

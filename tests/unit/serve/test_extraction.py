@@ -89,9 +89,9 @@ def test_thoughts_and_fences_are_taken_off(text: str) -> None:
     ("text", "message"),
     [
         ("", "answer is empty"),
-        ("Sure! Here are the entities.", "no JSON"),
-        (EMPTY[:-1], "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("Sure! Here are the entities.", "not valid JSON"),
+        (EMPTY[:-1], "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("<think>and so on", "reasoning did not end"),
         ("[]", "does not hold"),
         ('{"entities":[]}', "required"),

@@ -183,14 +183,14 @@ def test_the_flags_of_vllm(tmp_path: Path, settings: Settings) -> None:
 
 def test_what_is_not_here_is_told(tmp_path: Path, settings: Settings) -> None:
     llama = ServerProfile(engine=LlamaServerEngine(type="llama_server", model="m.gguf", program="no-such-program"))
-    with pytest.raises(Unavailable, match="R-LLAMA-MISSING"):
+    with pytest.raises(Unavailable, match="R-PACKAGE-MISSING"):
         command(llama, 1, settings)
     there = ServerProfile(engine=LlamaServerEngine(type="llama_server", model=str(tmp_path / "m.gguf"), program="sh"))
     with pytest.raises(NotFound, match="E-MODEL-NOT-FOUND"):
         command(there, 1, settings)
     (tmp_path / "m.gguf").touch()
     assert "-c 32768 -np 4" in " ".join(command(there, 1, settings))
-    with pytest.raises(Unavailable, match="R-VLLM-MISSING"):
+    with pytest.raises(Unavailable, match="R-PACKAGE-MISSING"):
         command(vllm_profile(tmp_path / "vllm"), 1, settings)
 
 

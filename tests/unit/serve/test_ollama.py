@@ -126,7 +126,7 @@ def test_a_template_that_ollama_cannot_write_is_refused_before_anything_is_sent(
 ) -> None:
     odd = "{% for message in messages %}[{{ message.role | upper }}] {{ message.content }}{% endfor %}"
     yard.adapter = trained(yard.folder / "odd", yard.folder / "base", odd)
-    with pytest.raises(Refused, match=r"R-OLLAMA-TEMPLATE config\.targets\.0\.type: ollama runs no Jinja"):
+    with pytest.raises(Refused, match=r"R-TEMPLATE-MISMATCH config\.targets\.0\.type: ollama runs no Jinja"):
         yard.deploy(at(ollama), unevaluated=True)
     assert ollama.requests == []
 
@@ -136,7 +136,7 @@ def test_without_the_converter_or_the_base_it_is_refused(yard: Yard, ollama: Oll
     yard.adapter = trained(yard.folder / "far", Path("org/base"))
     with pytest.raises(Refused) as refused:
         yard.deploy(at(ollama), unevaluated=True)
-    assert [reason.code for reason in refused.value.reasons] == ["R-TARGET-TOOL", "R-TARGET-BASE"]
+    assert [reason.code for reason in refused.value.reasons] == ["R-PACKAGE-MISSING", "R-BASE-MISMATCH"]
     assert "trainyard backends install llamacpp" in refused.value.reasons[0].instead
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_is_not_there_or_another_is_told(yard: Yard) -> None:
         yard.deploy({"type": "ollama", "url": "http://127.0.0.1:9"}, unevaluated=True)
     with ollama_server() as other:
         other.broken["/api/version"] = (200, "<html>")
-        with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is no ollama server"):
+        with pytest.raises(Unavailable, match=r"E-SERVER-RESPONSE: .* is not an ollama server"):
             yard.deploy(at(other), unevaluated=True)
 
 

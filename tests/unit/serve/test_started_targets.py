@@ -169,8 +169,8 @@ def test_what_is_missing_is_told_before_anything_is_made(tmp_path: Path, home: P
     with pytest.raises(Refused) as refused:
         yard.deploy({"type": "llama_server", "url": "http://x"}, {"type": "mlx"}, unevaluated=True)
     codes = [(reason.code, reason.field.split(".")[2]) for reason in refused.value.reasons]
-    of_each = ["R-TARGET-TOOL", "R-TARGET-BASE", "R-TARGET-ADAPTER"]
-    assert codes == [("R-TARGET-OWN", "0"), *((code, "0") for code in of_each), *((code, "1") for code in of_each)]
+    of_each = ["R-PACKAGE-MISSING", "R-BASE-MISMATCH", "R-TARGET"]
+    assert codes == [("R-TARGET", "0"), *((code, "0") for code in of_each), *((code, "1") for code in of_each)]
     assert yard.registry.list() == []
 
 

@@ -165,7 +165,7 @@ def test_a_server_that_hangs_has_a_budget_and_is_killed(settings: Settings, inst
 
 
 def test_without_a_cuda_device_the_engine_is_refused() -> None:
-    told = r"R-VLLM-CUDA: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
+    told = r"R-DEVICE: .*NVML says: no NVIDIA driver\. Do: Use engine openai .*local"
     with pytest.raises(Unavailable, match=told):
         require_gpu(no_gpu)
 
@@ -176,7 +176,7 @@ def test_without_the_program_the_line_that_installs_it_is_told(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     line = f"python3 -m venv {settings.home}/envs/vllm && {settings.home}/envs/vllm/bin/pip install vllm"
     assert install_line(settings) == line
-    with pytest.raises(Unavailable, match=rf"R-VLLM-MISSING: .*`{re.escape(line)}`") as caught:
+    with pytest.raises(Unavailable, match=rf"R-PACKAGE-MISSING: .*`{re.escape(line)}`") as caught:
         program(settings)
     assert caught.value.exit_code == 7
 

@@ -69,8 +69,13 @@ def reasons(*nodes: dict[str, Any]) -> list[Reason]:
     return check(chain(*nodes))
 
 
-def codes(*nodes: dict[str, Any]) -> list[str]:
-    return [reason.code for reason in reasons(*nodes)]
+def name_of(reason: Reason) -> str:
+    """The name of the row that refuses; the code of any other reason."""
+    return reason.row or reason.code
+
+
+def names(*nodes: dict[str, Any]) -> list[str]:
+    return [name_of(reason) for reason in reasons(*nodes)]
 
 
 def links(given: ResolvedChain, node_id: str) -> dict[str, list[str]]:

@@ -31,13 +31,13 @@ def test_layouts(config: dict[str, Any], layout: ModelLayout) -> None:
 
 def refused(base: BaseFacts | None, **config: Any) -> list[str]:
     given = resolve(chain(source(), node("trainer", base_model="org/base", **config)))
-    return [reason.code for reason in run_reasons(given, RunFacts(base=lambda name: base))]
+    return [reason.row for reason in run_reasons(given, RunFacts(base=lambda name: base))]
 
 
 def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
     bert = BaseFacts("bert", ModelLayout.ENCODER)
     for config in ({}, {"backend": "trl"}, {"backend": "axolotl"}, {"stage": "dpo"}, {"backend": "script"}):
-        assert refused(bert, **config) == ["R-BASE-LAYOUT"]
+        assert refused(bert, **config) == ["base-layout"]
     assert refused(bert, backend="script", launch={"script": "mine"}) == []
     assert refused(BaseFacts("llama", ModelLayout.DECODER, 32_000, 32_000)) == []
     assert refused(None) == []
@@ -46,7 +46,7 @@ def test_a_base_is_judged_for_every_backend_but_an_own_script() -> None:
 @pytest.mark.parametrize(
     ("config", "tokens", "expected"),
     [
-        ({"vocab_size": 100}, 101, ["R-BASE-VOCABULARY"]),
+        ({"vocab_size": 100}, 101, ["base-vocabulary"]),
         ({"vocab_size": 100}, 100, []),
         ({"vocab_size": 128}, 100, []),
         ({"vocab_size": 100}, None, []),

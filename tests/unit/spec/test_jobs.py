@@ -69,7 +69,7 @@ def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
 
 def test_a_job_at_a_data_worker_is_read_and_refused_by_check() -> None:
     (reason,) = check(load_value(RESOURCES / "bodies" / "job-data-worker.json"))
-    assert (reason.code, reason.field) == ("R-DATA-WORKER", "config.data_worker")
+    assert (reason.row, reason.field) == ("data-worker", "config.data_worker")
     assert reason.because.startswith("The data worker http://dataworker1:8892 cannot be read: this release has no")
 
 
@@ -97,8 +97,8 @@ def leads_out(path: str) -> Reason:
 
 def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
     facts = RunFacts(endpoints=frozenset(), path_problem=leads_out, backends={BackendName.TRL: None})
-    assert [reason.code for reason in run_reasons(job("chain-three-nodes"), facts)] == [
-        "R-PATH-ROOT", "R-ENGINE-UNRESOLVED", "R-BACKEND-MISSING",
+    assert [reason.row for reason in run_reasons(job("chain-three-nodes"), facts)] == [
+        "path-root", "engine-unresolved", "backend-missing",
     ]  # fmt: skip
 
 

@@ -32,13 +32,13 @@ def test_defaults_are_the_documented_profile() -> None:
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        ({"buckets": [{"name": "big", "method": "cpt"}]}, "R-NIGHT-CPT buckets.0.method"),
-        ({"phase2": {"training": {"stage": "cpt"}}}, "R-NIGHT-CPT phase2.training.stage"),
+        ({"buckets": [{"name": "big", "method": "cpt"}]}, "R-NIGHT buckets.0.method"),
+        ({"phase2": {"training": {"stage": "cpt"}}}, "R-NIGHT phase2.training.stage"),
         (
             {"phase2": {"training": {"stage": "dpo"}}},
-            "R-NIGHT-SETTING phase2.training: In a night the stage is the bucket's `method`. Instead: Remove `stage`.",
+            "R-NIGHT phase2.training: In a night the stage is the bucket's `method`. Instead: Remove `stage`.",
         ),
-        ({"phase2": {"training": {"method": "dpo"}}}, "R-NIGHT-SETTING phase2.training: .* Remove `stage`"),
+        ({"phase2": {"training": {"method": "dpo"}}}, "R-NIGHT phase2.training: .* Remove `stage`"),
         (
             {"phase2": {"training": {"adapter": "stack", "reuse": False}}},
             "Remove `adapter` and `reuse`",
@@ -59,16 +59,16 @@ def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("training", "expected"),
     [
-        ({"method": "lora", "quantization": "nf4"}, ["R-QUANT-METHOD phase2.training.quantization"]),
-        ({"method": "qlora", "quantization": "gguf"}, ["R-QUANT-EXPORT phase2.training.quantization"]),
+        ({"method": "lora", "quantization": "nf4"}, ["R-QUANTIZATION phase2.training.quantization"]),
+        ({"method": "qlora", "quantization": "gguf"}, ["R-QUANTIZATION phase2.training.quantization"]),
         ({"backend": "trl", "method": "qlora"}, ["R-BACKEND-SETTING phase2.training.method"]),
         ({"launch": {"strategy": "zero3", "processes": 2}}, ["R-BACKEND-SETTING phase2.training.launch.strategy"]),
-        ({"engine": {"fp8": "ms-amp"}}, ["R-FP8-MSAMP phase2.training.engine.fp8"]),
+        ({"engine": {"fp8": "ms-amp"}}, ["R-QUANTIZATION phase2.training.engine.fp8"]),
         ({"device": "cpu", "hyperparameters": {"precision": "fp16"}},
-         ["R-FP16-CPU phase2.training.hyperparameters.precision"]),
-        ({"control": "shuffled_answers"}, ["R-CONTROL-UNUSED phase2.training.control"]),
-        ({"method": "full"}, ["R-NIGHT-METHOD phase2.training.method"]),
-        ({"method": "freeze"}, ["R-NIGHT-METHOD phase2.training.method"]),
+         ["R-DEVICE phase2.training.hyperparameters.precision"]),
+        ({"control": "shuffled_answers"}, ["R-CONTROL phase2.training.control"]),
+        ({"method": "full"}, ["R-NIGHT phase2.training.method"]),
+        ({"method": "freeze"}, ["R-NIGHT phase2.training.method"]),
         ({"backend": "openai"}, ["R-PROVIDER phase2.training.backend"]),
         ({"backend": "trl", "method": "lora", "preference": {"loss": "simpo"}},
          ["R-BACKEND-SETTING phase2.training.preference.loss"]),
@@ -87,7 +87,7 @@ def test_preference_settings_are_those_of_the_dpo_buckets() -> None:
     assert night_trainer(config, "dpo").preference.beta == 0.2
     assert night_trainer(config, "sft").preference == PreferenceSettings()
     only_sft = [{"name": "engineering", "method": "sft"}]
-    with pytest.raises(Refused, match=r"R-PREFERENCE-UNUSED phase2\.training\.preference"):
+    with pytest.raises(Refused, match=r"R-SETTING-UNUSED phase2\.training\.preference"):
         read_night({"buckets": only_sft, "phase2": {"training": training}})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.spec.chains import chain, codes, links, node, reasons, resolved, source
+from tests.unit.spec.chains import chain, links, names, node, reasons, resolved, source
 from trainyard.spec.axes.data import DataFormat, Port
 from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
@@ -117,8 +117,8 @@ def test_sets_are_listed_in_the_order_of_the_ports_whatever_their_own() -> None:
 def test_a_set_that_is_named_is_certain_even_if_its_file_is_not() -> None:
     found = resolved(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer"))
     assert links(found, "trainer") == {"sft": ["data-source.sft"]}
-    assert codes(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer", stage="dpo")) == [
-        "R-PORT-PREFERENCE"
+    assert names(node("data_source", sets={"sft": {"path": "a.jsonl"}}), node("trainer", stage="dpo")) == [
+        "port-preference"
     ]
 
 
@@ -136,7 +136,7 @@ def test_rows_of_unknown_kind_are_offered_on_every_port() -> None:
 def test_the_openai_format_may_hold_chats_pairs_or_labels() -> None:
     found = resolved(source(format="openai"), node("trainer", stage="dpo"))
     assert links(found, "trainer") == {"preference": ["data-source.preference"]}
-    assert codes(source(format="openai"), node("trainer", stage="cpt", backend="native")) == ["R-PORT-TEXT"]
+    assert names(source(format="openai"), node("trainer", stage="cpt", backend="native")) == ["port-text"]
 
 
 def test_pairs_offer_their_chosen_side_as_sft() -> None:
@@ -264,7 +264,7 @@ def test_two_independent_makers_at_the_same_distance_are_refused() -> None:
         node("data_source", "two", [], path="b.jsonl", format="alpaca"),
         node("trainer", "tuned", ["one", "two"]),
     )
-    assert reason.code == "R-PORT-TWO"
+    assert reason.row == "port-two"
     assert reason.because == "The nodes 'one' and 'two' make sft and are equally near."
 
 
@@ -284,7 +284,7 @@ def test_a_tie_is_carried_on_to_the_node_that_takes_the_port() -> None:
         node("data_source", "join", ["one", "two"], path="docs"),
         node("trainer", "tuned", ["join"]),
     )
-    assert [(reason.code, reason.node) for reason in found] == [("R-PORT-TWO", "tuned")]
+    assert [(reason.row, reason.node) for reason in found] == [("port-two", "tuned")]
 
 
 def test_two_adapters_at_the_same_distance_are_refused_where_they_are_taken() -> None:
@@ -294,7 +294,7 @@ def test_two_adapters_at_the_same_distance_are_refused_where_they_are_taken() ->
         node("trainer", "right", ["data-source"]),
         node("deployer", None, ["left", "right"], unevaluated=True),
     )
-    assert [(reason.code, reason.node) for reason in found] == [("R-PORT-TWO", "deployer")]
+    assert [(reason.row, reason.node) for reason in found] == [("port-two", "deployer")]
     assert "'left' and 'right' make adapter" in found[0].because
 
 
@@ -302,18 +302,18 @@ def test_what_is_missing_says_what_is_offered() -> None:
     (reason,) = reasons(source("docs"), node("trainer", stage="sft"))
     assert reason.because == "Stage sft learns from sft rows, and it is offered documents."
     (reason,) = reasons(node("trainer"))
-    assert reason.because == "Stage sft learns from sft rows, and nothing is offered to it."
+    assert reason.because == "Stage sft learns from sft rows, and it is offered nothing."
 
 
 def test_data_that_is_missing_after_a_control_is_told_as_missing() -> None:
-    found = codes(
+    found = names(
         source(format="alpaca"),
         node("trainer", "shuffled", control="shuffled_answers"),
         node("trainer", "later", ["shuffled"], stage="dpo"),
     )
-    assert found == ["R-CONTROL-UNUSED", "R-PORT-PREFERENCE"]
-    found = codes(source("docs"), node("trainer", control="shuffled_answers"), node("ai_generator"))
-    assert found == ["R-PORT-SFT", "R-CONTROL-UNUSED"]
+    assert found == ["control-unused", "port-preference"]
+    found = names(source("docs"), node("trainer", control="shuffled_answers"), node("ai_generator"))
+    assert found == ["port-sft", "control-unused"]
 
 
 def test_an_evaluator_takes_rows_only_if_there_are_any() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, codes, node, reasons, source
+from tests.unit.spec.chains import GOLDEN, RESOURCES, chain, name_of, names, node, reasons, source
 from trainyard.errors import Reason, Refused
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
@@ -31,7 +33,7 @@ Edit = tuple[str, Any]
 def outside(path: str) -> Reason | None:
     because = f"The path {path!r} leads out of the data roots."
     instead = f'Use a path inside /work, or write the line `data_roots = ["{Path(path).parent}"]` into trainyard.toml.'
-    return Reason("R-PATH-ROOT", None, "", because, instead) if path.startswith(("..", "/")) else None
+    return Reason("path-root", None, "", because, instead) if path.startswith(("..", "/")) else None
 
 
 FACTS = RunFacts(
@@ -48,16 +50,16 @@ WITH_GPU = RunFacts(devices=frozenset({Device.CPU, Device.CUDA}), vllm_install="
 T5 = BaseFacts.from_config({"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 32_128})
 PADDED = BaseFacts.from_config({"model_type": "llama", "vocab_size": 32_000}, tokens=32_001)
 FACTS_OF = {
-    "r-backend-setting-cuda": RunFacts(devices=frozenset({Device.CPU})),
-    "r-vllm-missing": WITH_GPU,
-    "r-base-layout": RunFacts(base=lambda name: T5),
-    "r-base-vocabulary": RunFacts(base=lambda name: PADDED),
+    "backend-setting-here": RunFacts(devices=frozenset({Device.CPU})),
+    "vllm-missing": WITH_GPU,
+    "base-layout": RunFacts(base=lambda name: T5),
+    "base-vocabulary": RunFacts(base=lambda name: PADDED),
 }
 """Files that another machine than the small one refuses."""
 
 
-def expected_code(path: Path) -> str:
-    """The first line of each file is a comment with the code."""
+def expected_name(path: Path) -> str:
+    """The first line of each file is a comment with the name of the row, or with the code of an invalid input."""
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
@@ -76,19 +78,36 @@ def at_run_file(path: Path) -> list[Reason]:
     return at_run(load_chain(path), FACTS_OF.get(path.stem, FACTS))
 
 
-def run_codes(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
-    return [reason.code for reason in at_run(chain(*nodes), facts)]
+def run_names(*nodes: dict[str, Any], facts: RunFacts = FACTS) -> list[str]:
+    return [name_of(reason) for reason in at_run(chain(*nodes), facts)]
+
+
+def says(reason: Reason) -> bool:
+    """Whether a reason has the code and the texts of its row, with something in place of each field."""
+    rows = [row for row in ROWS if row.name == reason.row]
+    texts = [(row.because, reason.because) for row in rows] + [(row.instead, reason.instead) for row in rows]
+    codes = [row.code == reason.code for row in rows]
+    return all([*codes, *(re.fullmatch(pattern_of(text), given, re.DOTALL) for text, given in texts)])
+
+
+def pattern_of(text: str) -> str:
+    parts = [(re.escape(literal), field) for literal, field, _, _ in Formatter().parse(text)]
+    return "".join(literal + (".*" if field is not None else "") for literal, field in parts)
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_each_bad_chain_is_refused_with_its_code(path: Path) -> None:
-    assert expected_code(path) in [reason.code for reason in reasons_of(path)]
+def test_each_bad_chain_is_refused_by_its_row(path: Path) -> None:
+    own = [reason for reason in reasons_of(path) if name_of(reason) == expected_name(path)]
+    assert own
+    assert all(says(reason) for reason in own)
 
 
 @pytest.mark.parametrize("path", AT_RUN, ids=lambda path: path.stem)
 def test_what_only_a_run_can_know_is_refused_at_run(path: Path) -> None:
     assert reasons_of(path) == []
-    assert [reason.code for reason in at_run_file(path)] == [expected_code(path)]
+    (reason,) = at_run_file(path)
+    assert name_of(reason) == expected_name(path)
+    assert says(reason)
     assert at_run(load_chain(path), RunFacts()) == []
 
 
@@ -99,13 +118,16 @@ def test_good_chains_are_accepted(path: Path) -> None:
 
 
 def test_every_row_has_its_file() -> None:
-    files = {"spec": {expected_code(path) for path in BAD}, "run": {expected_code(path) for path in AT_RUN}}
-    for scope, codes_of_files in files.items():
+    files = {"spec": {expected_name(path) for path in BAD}, "run": {expected_name(path) for path in AT_RUN}}
+    for scope, named in files.items():
         scopes = {scope, "words"} if scope == "spec" else {scope}
-        assert {row.code for row in ROWS if row.scope in scopes} == {
-            code for code in codes_of_files if code.startswith("R-")
-        }
-    assert len({row.code for row in ROWS}) >= 20
+        assert {row.name for row in ROWS if row.scope in scopes} == {name for name in named if name[:2] != "E-"}
+
+
+def test_every_row_has_a_name_of_its_own() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 90
+    assert [row.name for row in ROWS if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name)] == []
+    assert {row.name for row in ROWS} <= {path.stem for path in [*BAD, *AT_RUN]}
 
 
 def test_the_wording_of_every_refusal_is_as_agreed() -> None:
@@ -120,229 +142,233 @@ def test_the_wording_of_every_refusal_is_as_agreed() -> None:
 
 def test_rows_read_alike() -> None:
     for row in ROWS:
-        assert row.because.rstrip("}").endswith((".", "why")), row.code
-        assert row.instead.endswith("."), row.code
-        assert row.field, row.code
+        assert row.because.rstrip("}").endswith((".", "why")), row.name
+        assert row.instead.endswith("."), row.name
+        assert row.field, row.name
 
 
 NEAR: list[tuple[str, str, list[Edit]]] = [
-    ("r-data-worker", "a path of this machine", [("0.config.data_worker", DROP)]),
-    ("r-source-repository", "commits", [("0.config.format", "documents"), ("1.config", {"stage": "cpt"})]),
-    ("r-source-repository-set", "documents", [("0.config.sets", {"documents": {"repository": "code"}}),
+    ("data-worker", "a path of this machine", [("0.config.data_worker", DROP)]),
+    ("source-repository", "commits", [("0.config.format", "documents"), ("1.config", {"stage": "cpt"})]),
+    ("source-repository-set", "documents", [("0.config.sets", {"documents": {"repository": "code"}}),
                                               ("1.config", {"stage": "cpt"})]),
-    ("r-reward-evaluate", "dpo", [("2.config.stage", "dpo")]),
-    ("r-setting-unused-generator", "defaults", [("1.config", {"template": "code", "wordings": 3})]),
-    ("r-setting-unused-generator", "model", [("1.config.model", "m"), ("1.config.wordings", DROP)]),
-    ("r-setting-unused-generator", "qa", [("1.config", {"wordings": 2})]),
-    ("r-setting-unused-target", "vllm", [("4.config.targets.0.type", "vllm"), ("4.config.targets.1.type", "vllm"),
+    ("reward-evaluate", "dpo", [("2.config.stage", "dpo")]),
+    ("generator-setting-unused", "defaults", [("1.config", {"template": "code", "wordings": 3})]),
+    ("generator-setting-unused", "model", [("1.config.model", "m"), ("1.config.wordings", DROP)]),
+    ("generator-setting-unused", "qa", [("1.config", {"wordings": 2})]),
+    ("target-setting-unused", "vllm", [("4.config.targets.0.type", "vllm"), ("4.config.targets.1.type", "vllm"),
                                          ("2.config", {"lora": {"rank": 8}})]),
-    ("r-setting-unused-target", "registry", [("4.config.targets", [{"type": "registry", "max_lora_rank": 32}])]),
-    ("r-port-documents", "documents", [("0.config.path", "docs")]),
-    ("r-port-rows", "rows", [("0.config.path", "rows.jsonl")]),
-    ("r-port-sft", "rows", [("0.config.path", "rows.jsonl")]),
-    ("r-port-sft", "pretraining", [("1.config", {"stage": "cpt"})]),
-    ("r-port-preference", "pairs", [("0.config.format", "preference")]),
-    ("r-port-preference", "sft", [("1.config.stage", "sft")]),
-    ("r-port-labelled", "labels", [("0.config.format", "labelled")]),
-    ("r-port-text", "text", [("0.config.format", "text")]),
-    ("r-port-candidate", "trainer", [("1.type", "trainer"), ("2.config", {"benchmarks": [{"name": "forgetting"}]})]),
-    ("r-port-adapter", "trainer", [("0.config.path", "a.jsonl"), ("1.type", "trainer"), ("1.config", DROP)]),
-    ("r-port-two", "one", [("2.needs", ["one"])]),
-    ("r-engine-model", "no model", [("1.config.model", DROP)]),
-    ("r-engine-model", "no engine", [("1.config.engine", DROP)]),
-    ("r-engine-model", "openai", [("1.config.engine", "openai")]),
-    ("r-engine-no-model", "model", [("1.config.model", "m")]),
-    ("r-engine-no-model", "local", [("1.config.engine", "local")]),
-    ("r-engine-no-model", "none", [("1.config.engine", DROP)]),
-    ("r-engine-url", "openai", [("1.config.engine", "openai"), ("1.config.model", "m")]),
-    ("r-engine-url", "by the address", [("1.config.engine", DROP), ("1.config.model", "m")]),
-    ("r-engine-url", "no address", [("1.config.base_url", DROP)]),
-    ("r-endpoint-url", "the endpoint", [("1.config.base_url", DROP)]),
-    ("r-endpoint-url", "without a key", [("1.config.endpoint", DROP)]),
-    ("r-extractive-preference", "qa", [("1.config.template", "qa")]),
-    ("r-extractive-preference", "model", [("1.config.model", "m")]),
-    ("r-extractive-prompt", "model", [("1.config.model", "m")]),
-    ("r-extractive-prompt", "no prompt", [("1.config.prompt", DROP)]),
-    ("r-self-label", "other model", [("1.config.model", "default/other")]),
-    ("r-self-label", "other role", [("5.config", {"role": "writer"})]),
-    ("r-self-label", "other tenant", [("5.config", {"tenant": "guests"})]),
-    ("r-grounding", "off", [("1.config.grounding", DROP)]),
-    ("r-grounding", "documents", [("0.config.path", DROP), ("0.config.sets", {
+    ("target-setting-unused", "registry", [("4.config.targets", [{"type": "registry", "max_lora_rank": 32}])]),
+    ("port-documents", "documents", [("0.config.path", "docs")]),
+    ("port-rows", "rows", [("0.config.path", "rows.jsonl")]),
+    ("port-sft", "rows", [("0.config.path", "rows.jsonl")]),
+    ("port-sft", "pretraining", [("1.config", {"stage": "cpt"})]),
+    ("port-preference", "pairs", [("0.config.format", "preference")]),
+    ("port-preference", "sft", [("1.config.stage", "sft")]),
+    ("port-labelled", "labels", [("0.config.format", "labelled")]),
+    ("port-text", "text", [("0.config.format", "text")]),
+    ("port-candidate", "trainer", [("1.type", "trainer"), ("2.config", {"benchmarks": [{"name": "forgetting"}]})]),
+    ("port-adapter", "trainer", [("0.config.path", "a.jsonl"), ("1.type", "trainer"), ("1.config", DROP)]),
+    ("port-two", "one", [("2.needs", ["one"])]),
+    ("engine-model", "no model", [("1.config.model", DROP)]),
+    ("engine-model", "no engine", [("1.config.engine", DROP)]),
+    ("engine-model", "openai", [("1.config.engine", "openai")]),
+    ("engine-no-model", "model", [("1.config.model", "m")]),
+    ("engine-no-model", "local", [("1.config.engine", "local")]),
+    ("engine-no-model", "none", [("1.config.engine", DROP)]),
+    ("engine-url", "openai", [("1.config.engine", "openai"), ("1.config.model", "m")]),
+    ("engine-url", "by the address", [("1.config.engine", DROP), ("1.config.model", "m")]),
+    ("engine-url", "no address", [("1.config.base_url", DROP)]),
+    ("endpoint-url", "the endpoint", [("1.config.base_url", DROP)]),
+    ("endpoint-url", "without a key", [("1.config.endpoint", DROP)]),
+    ("extractive-preference", "qa", [("1.config.template", "qa")]),
+    ("extractive-preference", "model", [("1.config.model", "m")]),
+    ("extractive-prompt", "model", [("1.config.model", "m")]),
+    ("extractive-prompt", "no prompt", [("1.config.prompt", DROP)]),
+    ("self-label", "other model", [("1.config.model", "default/other")]),
+    ("self-label", "other role", [("5.config", {"role": "writer"})]),
+    ("self-label", "other tenant", [("5.config", {"tenant": "guests"})]),
+    ("grounding", "off", [("1.config.grounding", DROP)]),
+    ("grounding", "documents", [("0.config.path", DROP), ("0.config.sets", {
         "sft": {"path": "a.jsonl"}, "documents": {"path": "docs"}})]),
-    ("r-token-range", "equal", [("1.config.min_tokens", 100)]),
-    ("r-backend-setting-native", "dpo", [("1.config.stage", "dpo")]),
-    ("r-backend-setting-native", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
+    ("token-range", "equal", [("1.config.min_tokens", 100)]),
+    ("backend-setting", "dpo", [("1.config.stage", "dpo")]),
+    ("backend-setting", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
         "script": "mine"})]),
-    ("r-backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
-    ("r-backend-setting-trl", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
-    ("r-backend-setting-grpo", "trl", [("1.config.backend", "trl")]),
-    ("r-backend-setting-grpo", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
-    ("r-backend-setting-sharded", "ddp", [("1.config.launch.strategy", "ddp")]),
-    ("r-backend-setting-sharded", "full", [("1.config.method", "full")]),
-    ("r-backend-setting-sharded", "elsewhere", [("1.config.backend", "native"), ("1.config.launch", {
+    ("backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
+    ("backend-setting-trl", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("backend-setting-grpo", "trl", [("1.config.backend", "trl")]),
+    ("backend-setting-grpo", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
+    ("backend-setting-sharded", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("backend-setting-sharded", "full", [("1.config.method", "full")]),
+    ("backend-setting-sharded", "elsewhere", [("1.config.backend", "native"), ("1.config.launch", {
         "strategy": "fsdp_hybrid", "processes": 4})]),
-    ("r-backend-setting-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
-    ("r-backend-setting-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
-    ("r-backend-setting-cuda", "cuda", [("1.config.device", "cuda")]),
-    ("r-backend-setting-cuda", "lora", [("1.config.method", "lora")]),
-    ("r-backend-setting-axolotl", "cosine", [("1.config.hyperparameters.schedule", "cosine")]),
-    ("r-backend-setting-deepspeed", "full", [("1.config.method", "full")]),
-    ("r-backend-setting-mlx", "lion", [("1.config.hyperparameters.optimizer", "lion")]),
-    ("r-backend-setting-llamacpp", "left out", [("1.config.hyperparameters", {"epochs": 2, "weight_decay": 0.1})]),
-    ("r-backend-setting-llamacpp", "elsewhere", [("1.config.backend", "native")]),
-    ("r-backend-setting-script", "own", [("1.config.launch", {"script": "mine"})]),
-    ("r-launch-launcher", "ddp", [("1.config.launch", {"strategy": "ddp", "processes": 2, "launcher": "torchrun"})]),
-    ("r-launch-launcher", "auto", [("1.config.launch.launcher", "auto")]),
-    ("r-script-unused", "script", [("1.config.backend", "script")]),
-    ("r-script-unused", "left out", [("1.config.launch", DROP)]),
-    ("r-fp16-cpu", "bf16", [("1.config.hyperparameters.precision", "bf16")]),
-    ("r-fp16-cpu", "cuda", [("1.config.device", "cuda")]),
-    ("r-fp16-cpu", "auto", [("1.config.device", "auto")]),
-    ("r-quant-method", "qlora", [("1.config.method", "qlora")]),
-    ("r-quant-method", "qlora elsewhere", [("1.config.method", "qlora"), ("1.config.backend", "unsloth")]),
-    ("r-quant-method", "none", [("1.config.quantization", DROP)]),
-    ("r-quant-export", "nf4", [("1.config.quantization", "nf4")]),
-    ("r-quant-export", "none", [("1.config.quantization", DROP)]),
-    ("r-grpo-reward", "named", [("1.config.rollouts", {"rewards": [{"type": "length", "max_tokens": 9}]}),
+    ("backend-setting-unsloth", "lora", [("1.config.method", "lora"), ("1.config.device", "cuda")]),
+    ("backend-setting-unsloth", "qlora", [("1.config.method", "qlora"), ("1.config.device", "auto")]),
+    ("backend-setting-cuda", "cuda", [("1.config.device", "cuda")]),
+    ("backend-setting-cuda", "lora", [("1.config.method", "lora")]),
+    ("backend-setting-axolotl", "cosine", [("1.config.hyperparameters.schedule", "cosine")]),
+    ("backend-setting-deepspeed", "full", [("1.config.method", "full")]),
+    ("backend-setting-mlx", "lion", [("1.config.hyperparameters.optimizer", "lion")]),
+    ("backend-setting-llamacpp", "left out", [("1.config.hyperparameters", {"epochs": 2, "weight_decay": 0.1})]),
+    ("backend-setting-llamacpp", "elsewhere", [("1.config.backend", "native")]),
+    ("backend-setting-script", "own", [("1.config.launch", {"script": "mine"})]),
+    ("launch-launcher", "ddp", [("1.config.launch", {"strategy": "ddp", "processes": 2, "launcher": "torchrun"})]),
+    ("launch-launcher", "auto", [("1.config.launch.launcher", "auto")]),
+    ("script-unused", "script", [("1.config.backend", "script")]),
+    ("script-unused", "left out", [("1.config.launch", DROP)]),
+    ("fp16-cpu", "bf16", [("1.config.hyperparameters.precision", "bf16")]),
+    ("fp16-cpu", "cuda", [("1.config.device", "cuda")]),
+    ("fp16-cpu", "auto", [("1.config.device", "auto")]),
+    ("quant-method", "qlora", [("1.config.method", "qlora")]),
+    ("quant-method", "qlora elsewhere", [("1.config.method", "qlora"), ("1.config.backend", "unsloth")]),
+    ("quant-method", "none", [("1.config.quantization", DROP)]),
+    ("quant-export", "nf4", [("1.config.quantization", "nf4")]),
+    ("quant-export", "none", [("1.config.quantization", DROP)]),
+    ("grpo-reward", "named", [("1.config.rollouts", {"rewards": [{"type": "length", "max_tokens": 9}]}),
                                 ("1.config.hyperparameters", {"batch_size": 8})]),
-    ("r-grpo-batch", "accumulation", [("1.config.hyperparameters.gradient_accumulation", 2)]),
-    ("r-grpo-batch", "group", [("1.config.rollouts.num_generations", 6)]),
-    ("r-grpo-batch", "processes", [("1.config.launch", {"strategy": "ddp", "processes": 2})]),
-    ("r-rollouts-unused", "left out", [("1.config.rollouts", DROP)]),
-    ("r-rollouts-unused", "grpo", [("1.config.stage", "grpo"), ("1.config.hyperparameters", {"batch_size": 8})]),
-    ("r-kto-batch", "two", [("1.config.hyperparameters.batch_size", 2)]),
-    ("r-lora-layers", "attention", [("1.config.lora.target_modules", "attention-only")]),
-    ("r-lora-layers", "named", [("1.config.lora.target_modules", ["q_proj"])]),
-    ("r-lora-layers", "all layers", [("1.config.lora.layers", DROP)]),
-    ("r-lora-unused", "default", [("1.config.lora.rank", 32)]),
-    ("r-lora-unused", "lora", [("1.config.method", "lora")]),
-    ("r-preference-unused", "default", [("1.config.preference.beta", 0.1)]),
-    ("r-preference-unused", "dpo", [("1.config.stage", "dpo")]),
-    ("r-preference-unused", "kto", [("1.config.stage", "kto")]),
-    ("r-smoothing-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
-    ("r-smoothing-loss", "none", [("1.config.preference.label_smoothing", 0)]),
-    ("r-schedule-free", "constant", [("1.config.hyperparameters.schedule", "constant")]),
-    ("r-schedule-free", "warmup", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
-    ("r-schedule-free", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-galore-method", "full", [("1.config.method", "full")]),
-    ("r-galore-method", "freeze", [("1.config.method", "freeze")]),
-    ("r-galore-method", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-adapter-method", "same", [("1.config", {"method": "dora"})]),
-    ("r-adapter-method", "merge", [("2.config", {"adapter": "merge"})]),
-    ("r-adapter-method", "merge into the weights", [("2.config", {"method": "full", "adapter": "merge"})]),
-    ("r-adapter-method", "after full", [("1.config", {"method": "full"})]),
-    ("r-adapter-shape", "same", [("2.config.lora.rank", 16)]),
-    ("r-adapter-shape", "left out", [("2.config.lora", DROP)]),
-    ("r-adapter-shape", "stack", [("2.config.adapter", "stack")]),
-    ("r-adapter-compose", "continue", [("2.config", {"method": "dora"})]),
-    ("r-adapter-compose", "lora", [("1.config.method", "lora")]),
-    ("r-adapter-compose", "lora and qlora", [("1.config.method", "lora"), ("2.config.method", "qlora")]),
-    ("r-adapter-compose", "lora and lora_plus", [("1.config.method", "lora"), ("2.config.method", "lora_plus")]),
-    ("r-adapter-compose", "whole", [("2.config", {"method": "full", "adapter": "merge"})]),
-    ("r-adapter-stack", "merge", [("2.config.adapter", "merge")]),
-    ("r-adapter-stack", "merge and freeze", [("2.config", {"method": "freeze", "adapter": "merge"})]),
-    ("r-adapter-stack", "lora", [("2.config.method", "lora")]),
-    ("r-adapter-merge", "continue", [("2.config", {"method": "qlora", "quantization": "gptq"})]),
-    ("r-adapter-merge", "stack", [("2.config", {"method": "qlora", "quantization": "gptq", "adapter": "stack"})]),
-    ("r-adapter-merge", "nf4", [("1.config.quantization", "nf4")]),
-    ("r-adapter-none", "continue", [("1.config.adapter", "continue")]),
-    ("r-engine-unused", "none", [("1.config.engine", DROP)]),
-    ("r-engine-unused", "default", [("1.config.engine.batching", "auto")]),
-    ("r-engine-unused", "native", [("1.config.backend", "native")]),
-    ("r-engine-unused", "by default", [("1.config.backend", DROP)]),
-    ("r-setting-unused", "none", [("1.config.engine", DROP), ("1.config.lora", DROP)]),
-    ("r-setting-unused", "freeze", [("1.config", {"method": "freeze", "engine": {"freeze_blocks": 4}})]),
-    ("r-setting-unused", "oft", [("1.config", {"method": "oft", "engine": {"oft_block_size": 64}})]),
-    ("r-setting-unused", "lora_plus", [("1.config", {"method": "lora_plus", "lora": {"lora_plus_ratio": 8}})]),
-    ("r-batching", "auto", [("1.config.engine.batching", "auto")]),
-    ("r-batching", "buckets", [("1.config.engine.batching", "buckets")]),
-    ("r-batching", "padded", [("1.config.engine.batching", "padded")]),
-    ("r-batching", "sft", [("1.config.stage", "sft")]),
-    ("r-engine-cuda", "cuda", [("1.config.device", "cuda")]),
-    ("r-engine-cuda", "any", [("1.config.device", DROP)]),
-    ("r-engine-cuda", "auto", [("1.config.engine", {"attention": "auto", "head": "auto", "fp8": "auto"})]),
-    ("r-engine-cuda", "others", [("1.config.engine", {"attention": "eager", "head": "chunked", "fp8": "off"})]),
-    ("r-base-made", "lora", [("2.config", {"method": "lora"})]),
-    ("r-base-made", "registry", [("5.config.targets", [{"type": "registry"}])]),
-    ("r-base-made", "llama_server", [("5.config.targets", [{"type": "llama_server"}])]),
-    ("r-repository-url", "folder", [("0.config.repository", "code")]),
-    ("r-repository-url", "colon", [("0.config.repository", "a:b")]),
-    ("r-mirror-store", "file", [("1.config.engine.mirror", "file:///backup")]),
-    ("r-mirror-store", "gs", [("1.config.engine.mirror", "gs://bucket/checkpoints")]),
-    ("r-fp8-msamp", "auto", [("1.config.engine.fp8", "auto")]),
-    ("r-fp8-msamp", "torchao", [("1.config.engine.fp8", "torchao")]),
-    ("r-fp8-qlora", "lora", [("1.config.method", "lora")]),
-    ("r-fp8-qlora-auto", "lora", [("1.config.method", "lora")]),
-    ("r-fp8-qlora", "off", [("1.config.engine.fp8", "off")]),
-    ("r-optimizer-device", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
-    ("r-optimizer-device", "cpu", [("1.config.device", "cpu")]),
-    ("r-optimizer-device", "cuda", [("1.config.device", "cuda")]),
-    ("r-optimizer-device", "any", [("1.config.device", DROP)]),
-    ("r-quant-device", "lora", [("1.config.method", "lora")]),
-    ("r-quant-device", "cpu", [("1.config.device", "cpu")]),
-    ("r-quant-device", "cuda", [("1.config.device", "cuda")]),
-    ("r-quant-device", "any", [("1.config.device", DROP)]),
-    ("r-launch-processes", "ddp", [("1.config.launch.strategy", "ddp")]),
-    ("r-launch-processes", "one", [("1.config.launch.processes", 1)]),
-    ("r-launch-processes-one", "two", [("1.config.launch.processes", 2)]),
-    ("r-launch-shard", "two", [("1.config.launch.shard_size", 2)]),
-    ("r-launch-shard", "half", [("1.config.launch.shard_size", DROP)]),
-    ("r-launch-shard-unused", "left out", [("1.config.launch.shard_size", DROP)]),
-    ("r-launch-shard-unused", "hybrid", [("1.config.launch.strategy", "fsdp_hybrid")]),
-    ("r-launch-shard-one-replica", "two replicas", [("1.config.launch.processes", 4)]),
-    ("r-launch-device", "cpu", [("1.config.device", "cpu")]),
-    ("r-launch-device", "one process", [("1.config.launch", DROP)]),
-    ("r-shard-quantised", "ddp", [("1.config.launch.strategy", "ddp")]),
-    ("r-shard-quantised", "lora", [("1.config.method", "lora")]),
-    ("r-base-mismatch", "left out", [("2.config.base_model", DROP)]),
-    ("r-base-mismatch", "same", [("2.config.base_model", "org/one")]),
-    ("r-base-mismatch-target", "same", [("4.config.targets.0.base_model", "starter")]),
-    ("r-base-mismatch-target", "not said", [("4.config.targets.0.base_model", DROP)]),
-    ("r-reward-continue", "sft", [("1.config.stage", "sft")]),
-    ("r-reward-continue", "beside", [("2.needs", ["data-source"])]),
-    ("r-reward-continue", "ppo", [("0.config.format", "auto"), ("2.config", {
+    ("grpo-batch", "accumulation", [("1.config.hyperparameters.gradient_accumulation", 2)]),
+    ("grpo-batch", "group", [("1.config.rollouts.num_generations", 6)]),
+    ("grpo-batch", "processes", [("1.config.launch", {"strategy": "ddp", "processes": 2})]),
+    ("rollouts-unused", "left out", [("1.config.rollouts", DROP)]),
+    ("rollouts-unused", "grpo", [("1.config.stage", "grpo"), ("1.config.hyperparameters", {"batch_size": 8})]),
+    ("kto-batch", "two", [("1.config.hyperparameters.batch_size", 2)]),
+    ("lora-layers", "attention", [("1.config.lora.target_modules", "attention-only")]),
+    ("lora-layers", "named", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("lora-layers", "all layers", [("1.config.lora.layers", DROP)]),
+    ("lora-unused", "default", [("1.config.lora.rank", 32)]),
+    ("lora-unused", "lora", [("1.config.method", "lora")]),
+    ("preference-unused", "default", [("1.config.preference.beta", 0.1)]),
+    ("preference-unused", "dpo", [("1.config.stage", "dpo")]),
+    ("preference-unused", "kto", [("1.config.stage", "kto")]),
+    ("smoothing-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
+    ("smoothing-loss", "none", [("1.config.preference.label_smoothing", 0)]),
+    ("schedule-free", "constant", [("1.config.hyperparameters.schedule", "constant")]),
+    ("schedule-free", "warmup", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
+    ("schedule-free", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("galore-method", "full", [("1.config.method", "full")]),
+    ("galore-method", "freeze", [("1.config.method", "freeze")]),
+    ("galore-method", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("adapter-method", "same", [("1.config", {"method": "dora"})]),
+    ("adapter-method", "merge", [("2.config", {"adapter": "merge"})]),
+    ("adapter-method", "merge into the weights", [("2.config", {"method": "full", "adapter": "merge"})]),
+    ("adapter-method", "after full", [("1.config", {"method": "full"})]),
+    ("adapter-shape", "same", [("2.config.lora.rank", 16)]),
+    ("adapter-shape", "left out", [("2.config.lora", DROP)]),
+    ("adapter-shape", "stack", [("2.config.adapter", "stack")]),
+    ("adapter-compose", "continue", [("2.config", {"method": "dora"})]),
+    ("adapter-compose", "lora", [("1.config.method", "lora")]),
+    ("adapter-compose", "lora and qlora", [("1.config.method", "lora"), ("2.config.method", "qlora")]),
+    ("adapter-compose", "lora and lora_plus", [("1.config.method", "lora"), ("2.config.method", "lora_plus")]),
+    ("adapter-compose", "whole", [("2.config", {"method": "full", "adapter": "merge"})]),
+    ("adapter-compose-module", "another module", [("2.config.lora.modules_to_save", ["embed_tokens"])]),
+    ("adapter-compose-module", "one module", [("1.config", DROP)]),
+    ("adapter-stack", "merge", [("2.config.adapter", "merge")]),
+    ("adapter-stack", "merge and freeze", [("2.config", {"method": "freeze", "adapter": "merge"})]),
+    ("adapter-stack", "lora", [("2.config.method", "lora")]),
+    ("adapter-merge", "continue", [("2.config", {"method": "qlora", "quantization": "gptq"})]),
+    ("adapter-merge", "stack", [("2.config", {"method": "qlora", "quantization": "gptq", "adapter": "stack"})]),
+    ("adapter-merge", "nf4", [("1.config.quantization", "nf4")]),
+    ("adapter-none", "continue", [("1.config.adapter", "continue")]),
+    ("engine-unused", "none", [("1.config.engine", DROP)]),
+    ("engine-unused", "default", [("1.config.engine.batching", "auto")]),
+    ("engine-unused", "native", [("1.config.backend", "native")]),
+    ("engine-unused", "by default", [("1.config.backend", DROP)]),
+    ("setting-unused", "none", [("1.config.engine", DROP), ("1.config.lora", DROP)]),
+    ("setting-unused", "freeze", [("1.config", {"method": "freeze", "engine": {"freeze_blocks": 4}})]),
+    ("setting-unused", "oft", [("1.config", {"method": "oft", "engine": {"oft_block_size": 64}})]),
+    ("setting-unused", "lora_plus", [("1.config", {"method": "lora_plus", "lora": {"lora_plus_ratio": 8}})]),
+    ("batching", "auto", [("1.config.engine.batching", "auto")]),
+    ("batching", "buckets", [("1.config.engine.batching", "buckets")]),
+    ("batching", "padded", [("1.config.engine.batching", "padded")]),
+    ("batching", "sft", [("1.config.stage", "sft")]),
+    ("batching-buckets", "auto", [("1.config.engine.batching", "auto")]),
+    ("batching-buckets", "padded", [("1.config.engine.batching", "padded")]),
+    ("engine-cuda", "cuda", [("1.config.device", "cuda")]),
+    ("engine-cuda", "any", [("1.config.device", DROP)]),
+    ("engine-cuda", "auto", [("1.config.engine", {"attention": "auto", "head": "auto", "fp8": "auto"})]),
+    ("engine-cuda", "others", [("1.config.engine", {"attention": "eager", "head": "chunked", "fp8": "off"})]),
+    ("base-made", "lora", [("2.config", {"method": "lora"})]),
+    ("base-made", "registry", [("5.config.targets", [{"type": "registry"}])]),
+    ("base-made", "llama_server", [("5.config.targets", [{"type": "llama_server"}])]),
+    ("repository-url", "folder", [("0.config.repository", "code")]),
+    ("repository-url", "colon", [("0.config.repository", "a:b")]),
+    ("mirror-store", "file", [("1.config.engine.mirror", "file:///backup")]),
+    ("mirror-store", "gs", [("1.config.engine.mirror", "gs://bucket/checkpoints")]),
+    ("fp8-msamp", "auto", [("1.config.engine.fp8", "auto")]),
+    ("fp8-msamp", "torchao", [("1.config.engine.fp8", "torchao")]),
+    ("fp8-qlora", "lora", [("1.config.method", "lora")]),
+    ("fp8-qlora-auto", "lora", [("1.config.method", "lora")]),
+    ("fp8-qlora", "off", [("1.config.engine.fp8", "off")]),
+    ("optimizer-device", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
+    ("optimizer-device", "cpu", [("1.config.device", "cpu")]),
+    ("optimizer-device", "cuda", [("1.config.device", "cuda")]),
+    ("optimizer-device", "any", [("1.config.device", DROP)]),
+    ("quant-device", "lora", [("1.config.method", "lora")]),
+    ("quant-device", "cpu", [("1.config.device", "cpu")]),
+    ("quant-device", "cuda", [("1.config.device", "cuda")]),
+    ("quant-device", "any", [("1.config.device", DROP)]),
+    ("launch-processes", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("launch-processes", "one", [("1.config.launch.processes", 1)]),
+    ("launch-processes-one", "two", [("1.config.launch.processes", 2)]),
+    ("launch-shard", "two", [("1.config.launch.shard_size", 2)]),
+    ("launch-shard", "half", [("1.config.launch.shard_size", DROP)]),
+    ("launch-shard-unused", "left out", [("1.config.launch.shard_size", DROP)]),
+    ("launch-shard-unused", "hybrid", [("1.config.launch.strategy", "fsdp_hybrid")]),
+    ("launch-shard-one-replica", "two replicas", [("1.config.launch.processes", 4)]),
+    ("launch-device", "cpu", [("1.config.device", "cpu")]),
+    ("launch-device", "one process", [("1.config.launch", DROP)]),
+    ("shard-quantised", "ddp", [("1.config.launch.strategy", "ddp")]),
+    ("shard-quantised", "lora", [("1.config.method", "lora")]),
+    ("base-mismatch", "left out", [("2.config.base_model", DROP)]),
+    ("base-mismatch", "same", [("2.config.base_model", "org/one")]),
+    ("target-base-mismatch", "same", [("4.config.targets.0.base_model", "starter")]),
+    ("target-base-mismatch", "not said", [("4.config.targets.0.base_model", DROP)]),
+    ("reward-continue", "sft", [("1.config.stage", "sft")]),
+    ("reward-continue", "beside", [("2.needs", ["data-source"])]),
+    ("reward-continue", "ppo", [("0.config.format", "auto"), ("2.config", {
         "stage": "ppo", "backend": "script", "launch": {"script": "mine"}})]),
-    ("r-control-line", "beside", [("3.needs", ["validator"]), ("4.needs", ["trainer", "trainer-2"])]),
-    ("r-control-unused", "evaluated", [("3", {"type": "evaluator", "needs": ["trainer", "trainer-2"],
+    ("control-line", "beside", [("3.needs", ["validator"]), ("4.needs", ["trainer", "trainer-2"])]),
+    ("control-unused", "evaluated", [("3", {"type": "evaluator", "needs": ["trainer", "trainer-2"],
                                               "config": {"benchmarks": [{"name": "forgetting"}]}})]),
-    ("r-control-alone", "no control", [("2.config.control", DROP)]),
-    ("r-control-deploy", "no control", [("2.config.control", DROP)]),
-    ("r-no-heldout", "validator", [("0.config.path", "docs"), ("1", {"type": "ai_generator"}),
+    ("control-alone", "no control", [("2.config.control", DROP)]),
+    ("control-deploy", "no control", [("2.config.control", DROP)]),
+    ("no-heldout", "validator", [("0.config.path", "docs"), ("1", {"type": "ai_generator"}),
                                    ("2", {"type": "validator"}), ("3", {"type": "trainer"})]),
-    ("r-no-heldout", "own file", [("2.config", {"benchmarks": [{"name": "f1", "path": "tasks.jsonl"}]})]),
-    ("r-no-heldout", "own rows", [("2.config", {"benchmarks": [{"name": "forgetting"}, {"name": "lm_eval:piqa"}]})]),
-    ("r-no-set", "documents", [("3.config.benchmarks.0.set", "unseen_documents")]),
-    ("r-no-set", "any", [("3.config.benchmarks.0.set", DROP)]),
-    ("r-no-set", "heldout", [("3.config.benchmarks.0.set", "heldout")]),
-    ("r-primary", "listed", [("3.config.primary", "f1")]),
-    ("r-primary", "not said", [("3.config.primary", DROP)]),
-    ("r-primary", "by default", [("3.config.benchmarks", DROP)]),
-    ("r-unevaluated", "said", [("2.config", {"unevaluated": True})]),
-    ("r-report-mismatch", "beside", [("4.needs", ["validator"]), ("5.needs", ["evaluator"])]),
-    ("r-reward-deploy", "dpo", [("1.config.stage", "dpo")]),
-    ("r-full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
-    ("r-full-hotload", "lora", [("2.config.method", "lora")]),
-    ("r-target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
-    ("r-rank-server", "16", [("2.config.lora.rank", 16)]),
-    ("r-rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
-    ("r-rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
-    ("r-target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-url", "endpoint", [("4.config.targets.0.endpoint", "house")]),
-    ("r-endpoint-url-target", "the endpoint", [("4.config.targets.0.url", DROP)]),
-    ("r-target-adapter", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("r-target-adapter", "mlx", [("4.config.targets.0.type", "mlx")]),
-    ("r-target-own", "registry", [("4.config.targets.0", {"type": "llama_server"})]),
-    ("r-role-twice", "other role", [("5.config", {"role": "other"})]),
-    ("r-role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
-    ("r-control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
+    ("no-heldout", "own file", [("2.config", {"benchmarks": [{"name": "f1", "path": "tasks.jsonl"}]})]),
+    ("no-heldout", "own rows", [("2.config", {"benchmarks": [{"name": "forgetting"}, {"name": "lm_eval:piqa"}]})]),
+    ("no-set", "documents", [("3.config.benchmarks.0.set", "unseen_documents")]),
+    ("no-set", "any", [("3.config.benchmarks.0.set", DROP)]),
+    ("no-set", "heldout", [("3.config.benchmarks.0.set", "heldout")]),
+    ("primary", "listed", [("3.config.primary", "f1")]),
+    ("primary", "not said", [("3.config.primary", DROP)]),
+    ("primary", "by default", [("3.config.benchmarks", DROP)]),
+    ("unevaluated", "said", [("2.config", {"unevaluated": True})]),
+    ("report-mismatch", "beside", [("4.needs", ["validator"]), ("5.needs", ["evaluator"])]),
+    ("reward-deploy", "dpo", [("1.config.stage", "dpo")]),
+    ("full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
+    ("full-hotload", "lora", [("2.config.method", "lora")]),
+    ("target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
+    ("rank-server", "16", [("2.config.lora.rank", 16)]),
+    ("rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
+    ("rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
+    ("target-url", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("target-url", "endpoint", [("4.config.targets.0.endpoint", "house")]),
+    ("target-endpoint-url", "the endpoint", [("4.config.targets.0.url", DROP)]),
+    ("target-adapter", "embedded", [("4.config.targets.0.type", "embedded")]),
+    ("target-adapter", "mlx", [("4.config.targets.0.type", "mlx")]),
+    ("target-own", "registry", [("4.config.targets.0", {"type": "llama_server"})]),
+    ("role-twice", "other role", [("5.config", {"role": "other"})]),
+    ("role-twice", "other tenant", [("5.config", {"tenant": "other"})]),
+    ("control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
     ("e-spec-cycle", "straight", [("1.needs", ["data-source"])]),
     ("e-spec-id", "own", [("1.id", "other")]),
     ("e-spec-value", "256", [("1.config.lora.rank", 256)]),
     ("e-spec-optimizer", "adafactor", [("1.config.hyperparameters.optimizer", "adafactor")]),
 ]  # fmt: skip
-STILL = {"r-control-stage", "r-no-heldout"}
+STILL = {"control-stage", "no-heldout"}
 """Files whose nearest good chain still has another, unrelated reason."""
 
 
@@ -365,12 +391,12 @@ def edited(value: Any, edits: list[Edit]) -> Any:
 def test_the_nearest_chain_that_is_not_refused(name: str, way: str, edits: list[Edit]) -> None:
     path = RESOURCES / "chains_bad" / f"{name}.yaml"
     found = check(edited(load_value(path), edits))
-    assert expected_code(path) not in [reason.code for reason in found], way
+    assert expected_name(path) not in [name_of(reason) for reason in found], way
     if name not in STILL:
         assert found == [], way
 
 
-CHAINS = [path for path in BAD if path.stem.startswith("r-") and "nodes" in load_value(path)]
+CHAINS = [path for path in BAD if not path.stem.startswith("e-spec-") and "nodes" in load_value(path)]
 
 
 @pytest.mark.parametrize("path", CHAINS, ids=lambda path: path.stem)
@@ -378,19 +404,19 @@ def test_below_a_node_that_cannot_be_read_only_what_a_node_says_itself_is_told(p
     value = load_value(path)
     value["nodes"][0] = {"type": "zzz"}
     alone = [reason for reason in reasons_of(path) if not chained(reason) and reason.node != "data-source"]
-    found = [reason for reason in check(value) if reason.code.startswith("R-")]
-    assert [(reason.code, reason.node) for reason in found] == [(reason.code, reason.node) for reason in alone]
+    found = [reason for reason in check(value) if reason.row]
+    assert [(name_of(reason), reason.node) for reason in found] == [(name_of(reason), reason.node) for reason in alone]
 
 
 def chained(reason: Reason) -> bool:
     """Whether the row of a reason looks at other nodes too."""
-    rows = [row for row in ROWS if row.code == reason.code and row.scope in ("spec", "words")]
+    rows = [row for row in ROWS if row.name == name_of(reason) and row.scope in ("spec", "words")]
     return all(row.chained for row in rows)
 
 
 def test_every_row_of_the_spec_has_a_nearest_good_chain() -> None:
-    covered = {expected_code(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
-    assert {row.code for row in ROWS if row.scope == "spec"} <= covered
+    covered = {expected_name(RESOURCES / "chains_bad" / f"{name}.yaml") for name, _, _ in NEAR}
+    assert {row.name for row in ROWS if row.scope == "spec"} <= covered
 
 
 # Rows with more than one way in; those on trainers are in test_refusals_trainer.py
@@ -412,15 +438,15 @@ DOCUMENTS = {"benchmarks": [{"name": "f1", "set": "unseen_documents"}]}
     [
         ({}, {}, WORDING, []),
         ({"wordings": 2}, {}, WORDING, []),
-        ({"wordings": 1}, {}, WORDING, ["R-NO-SET"]),
-        ({"template": "instruction"}, {}, WORDING, ["R-NO-SET"]),
-        ({}, {"holdout": {"wording": False}}, WORDING, ["R-NO-SET"]),
+        ({"wordings": 1}, {}, WORDING, ["no-set"]),
+        ({"template": "instruction"}, {}, WORDING, ["no-set"]),
+        ({}, {"holdout": {"wording": False}}, WORDING, ["no-set"]),
         ({}, {"holdout": {"documents": 0}}, WORDING, []),
-        ({}, {"holdout": {"documents": 0}}, DOCUMENTS, ["R-NO-SET"]),
-        ({}, {"holdout": {"documents": 0, "wording": False}}, {}, ["R-NO-HELDOUT"]),
-        ({}, {"holdout": {"documents": 0, "wording": False}}, WORDING, ["R-NO-HELDOUT"]),
-        ({"wordings": 1}, {"holdout": {"documents": 0}}, {}, ["R-NO-HELDOUT"]),
-        ({"wordings": 1}, {}, {"primary": "heldout_loss/unseen_wording"}, ["R-NO-SET"]),
+        ({}, {"holdout": {"documents": 0}}, DOCUMENTS, ["no-set"]),
+        ({}, {"holdout": {"documents": 0, "wording": False}}, {}, ["no-heldout"]),
+        ({}, {"holdout": {"documents": 0, "wording": False}}, WORDING, ["no-heldout"]),
+        ({"wordings": 1}, {"holdout": {"documents": 0}}, {}, ["no-heldout"]),
+        ({"wordings": 1}, {}, {"primary": "heldout_loss/unseen_wording"}, ["no-set"]),
         ({}, {}, {"primary": "heldout_loss/unseen_wording"}, []),
         ({}, {}, {"primary": "heldout_loss/general"}, []),
     ],
@@ -428,13 +454,13 @@ DOCUMENTS = {"benchmarks": [{"name": "f1", "set": "unseen_documents"}]}
 def test_sets_have_to_be_held_out_to_be_evaluated(
     generator: dict[str, Any], validator: dict[str, Any], evaluator: dict[str, Any], expected: list[str]
 ) -> None:
-    assert codes(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
+    assert names(*six(generator=generator, validator=validator, evaluator=evaluator)) == expected
 
 
 def test_wordings_are_seen_through_a_second_validator() -> None:
     nodes = six(generator={}, validator={}, evaluator=WORDING)
     nodes.insert(2, node("validator", "first"))
-    assert codes(*nodes) == []
+    assert names(*nodes) == []
 
 
 def test_the_field_of_a_missing_set_is_named() -> None:
@@ -446,9 +472,9 @@ def test_the_field_of_a_missing_set_is_named() -> None:
 
 def test_rows_that_training_saw_are_no_evaluation() -> None:
     benchmarks = [{"name": "f1", "path": "tasks.jsonl"}, {"name": "f1"}]
-    assert codes(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["R-NO-HELDOUT"]
+    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
     benchmarks = [{"name": "lm_evals"}]
-    assert codes(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["R-NO-HELDOUT"]
+    assert names(source(), node("trainer"), node("evaluator", benchmarks=benchmarks)) == ["no-heldout"]
 
 
 @pytest.mark.parametrize(
@@ -464,10 +490,10 @@ def test_rows_that_training_saw_are_no_evaluation() -> None:
     ],
 )
 def test_the_primary_metric_has_to_be_listed(primary: str, benchmarks: list[dict[str, str]], fine: bool) -> None:
-    found = codes(
+    found = names(
         source(), node("validator"), node("trainer"), node("evaluator", benchmarks=benchmarks, primary=primary)
     )
-    assert found == ([] if fine else ["R-PRIMARY"])
+    assert found == ([] if fine else ["primary"])
 
 
 def deployed(trainer: dict[str, Any], *targets: dict[str, Any]) -> list[Reason]:
@@ -482,20 +508,20 @@ VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
 
 def test_each_target_is_judged_by_itself() -> None:
     found = deployed({"lora": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
-    assert [(reason.code, reason.field) for reason in found] == [("R-RANK-SERVER", "config.targets.1.max_lora_rank")]
+    assert [(name_of(reason), reason.field) for reason in found] == [("rank-server", "config.targets.1.max_lora_rank")]
     assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
 
 
 def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
     found = deployed({"lora": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
-    assert [reason.code for reason in found] == ["R-RANK-SERVER"]
+    assert [name_of(reason) for reason in found] == ["rank-server"]
     assert deployed({"lora": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
 
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
-    assert [r.code for r in deployed({"method": "full"}, VLLM)] == ["R-FULL-HOTLOAD"]
-    assert [r.code for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["R-TARGET-ADAPTER"]
-    assert [r.code for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["R-FULL-HOTLOAD"]
+    assert [name_of(r) for r in deployed({"method": "full"}, VLLM)] == ["full-hotload"]
+    assert [name_of(r) for r in deployed({"method": "oft", "backend": "native"}, VLLM)] == ["target-adapter"]
+    assert [name_of(r) for r in deployed({"method": "freeze", "backend": "native"}, VLLM)] == ["full-hotload"]
 
 
 def test_all_reasons_of_a_target_are_told_at_once() -> None:
@@ -503,8 +529,8 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
         {"method": "dora", "lora": {"rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
         {"type": "vllm", "base_model": "org/other"},
     )
-    assert [reason.code for reason in found] == [
-        "R-TARGET-ADAPTER", "R-TARGET-ADAPTER", "R-RANK-SERVER", "R-BASE-MISMATCH", "R-TARGET-URL",
+    assert [name_of(reason) for reason in found] == [
+        "target-adapter", "target-adapter", "rank-server", "target-base-mismatch", "target-url",
     ]  # fmt: skip
     assert "(lm_head, embed_tokens)" in found[1].because
 
@@ -513,31 +539,31 @@ def test_all_reasons_of_a_target_are_told_at_once() -> None:
     ("kind", "method", "codes"),
     [
         ("llama_server", "lora", []),
-        ("llama_server", "dora", ["R-TARGET-ADAPTER"]),
+        ("llama_server", "dora", ["target-adapter"]),
         ("llama_server", "full", []),
         ("ollama", "qlora", []),
-        ("ollama", "oft", ["R-TARGET-ADAPTER"]),
+        ("ollama", "oft", ["target-adapter"]),
         ("mlx", "dora", []),
-        ("mlx", "oft", ["R-TARGET-ADAPTER"]),
+        ("mlx", "oft", ["target-adapter"]),
     ],
 )
 def test_what_the_files_of_a_target_have_no_words_for(kind: str, method: str, codes: list[str]) -> None:
-    assert [reason.code for reason in deployed({"method": method, "backend": "native"}, {"type": kind})] == codes
+    assert [name_of(reason) for reason in deployed({"method": method, "backend": "native"}, {"type": kind})] == codes
 
 
 def test_a_server_that_the_deployer_starts_has_no_address_to_give() -> None:
     own = {"type": "mlx", "url": "http://127.0.0.1:8080"}
-    assert [reason.code for reason in deployed({}, own)] == ["R-TARGET-OWN"]
+    assert [name_of(reason) for reason in deployed({}, own)] == ["target-own"]
 
 
 def test_a_report_must_be_about_what_is_deployed() -> None:
     found = reasons(
         source(), node("validator"), node("trainer"), node("evaluator"), node("trainer", "later"), node("deployer")
     )
-    assert [reason.code for reason in found] == ["R-REPORT-MISMATCH"]
+    assert [name_of(reason) for reason in found] == ["report-mismatch"]
     assert found[0].because == "The report judges 'trainer', and 'later' would be deployed."
 
 
 def test_a_deployer_may_be_unevaluated_with_an_evaluator_too() -> None:
     nodes = source(), node("validator"), node("trainer"), node("evaluator"), node("deployer", unevaluated=True)
-    assert codes(*nodes) == []
+    assert names(*nodes) == []

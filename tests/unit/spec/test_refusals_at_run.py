@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import chain, node, reasons, source
-from tests.unit.spec.test_refusals import at_run, run_codes
+from tests.unit.spec.chains import chain, name_of, node, reasons, source
+from tests.unit.spec.test_refusals import at_run, run_names
 from trainyard.errors import Reason
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.compat.context import RunFacts
@@ -23,19 +23,19 @@ def test_every_path_of_a_chain_is_asked_about() -> None:
             node("evaluator", benchmarks=[{"name": "f1", "path": "/t.jsonl"}, {"name": "f1"}, {"name": "forgetting"}]),
         )
     )
-    assert [(reason.code, reason.node, reason.field) for reason in found] == [
-        ("R-PATH-ROOT", "data-source", "config.sets.sft.path"),
-        ("R-PATH-ROOT", "data-source", "config.sets.documents.repository"),
-        ("R-PATH-ROOT", "validator", "config.evaluation_sets.1"),
-        ("R-PATH-ROOT", "evaluator", "config.benchmarks.0.path"),
+    assert [(name_of(reason), reason.node, reason.field) for reason in found] == [
+        ("path-root", "data-source", "config.sets.sft.path"),
+        ("path-root", "data-source", "config.sets.documents.repository"),
+        ("path-root", "validator", "config.evaluation_sets.1"),
+        ("path-root", "evaluator", "config.benchmarks.0.path"),
     ]
     assert found[0].because == "The path '/a.jsonl' leads out of the data roots."
 
 
 def test_what_is_not_a_local_path_is_not_asked_about() -> None:
-    everything = RunFacts(path_problem=lambda path: Reason("R-PATH-ROOT", None, "", f"{path} is asked about.", "No."))
-    assert run_codes(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
-    assert run_codes(node("data_source", repository="code"), facts=everything) == ["R-PATH-ROOT"]
+    everything = RunFacts(path_problem=lambda path: Reason("path-root", None, "", f"{path} is asked about.", "No."))
+    assert run_names(node("data_source", url="https://host.example/a.jsonl"), facts=everything) == []
+    assert run_names(node("data_source", repository="code"), facts=everything) == ["path-root"]
 
 
 @pytest.mark.parametrize(
@@ -47,23 +47,23 @@ def test_what_is_not_a_local_path_is_not_asked_about() -> None:
 )  # fmt: skip
 def test_a_mirror_on_this_machine_is_a_path_like_another(address: str, path: str) -> None:
     found = at_run(chain(source(), node("trainer", engine={"mirror": address})))
-    assert [(reason.code, reason.field) for reason in found] == [("R-PATH-ROOT", "config.engine.mirror")]
+    assert [(name_of(reason), reason.field) for reason in found] == [("path-root", "config.engine.mirror")]
     assert found[0].because == f"The path {path!r} leads out of the data roots."
 
 
 def test_the_file_of_a_chat_template_is_asked_about() -> None:
     found = at_run(chain(source(), node("trainer", engine={"template": "../chat.jinja"})))
-    assert [(reason.code, reason.field) for reason in found] == [("R-PATH-ROOT", "config.engine.template")]
+    assert [(name_of(reason), reason.field) for reason in found] == [("path-root", "config.engine.template")]
     for engine in ({"template": "chat.jinja"}, {"template": "chatml"}, {"mirror": "gs://bucket/one"}, {}):
-        assert run_codes(source(), node("trainer", engine=engine)) == []
+        assert run_names(source(), node("trainer", engine=engine)) == []
 
 
 @pytest.mark.parametrize(
     ("device", "here", "expected"),
     [
-        ("auto", {Device.CPU}, ["R-ENGINE-CUDA", "R-ENGINE-CUDA"]),
+        ("auto", {Device.CPU}, ["engine-cuda-here", "engine-cuda-here"]),
         ("auto", {Device.CPU, Device.CUDA}, []),
-        ("cuda", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda", {Device.CPU}, ["device-missing"]),
         ("auto", None, []),
     ],
 )
@@ -71,10 +71,10 @@ def test_kernels_of_cuda_where_the_device_shows_at_run(
     device: str, here: set[Device] | None, expected: list[str]
 ) -> None:
     trainer = node("trainer", device=device, engine={"head": "liger", "fp8": "torchao"})
-    assert run_codes(source(), trainer, facts=RunFacts(devices=here)) == expected
+    assert run_names(source(), trainer, facts=RunFacts(devices=here)) == expected
     plain = node("trainer", device=device, engine={"head": "auto", "fp8": "auto"})
-    assert run_codes(source(), plain, facts=RunFacts(devices=here)) == [
-        code for code in expected if code != "R-ENGINE-CUDA"
+    assert run_names(source(), plain, facts=RunFacts(devices=here)) == [
+        name for name in expected if name != "engine-cuda-here"
     ]
 
 
@@ -83,23 +83,23 @@ def test_kernels_of_cuda_where_the_device_shows_at_run(
     [
         ({}, []),
         ({"model": "known"}, []),
-        ({"model": "unknown"}, ["R-ENGINE-UNRESOLVED"]),
-        ({"model": "unknown", "engine": "openai"}, ["R-ENGINE-UNRESOLVED"]),
+        ({"model": "unknown"}, ["engine-unresolved"]),
+        ({"model": "unknown", "engine": "openai"}, ["engine-unresolved"]),
         ({"model": "unknown", "engine": "local"}, []),
         ({"model": "unknown", "base_url": "http://127.0.0.1:1/v1"}, []),
-        ({"model": "unknown", "engine": "vllm"}, ["R-VLLM-CUDA"]),
+        ({"model": "unknown", "engine": "vllm"}, ["vllm-cuda"]),
     ],
 )
 def test_a_model_needs_somebody_who_answers(config: dict[str, Any], expected: list[str]) -> None:
-    assert run_codes(source("docs"), node("ai_generator", **config)) == expected
+    assert run_names(source("docs"), node("ai_generator", **config)) == expected
 
 
 def test_vllm_needs_cuda_and_its_program() -> None:
     nodes = source("docs"), node("ai_generator", engine="vllm", model="m")
-    assert run_codes(*nodes, facts=RunFacts(devices=frozenset({Device.CPU, Device.CUDA}))) == []
+    assert run_names(*nodes, facts=RunFacts(devices=frozenset({Device.CPU, Device.CUDA}))) == []
     bare = RunFacts(devices=frozenset({Device.CPU}), vllm_install="pip install vllm")
-    assert run_codes(*nodes, facts=bare) == ["R-VLLM-CUDA", "R-VLLM-MISSING"]
-    assert run_codes(source("docs"), node("ai_generator", engine="local", model="m"), facts=bare) == []
+    assert run_names(*nodes, facts=bare) == ["vllm-cuda", "vllm-missing"]
+    assert run_names(source("docs"), node("ai_generator", engine="local", model="m"), facts=bare) == []
 
 
 def test_a_missing_backend_says_why_and_what_is_here() -> None:
@@ -116,50 +116,50 @@ def test_a_missing_backend_says_why_and_what_is_here() -> None:
     [
         ("auto", {Device.CPU}, []),
         ("cpu", {Device.CPU}, []),
-        ("mps", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("mps", {Device.CPU}, ["device-missing"]),
         ("mps", {Device.MPS, Device.CPU}, []),
         ("metal", {Device.MPS, Device.CPU}, []),
         ("wgpu", {Device.MPS, Device.CPU}, []),
         ("wgpu", {Device.CPU}, []),
-        ("cuda:0", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda:0", {Device.CPU}, ["device-missing"]),
         ("cuda:0", {Device.CPU, Device.CUDA}, []),
         ("cuda", {Device.CPU, Device.CUDA}, []),
     ],
 )
 def test_a_device_has_to_be_here(device: str, here: set[Device], expected: list[str]) -> None:
-    assert run_codes(source(), node("trainer", device=device), facts=RunFacts(devices=here)) == expected
+    assert run_names(source(), node("trainer", device=device), facts=RunFacts(devices=here)) == expected
 
 
 @pytest.mark.parametrize(
     ("device", "precision", "here", "expected"),
     [
-        ("auto", "fp16", {Device.CPU}, ["R-FP16-CPU"]),
+        ("auto", "fp16", {Device.CPU}, ["fp16-cpu-here"]),
         ("auto", "fp16", {Device.MPS, Device.CPU}, []),
         ("mps", "fp16", {Device.MPS, Device.CPU}, []),
         ("auto", "bf16", {Device.CPU}, []),
         ("auto", "fp16", {Device.CPU, Device.CUDA}, []),
-        ("cuda", "fp16", {Device.CPU}, ["R-DEVICE-MISSING"]),
+        ("cuda", "fp16", {Device.CPU}, ["device-missing"]),
     ],
 )
 def test_half_precision_where_the_device_shows_at_run(
     device: str, precision: str, here: set[Device], expected: list[str]
 ) -> None:
     trainer = node("trainer", device=device, hyperparameters={"precision": precision})
-    assert run_codes(source(), trainer, facts=RunFacts(devices=here)) == expected
+    assert run_names(source(), trainer, facts=RunFacts(devices=here)) == expected
 
 
-@pytest.mark.parametrize(("embedded", "expected"), [(False, ["R-TARGET-DOWN"]), (True, []), (None, [])])
+@pytest.mark.parametrize(("embedded", "expected"), [(False, ["target-down"]), (True, []), (None, [])])
 def test_the_embedded_server_has_to_be_up(embedded: bool | None, expected: list[str]) -> None:
     nodes = [source(), node("validator"), node("trainer"), node("evaluator")]
     targets = [{"type": "registry"}, {"type": "embedded", "url": "http://127.0.0.1:1"}, {"type": "embedded"}]
     found = at_run(chain(*nodes, node("deployer", targets=targets)), RunFacts(embedded=embedded))
-    assert [reason.code for reason in found] == expected
+    assert [name_of(reason) for reason in found] == expected
     assert [reason.field for reason in found] == ["config.targets.2.type"] * len(expected)
 
 
 def test_nothing_is_refused_for_what_is_not_known() -> None:
     nodes = [source("/docs"), node("ai_generator", model="m"), node("trainer", backend="mlx", device="mps")]
-    assert run_codes(*nodes, facts=RunFacts()) == []
+    assert run_names(*nodes, facts=RunFacts()) == []
 
 
 def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
@@ -170,14 +170,14 @@ def test_the_reasons_of_several_nodes_come_in_their_order() -> None:
         node("trainer", backend="trl", stage="ppo", hyperparameters={"precision": "fp16"}, device="cpu"),
         node("deployer"),
     )  # fmt: skip
-    assert [(reason.node, reason.code) for reason in found] == [
-        ("trainer", "R-PORT-SFT"),
-        ("trainer", "R-BACKEND-SETTING"),
-        ("trainer", "R-BACKEND-SETTING"),
-        ("trainer", "R-QUANT-EXPORT"),
-        ("validator", "R-TOKEN-RANGE"),
-        ("trainer-2", "R-BACKEND-SETTING"),
-        ("trainer-2", "R-FP16-CPU"),
-        ("trainer-2", "R-ADAPTER-METHOD"),
-        ("deployer", "R-UNEVALUATED"),
+    assert [(reason.node, name_of(reason)) for reason in found] == [
+        ("trainer", "port-sft"),
+        ("trainer", "backend-setting"),
+        ("trainer", "backend-setting"),
+        ("trainer", "quant-export"),
+        ("validator", "token-range"),
+        ("trainer-2", "backend-setting"),
+        ("trainer-2", "fp16-cpu"),
+        ("trainer-2", "adapter-method"),
+        ("deployer", "unevaluated"),
     ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import node, reasons, source
-from tests.unit.spec.test_refusals import run_codes
+from tests.unit.spec.chains import name_of, node, reasons, source
+from tests.unit.spec.test_refusals import run_names
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.methods import Method
@@ -114,14 +114,14 @@ def test_a_refusal_says_what_is_supported_and_by_whom(
     config: dict[str, Any], field: str, because: str, instead: str
 ) -> None:
     (reason,) = backend_reasons(TrainerConfig.model_validate(config), "trainer")
-    assert (reason.code, reason.node, reason.field) == ("R-BACKEND-SETTING", "trainer", f"config.{field}")
+    assert (name_of(reason), reason.node, reason.field) == ("backend-setting", "trainer", f"config.{field}")
     assert reason.because.endswith(because)
     assert reason.instead == f"Use {instead}"
 
 
 def test_a_chain_is_refused_in_the_words_of_a_job() -> None:
     config = {"backend": "llamacpp", "method": "lora", "hyperparameters": {"epochs": 1.5, "max_steps": 3}}
-    found = [reason for reason in reasons(source(), node("trainer", **config)) if reason.code == BACKEND_ROW.code]
+    found = [reason for reason in reasons(source(), node("trainer", **config)) if name_of(reason) == BACKEND_ROW.name]
     assert found == backend_reasons(TrainerConfig.model_validate(config), "trainer")
     assert [reason.field.rpartition(".")[2] for reason in found] == ["method", "max_steps", "epochs"]
     assert reasons(source(), node("trainer", backend="llamacpp", method="full", quantization="gguf")) == []
@@ -131,7 +131,7 @@ def test_a_chain_is_refused_in_the_words_of_a_job() -> None:
 def test_kernels_for_cuda_are_looked_for_at_run(backend: str) -> None:
     nodes = source(), node("trainer", backend=backend, method="qlora")
     assert reasons(*nodes) == []
-    assert "R-BACKEND-SETTING" in run_codes(*nodes)
+    assert "backend-setting-here" in run_names(*nodes)
 
 
 def test_a_script_of_your_own_supports_what_it_wants() -> None:

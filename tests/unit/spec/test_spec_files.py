@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.spec.chains import chain, codes, node, reasons, source
+from tests.unit.spec.chains import chain, names, node, reasons, source
 from trainyard.errors import NotFound, Reason, Refused
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
@@ -243,7 +243,7 @@ def test_other_kinds_of_wrong_values() -> None:
     assert only(reasons(source(include="x"))).instead == "Write a list."
     assert only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
     keyed = only(reasons(node("data_source", path="a", api_key_env="x")))
-    assert keyed.code == "R-CHAIN-KEY"
+    assert keyed.row == "chain-key"
     variable = only(reasons(source("docs"), node("ai_generator", model="m", api_key_env="no good")))
     assert variable.instead.startswith("Write `endpoint: NAME` in place of `api_key_env`")
     assert only(check(chain(source(), name="No Name"))).instead == (
@@ -281,7 +281,7 @@ def test_the_node_of_a_wrong_value_is_named_by_its_id() -> None:
 
 
 def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
-    found = codes(
+    found = names(
         source(),
         node("validator", min_tokens=-1),
         node("trainer", backend="trl", method="qlora"),
@@ -289,11 +289,11 @@ def test_a_wrong_node_does_not_hide_what_is_wrong_with_the_others() -> None:
         node("evaluator"),
         node("deployer", None, ["nowhere"]),
     )
-    assert found == ["E-SPEC-VALUE", "E-SPEC-GRAPH", "R-BACKEND-SETTING", "R-QUANT-METHOD", "R-NO-HELDOUT"]
+    assert found == ["E-SPEC-VALUE", "E-SPEC-GRAPH", "backend-setting", "quant-method", "no-heldout"]
 
 
 def test_what_follows_a_node_that_cannot_be_read_is_not_blamed_for_its_inputs() -> None:
-    assert codes({"type": "data_sourc"}, node("trainer"), node("evaluator"), node("deployer")) == ["E-SPEC-TYPE"]
+    assert names({"type": "data_sourc"}, node("trainer"), node("evaluator"), node("deployer")) == ["E-SPEC-TYPE"]
 
 
 def test_models_are_taken_apart_too() -> None:

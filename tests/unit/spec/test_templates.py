@@ -86,18 +86,18 @@ def test_a_control_is_trained_beside_and_only_the_evaluator_takes_it(name: str) 
 
 def test_a_control_without_an_evaluator_is_refused_and_not_left_out() -> None:
     steps = {"control": True, "evaluate": False, "deploy": False}
-    assert [reason.code for reason in check(built("qa-pipeline", steps=steps))] == ["R-CONTROL-UNUSED"]
+    assert [reason.row for reason in check(built("qa-pipeline", steps=steps))] == ["control-unused"]
 
 
 def test_deploying_without_evaluation_has_to_be_said() -> None:
     steps = {"evaluate": False}
-    assert [reason.code for reason in check(built("qa-pipeline", steps=steps))] == ["R-UNEVALUATED"]
+    assert [reason.row for reason in check(built("qa-pipeline", steps=steps))] == ["unevaluated"]
     assert check(built("qa-pipeline", steps=steps, publish={"unevaluated": True})) == []
 
 
 def test_evaluation_without_validation_is_refused() -> None:
     found = check(built("qa-pipeline", steps={"validate": False}))
-    assert [reason.code for reason in found] == ["R-NO-HELDOUT"]
+    assert [reason.row for reason in found] == ["no-heldout"]
 
 
 def test_parameters_arrive_where_they_work() -> None:

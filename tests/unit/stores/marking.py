@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.compute.child import faultpoint
 from trainyard.errors import Conflict
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.stores.markers.records import Marker, MarkerState, MarkerStore, Owner, this_owner
 from trainyard.stores.markers.remote import ObjectMarkers
@@ -58,7 +58,7 @@ class HandClock:
         self.since_boot += seconds
 
 
-def open_markers(address: str, at: Callable[[str], None] = nothing) -> MarkerStore:
+def open_markers(address: str, at: Callable[[str], None] = ignore) -> MarkerStore:
     """`folder:PATH`, or the address of an object store."""
     kind, _, path = address.partition(":")
     if kind == "folder":

@@ -222,7 +222,7 @@ def test_names_that_could_leave_the_root_are_refused(registry: AdapterRegistry, 
     "name", ["acme", "acme/bot/v0", "acme/bot/v01", "acme/bot/1", "acme/bot/v1/x", "acme/bot/", "/"]
 )
 def test_what_is_no_adapter_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match=r"E-NAME: .* is no adapter name"):
+    with pytest.raises(InvalidInput, match=r"E-NAME: .* is not a valid adapter name"):
         parse_name(name)
 
 
@@ -240,7 +240,7 @@ def test_what_must_not_be_served_is_not_registered(registry: AdapterRegistry, so
     with pytest.raises(NotFound, match="E-ADAPTER-INVALID: There is no adapter folder"):
         registry.register("acme", "bot", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .* holds no safetensors file"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID: .* contains no safetensors file"):
         registry.register("acme", "bot", tmp_path / "empty")
     (source / "adapter_model.bin").write_bytes(b"pickle")
     with pytest.raises(InvalidInput, match=r"E-MODEL-UNSAFE: .*adapter_model\.bin"):

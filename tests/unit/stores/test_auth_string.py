@@ -44,7 +44,7 @@ def test_a_string_that_a_header_cannot_carry_is_refused_and_not_repeated(text: s
 def test_a_file_that_cannot_be_used_is_named(home: Path) -> None:
     keep_auth(settings())
     auth_file(settings()).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidInput, match=r"E-AUTH: .*prefect-auth-string cannot be read: it is no text"):
+    with pytest.raises(InvalidInput, match=r"E-AUTH: .*prefect-auth-string cannot be read: it is not UTF-8 text"):
         read_auth(settings())
     auth_file(settings()).write_text("")
     with pytest.raises(InvalidInput, match=r"E-AUTH: The auth string of .*prefect-auth-string has 0 characters"):

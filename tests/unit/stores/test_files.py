@@ -11,7 +11,8 @@ import pytest
 
 from trainyard.errors import Conflict, LimitExceeded, Unavailable
 from trainyard.stores import files as files_module
-from trainyard.stores.files import Files, RealFiles, create_whole, make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.whole import create_whole, write_whole
 from trainyard.testing.simulated_files import SimulatedFiles
 
 ROOT = Path("/disk")

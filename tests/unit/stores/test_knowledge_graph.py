@@ -91,7 +91,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"entities": [{"kind": "person", "name": "Eve\u202e"}]}, "printable"),
     ({"entities": [{"kind": "person", "name": "E", "attributes": {"a": "x" * 501}}]}, "at most 500"),
     ({"entities": [{"kind": "person", "name": "E", "attributes": {"a b": "x"}}]}, "an attribute is named|An attribute"),
-    ({"entities": [{"kind": "person", "name": 7}]}, "is no text"),
+    ({"entities": [{"kind": "person", "name": 7}]}, "is not a string"),
     ({"entities": [{"kind": "person"}]}, "shape is wrong"),
     ({"entities": [{"kind": "person", "name": f"P {n}"} for n in range(201)]}, "at most 200 and 400"),
     ({"relations": [{"kind": "rules", "source": ONE, "target": ONE}]}, "kind 'rules'"),

@@ -217,7 +217,7 @@ def test_shards_are_found_by_the_index(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "model.bin", 7])
 def test_an_index_cannot_point_outside(folder: Path, name: Any) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: .*no file name of this folder"):
+    with pytest.raises(InvalidInput, match=r"E-MODEL-INVALID: .*not a file name in this folder"):
         check_model_folder(folder)
 
 

@@ -75,21 +75,7 @@ def test_what_is_not_there(store: ObjectStore, tmp_path: Path) -> None:
         store.get("no")
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         store.download("no", tmp_path / "no")
-    with pytest.raises(NotFound, match="E-NOT-FOUND"):
-        store.move("no", "yes")
     assert not (tmp_path / "no").exists()
-
-
-def test_a_move_is_whole_and_never_overwrites(store: ObjectStore) -> None:
-    info = store.put("a", b"A", metadata={"k": "v"})
-    store.put("b", b"B")
-    with pytest.raises(Conflict, match=r"E-OBJECT-EXISTS.*object b "):
-        store.move("a", "b")
-    with pytest.raises(Conflict, match="E-OBJECT-CHANGED"):
-        store.move("a", "c", if_source_generation_match=info.generation + 1)
-    moved = store.move("a", "x/c", if_source_generation_match=info.generation)
-    assert (moved.metadata, store.get("x/c"), store.head("a")) == ({"k": "v"}, b"A", None)
-    assert store.put("a", b"A2", if_generation_match=0).generation > 0
 
 
 @pytest.mark.parametrize(
@@ -168,7 +154,7 @@ def test_a_full_disk_keeps_the_old_object() -> None:
         assert done[1], done
 
 
-@pytest.mark.parametrize("effect", ["create", "overwrite", "same", "move", "delete"])
+@pytest.mark.parametrize("effect", ["create", "overwrite", "same", "delete"])
 def test_the_power_fails_at_every_call(effect: str) -> None:
     """Afterwards there is the old object or the new one, whole, and never a generation that was seen before."""
     for call in range(1, 30):
@@ -178,7 +164,6 @@ def test_the_power_fails_at_every_call(effect: str) -> None:
                 "create": ((None, None), (None, b"NEW")),
                 "overwrite": ((b"OLD", None), (b"NEW", None)),
                 "same": ((b"OLD", None), (b"OLD", None)),
-                "move": ((b"OLD", None), (None, b"OLD")),
                 "delete": ((b"OLD", None), (None, None)),
             }[effect]
             found = tuple(store.get(name) if store.head(name) else None for name in ("a/it", "b/to"))
@@ -212,8 +197,6 @@ def die_amid(effect: str, call: int, seed: int) -> tuple[FolderStore, bool]:
                 store.put("a/it", b"NEW", if_generation_match=1)
             case "same":
                 store.put("a/it", b"OLD", metadata={"again": "yes"})
-            case "move":
-                store.move("a/it", "b/to")
             case "delete":
                 store.delete("a/it")
     except KeyboardInterrupt:

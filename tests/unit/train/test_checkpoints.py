@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from trainyard.errors import TrainyardError
-from trainyard.train.checkpoints import checkpoints, commit, is_disk_full, newest_valid, require_space
+from trainyard.stores.whole import is_disk_full
+from trainyard.train.checkpoints import checkpoints, commit, newest_valid, require_space
 
 
 def writer(text: str = "x" * 100) -> Callable[[Path], None]:

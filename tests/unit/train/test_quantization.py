@@ -85,7 +85,7 @@ def test_a_device_without_the_format_is_refused(format: Quantization) -> None:
 
 @pytest.mark.parametrize("format", [Quantization.FP8, Quantization.GGUF])
 def test_no_base_is_loaded_in_a_format_for_something_else(format: Quantization) -> None:
-    with pytest.raises(InvalidInput, match=f"never held in {format.value}") as caught:
+    with pytest.raises(InvalidInput, match=f"cannot be in {format.value}") as caught:
         load_config(format, CPU)
     assert caught.value.code == "E-QUANTIZATION"
 

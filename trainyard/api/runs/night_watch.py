@@ -34,7 +34,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from trainyard.api.runs.nights import NO_SUCCESS
 from trainyard.api.runs.server import client
 from trainyard.settings import Settings
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 FLOW, DUE = "nightly", Time(6, 0)
 JUDGED_FILE = "night-watch.json"

@@ -11,18 +11,18 @@ from prefect.states import Scheduled
 from trainyard.api.records import NodeState
 from trainyard.spec.states import JobState
 
-STATES: dict[StateType, tuple[JobState, str]] = {
-    StateType.SCHEDULED: (JobState.PENDING, ""),
-    StateType.PENDING: (JobState.PENDING, "starting"),
-    StateType.RUNNING: (JobState.RUNNING, ""),
-    StateType.PAUSED: (JobState.PAUSED, ""),
-    StateType.CANCELLING: (JobState.RUNNING, "cancelling"),
-    StateType.COMPLETED: (JobState.COMPLETED, ""),
-    StateType.FAILED: (JobState.FAILED, ""),
-    StateType.CRASHED: (JobState.FAILED, "crashed"),
-    StateType.CANCELLED: (JobState.CANCELED, ""),
+STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
+    StateType.SCHEDULED: (JobState.PENDING, "", NodeState.PENDING),
+    StateType.PENDING: (JobState.PENDING, "starting", NodeState.PENDING),
+    StateType.RUNNING: (JobState.RUNNING, "", NodeState.RUNNING),
+    StateType.PAUSED: (JobState.PAUSED, "", NodeState.RUNNING),
+    StateType.CANCELLING: (JobState.RUNNING, "cancelling", NodeState.RUNNING),
+    StateType.COMPLETED: (JobState.COMPLETED, "", NodeState.COMPLETED),
+    StateType.FAILED: (JobState.FAILED, "", NodeState.FAILED),
+    StateType.CRASHED: (JobState.FAILED, "crashed", NodeState.FAILED),
+    StateType.CANCELLED: (JobState.CANCELED, "", NodeState.CANCELED),
 }
-"""Prefect's state types in our words: (state, detail)."""
+"""Prefect's state types in our words: of a run (state, detail), and of a node."""
 
 PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
 """Names of states of ours: Scheduled again because its machine was taken back; Failed because its time is up;
@@ -43,24 +43,12 @@ DETAILS = {
 STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED}
 """Why a supervised child was stopped -> name of its task's state."""
 
-NODE_STATES: dict[StateType, NodeState] = {
-    StateType.SCHEDULED: NodeState.PENDING,
-    StateType.PENDING: NodeState.PENDING,
-    StateType.RUNNING: NodeState.RUNNING,
-    StateType.PAUSED: NodeState.RUNNING,
-    StateType.CANCELLING: NodeState.RUNNING,
-    StateType.COMPLETED: NodeState.COMPLETED,
-    StateType.FAILED: NodeState.FAILED,
-    StateType.CRASHED: NodeState.FAILED,
-    StateType.CANCELLED: NodeState.CANCELED,
-}
-
 
 def run_state(state: State[Any] | None) -> tuple[JobState, str]:
     """A flow run's state in our words."""
     if state is None:
         return JobState.PENDING, ""
-    word, detail = STATES[state.type]
+    word, detail, _ = STATES[state.type]
     return word, DETAILS.get(state.name or "", detail)
 
 
@@ -75,7 +63,7 @@ def node_state(state: State[Any] | None) -> NodeState:
     if state is None:
         return NodeState.PENDING
     named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
-    return named.get(state.name or "", NODE_STATES[state.type])
+    return named.get(state.name or "", STATES[state.type][2])
 
 
 def preempted(words: str, *, after_s: float) -> State[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainyard.api.terminal.text import table
@@ -15,11 +16,15 @@ def check_text(result: Any) -> str:
     return "\n".join(lines)
 
 
-def run_text(result: Any) -> str:
+def node_table(nodes: Sequence[Any]) -> list[str]:
+    """How the nodes ended, as one text; none where there are no nodes."""
     rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
-            for node in result.nodes]  # fmt: skip
-    lines = [table(rows, ("node", "state", "seconds", "result"))] if rows else []
-    return "\n".join([*lines, f"{result.name}: {result.state.value}. {result.message}", result.url])
+            for node in nodes]  # fmt: skip
+    return [table(rows, ("node", "state", "seconds", "result"))] if rows else []
+
+
+def run_text(result: Any) -> str:
+    return "\n".join([*node_table(result.nodes), f"{result.name}: {result.state.value}. {result.message}", result.url])
 
 
 def plan_text(result: Any) -> str:

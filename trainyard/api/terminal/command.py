@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainyard.api.context import Context
-from trainyard.api.operations import OPERATIONS
+from trainyard.api.operations import OPERATIONS, REQUESTS, TEXTS, VERBS
 from trainyard.api.requests.fields import FieldError
 from trainyard.inherited import keep_files_private
 from trainyard.loading import load
@@ -40,7 +40,7 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
     keep_files_private()
-    request, implementation = request_of(name, given), load(OPERATIONS[name].implementation)
+    request, implementation = request_of(name, given), load(VERBS + OPERATIONS[name].implementation)
     gc.enable()
     progress = LateProgress()
     try:
@@ -56,7 +56,7 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
 
 def request_of(name: str, given: dict[str, Any]) -> Any:
     try:
-        return load(OPERATIONS[name].request)(**given)
+        return load(REQUESTS + OPERATIONS[name].request)(**given)
     except ValidationError as error:
         first = error.errors()[0]
         raise FieldError(str(first["loc"][0]), first["msg"]) from error
@@ -64,9 +64,9 @@ def request_of(name: str, given: dict[str, Any]) -> Any:
 
 def render(name: str, result: Any) -> str:
     """The result of an operation as text for people."""
-    return str(load(OPERATIONS[name].renderer)(result))
+    return str(load(TEXTS + OPERATIONS[name].renderer)(result))
 
 
 def print_part(name: str, as_json: bool, part: BaseModel) -> None:
     """Print one part of a result that comes bit by bit; with `--json` each part is a line."""
-    print(part.model_dump_json() if as_json else load(OPERATIONS[name].part_renderer)(part), flush=True)
+    print(part.model_dump_json() if as_json else load(TEXTS + OPERATIONS[name].part_renderer)(part), flush=True)

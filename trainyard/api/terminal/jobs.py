@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from trainyard.api.records import RunResult
-from trainyard.api.terminal.chains import run_text
+from trainyard.api.terminal.chains import node_table, run_text
 from trainyard.api.terminal.text import table
 
 
@@ -43,9 +43,7 @@ def job_detail_text(result: Any) -> str:
         kept = f", checkpoints: {', '.join(one.checkpoints)}" if one.checkpoints else ""
         lines.append(f"{one.node}: step {one.step} of {one.total_steps or '?'}{loss}{rate}{kept}")
         lines.append(f"{one.node}: {one.folder}")
-    rows = [(node.id, node.state.value, f"{node.seconds:.1f}", node.message.splitlines()[0] if node.message else "")
-            for node in result.nodes]  # fmt: skip
-    return "\n".join([*lines, table(rows, ("node", "state", "seconds", "result")) if rows else ""]).rstrip()
+    return "\n".join([*lines, *node_table(result.nodes)])
 
 
 def log_line_text(line: Any) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from trainyard.api.verbs.night import Added, NightStatus, Simulated
 from trainyard.night.report import NightReport, markdown
+from trainyard.testing.simulation import violation_lines
 
-CAMPAIGNS_SHOWN = 20
+REPLAY = "trainyard nightly simulate"
 
 
 def night_text(report: NightReport) -> str:
@@ -20,17 +19,8 @@ def simulated_text(found: Simulated) -> str:
     rate = found.nights / found.seconds if found.seconds else 0.0
     head = f"seed {found.seed}: {found.nights:,} nights in {found.attempts:,} attempts, "
     head += f"{found.seconds:g} s ({rate:.0f} nights/s){inject}"
-    return "\n".join([head, *violation_lines(found), found.last_line])
-
-
-def violation_lines(found: Simulated) -> Iterator[str]:
-    """The violations of each campaign, and the command that carries out this campaign alone."""
-    inject = f" --inject {found.inject}" if found.inject else ""
-    for seed in found.failed[:CAMPAIGNS_SHOWN]:
-        yield from (line for line in found.violations if line.startswith(f"seed {seed}: "))
-        yield f"  replay: trainyard nightly simulate --campaign {seed}{inject}"
-    if len(found.failed) > CAMPAIGNS_SHOWN:
-        yield f"{len(found.failed) - CAMPAIGNS_SHOWN:,} more campaigns with violations; --json lists all of them"
+    lines = violation_lines(found.violations, found.failed, REPLAY, found.inject)
+    return "\n".join([head, *lines, found.last_line])
 
 
 def status_text(found: NightStatus) -> str:

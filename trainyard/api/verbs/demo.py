@@ -149,22 +149,22 @@ def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) 
         )
     nodes = {node.type: node for node in ended.nodes}
     report = read_json(nodes["evaluator"].outputs[Port.REPORT].path / "report.json")
+    losses = {row["set"]: row for row in report["benchmarks"] if row["name"] == PRIMARY}
     validator = read_json(nodes["validator"].outputs[Port.SFT].path / "report.json")
-    sample = best_sample(report)
+    sample = report["samples"][0]  # the evaluator draws them from the primary set with the run's seed
     adapter = str(nodes["deployer"].facts["version"])
-    base_name, tuned_name = model_names(model_url, adapter)
     return DemoResult(
         documents=int(nodes["data_source"].outputs[Port.DOCUMENTS].rows or 0),
         pairs=int(validator["read"]),
         kept=int(validator["kept"]),
         heldout=sum(validator["heldout"].values()),
         dropped=validator["dropped"],
-        sets=tuple(set_result(row) for name in SETS for row in report["benchmarks"] if is_primary(row, name)),
+        sets=tuple(set_result(losses[name]) for name in SETS if name in losses),
         quotes=next(quotes_of(row) for row in report["benchmarks"] if row["name"] == QUOTES),
         adapter=adapter,
         prompt=sample["prompt"],
-        base_answer=ask(model_url, base_name, sample["prompt"]),
-        tuned_answer=ask(model_url, tuned_name, sample["prompt"]),
+        base_answer=ask(model_url, base_name(model_url), sample["prompt"]),
+        tuned_answer=ask(model_url, adapter, sample["prompt"]),
         ui_url=ui_url,
         run_url=ended.url,
         model_url=model_url,
@@ -174,15 +174,6 @@ def summarize(ended: RunResult, *, ui_url: str, model_url: str, seconds: float) 
 
 def read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def best_sample(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report's first sample; the evaluator draws them from the primary set with the run's seed."""
-    return dict(report["samples"][0])
-
-
-def is_primary(row: Mapping[str, Any], name: str) -> bool:
-    return bool(row["name"] == PRIMARY and row["set"] == name)
 
 
 def set_result(row: Mapping[str, Any]) -> SetResult:
@@ -211,11 +202,10 @@ def interval(given: Mapping[str, float]) -> Interval:
     return Interval(mean=given["mean"], low=given["low"], high=given["high"])
 
 
-def model_names(model_url: str, adapter: str) -> tuple[str, str]:
-    """The server's names of its base and of the adapter version."""
+def base_name(model_url: str) -> str:
+    """The base, as the server calls it."""
     models = httpx.get(f"{model_url}/v1/models", timeout=30).json()["data"]
-    base = next(model["id"] for model in models if not model.get("parent"))
-    return str(base), adapter
+    return str(next(model["id"] for model in models if not model.get("parent")))
 
 
 def ask(model_url: str, model: str, prompt: str) -> str:

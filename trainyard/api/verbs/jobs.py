@@ -24,7 +24,7 @@ from trainyard.api.requests.jobs import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.stack import import_prefect_client
-from trainyard.api.training_logs import LogTail, StepLog, TrainingLogs, training_logs_of
+from trainyard.api.training_logs import LAST_BYTES, LogTail, StepLog, TrainingLogs, training_logs_of
 from trainyard.api.verbs.chains.missing_backend import require_trainer
 from trainyard.api.verbs.chains.run import run
 from trainyard.compute.child import EVENTS_FILE
@@ -302,7 +302,7 @@ class LogReader:
         for work in training_logs_of(self.folder):
             tail = self.tails.get(work.node)
             if tail is None or tail.path != work.log:
-                tail = self.tails[work.node] = LogTail(work.log)
+                tail = self.tails[work.node] = LogTail.at_end(work.log, LAST_BYTES)
                 self.steps[work.node] = StepLog(EventTail(work.folder / EVENTS_FILE), work.since)
             yield from (LogLine(source=work.node, text=text) for text in tail.read())
             yield from (LogLine(source=work.node, text=text, time=at) for at, text in self.steps[work.node].read())

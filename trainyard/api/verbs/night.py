@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -21,9 +20,9 @@ from trainyard.api.requests.nights import (
 )
 from trainyard.api.responses import Response
 from trainyard.api.stack import checkout
-from trainyard.data.corpora import Corpora, read_lines
+from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import CommitsRequest
-from trainyard.data.limited.service import reading_service
+from trainyard.data.limited.service import kept_service, reading_service
 from trainyard.data.paths import data_roots
 from trainyard.errors import InvalidInput, NotFound, Reason, Refused
 from trainyard.night.phases import run_night
@@ -141,7 +140,8 @@ def run_once(given: RunNightInput, context: Context) -> NightReport:
     settings = at_home(context.settings)
     config = config_of(given.config, given.preset, settings)
     world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
-    report = run_night(config, world, given.run)
+    with kept_service():
+        report = run_night(config, world, given.run)
     context.say(report.headline)
     return report
 
@@ -153,24 +153,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
         fraction = min(1.0, done / given.nights)
         context.on_progress({"node": "nights", "event": "progress", "fraction": fraction, "text": f"{done:,}"})
 
-    found = simulate(
-        given.nights,
-        given.seed,
-        inject=given.inject,
-        processes=given.processes,
-        campaign=given.campaign,
-        on_progress=progress,
-    )
-    return Simulated(
-        seed=found.seed,
-        nights=found.nights,
-        attempts=found.attempts,
-        seconds=round(found.seconds, 1),
-        inject=found.inject,
-        violations=found.violations,
-        failed=found.failed,
-        last_line=found.last_line,
-    )
+    return Simulated.model_validate(simulate(**vars(given), on_progress=progress), from_attributes=True)
 
 
 def run_worker(given: WorkerInput, context: Context) -> Worked:
@@ -225,7 +208,7 @@ def add_commits(given: EngineeringInput, context: Context) -> Added:
         briefs = json.loads(given.briefs.read_text(encoding="utf-8"))
     with reading_service() as service:
         read = service.read_commits(CommitsRequest(place, roots, briefs))
-    added = add(config, settings, bucket, read.values)
+    added = add(config, settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, read.values))
     commits, skipped = read.commits, dict(sorted(read.skipped.items()))
     unread = commits - added.added - added.there - sum(skipped.values())
     if unread:
@@ -236,25 +219,30 @@ def add_commits(given: EngineeringInput, context: Context) -> Added:
 def add_corrections(given: AddInput, context: Context) -> Added:
     config = config_of(given.config, None, context.settings)
     bucket = bucket_of(config, given.bucket, "dpo")
-    if given.file is not None:
-        values = list(read_lines(given.file))
-    else:
-        values = [{"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}]
-    return add(config, context.settings, bucket, values)
+    if given.file is None:
+        value = {"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}
+        return add(config, context.settings, bucket, lambda corpora: corpora.add(bucket.name, bucket.method, [value]))
+    data = given.file.read_bytes()
+    return add(config, context.settings, bucket, lambda corpora: corpora.add_lines(bucket.name, bucket.method, data))
 
 
-def add(config: NightConfig, settings: Settings, bucket: BucketSpec, values: list[dict[str, Any]]) -> Added:
+def add(
+    config: NightConfig, settings: Settings, bucket: BucketSpec, append: Callable[[Corpora], tuple[int, int]]
+) -> Added:
+    """Call `append` with the tenant's corpora, and count."""
     corpora = corpora_of(config, settings)
-    added, there = corpora.add(bucket.name, bucket.method, values)
+    with kept_service():
+        added, there = append(corpora)
     return Added(bucket=bucket.name, added=added, there=there, file=str(corpora.file(bucket.name)))
 
 
 def show_corpora(given: NightInput, context: Context) -> CorpusStatus:
     config = config_of(given.config, given.preset, context.settings)
     corpora = corpora_of(config, context.settings)
+    with kept_service():
+        readings = [(bucket, corpora.read(bucket.name, bucket.method)) for bucket in config.in_order()]
     rows = []
-    for bucket in config.in_order():
-        reading = corpora.read(bucket.name, bucket.method)
+    for bucket, reading in readings:
         rows.append(
             BucketStatus(
                 bucket=bucket.name,

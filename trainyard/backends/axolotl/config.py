@@ -23,7 +23,7 @@ TRIGGER_FILE = "axolotl_checkpoint.save"
 
 @dataclass(frozen=True)
 class Facts:
-    """What has to be known of a run beside its job."""
+    """The facts of a run that are not in its job."""
 
     folder: Path
     device: str

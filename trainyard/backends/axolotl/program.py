@@ -1,7 +1,7 @@
 """The supervised child of the `axolotl` backend: it leads `axolotl train` through a job.
 
-Axolotl emits no events of ours and answers a signal by ending without a checkpoint. So its log is read for progress,
-each checkpoint that it has finished is committed as one of ours, and a stop request becomes the file that makes it
+Axolotl does not write Trainyard's events and exits on a signal without a checkpoint. So its log is read for progress,
+each finished checkpoint is committed as one of Trainyard's, and a stop request becomes the file that makes it
 save at the end of its step; it is ended when that checkpoint is whole.
 """
 
@@ -40,7 +40,7 @@ from trainyard.compute.supervise import last_log_line
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import commit
 from trainyard.workers.trainyard_worker import names
 
@@ -147,7 +147,7 @@ def argv(run: ExternalRun) -> list[str]:
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:
-    """What the tool sees beside our own environment."""
+    """Return the tool's environment variables in addition to Trainyard's own."""
     given = {
         **environments.variables(),
         "AXOLOTL_DO_NOT_TRACK": "1",
@@ -170,7 +170,7 @@ class AxolotlWatch:
     asked: bool = False
 
     def look(self, run: ExternalRun) -> None:
-        """Tell new steps, and commit new checkpoints."""
+        """Report new steps, and commit new checkpoints."""
         if self.read < 0:
             self.step = run.found.step
             self.read = size_of(run.folder / LOG_FILE)
@@ -206,7 +206,7 @@ class AxolotlWatch:
             self.asked = True
             return False
         if not self.committed or max(self.committed) < self.step:
-            return self.step >= run.plan["total_steps"]  # it is about to end by itself
+            return self.step >= run.plan["total_steps"]  # it is about to end anyway
         write_json_durably(run.folder / names.HALT_FILE, {"step": max(self.committed)})
         return terminate([process])
 
@@ -230,7 +230,7 @@ def readable(path: Path) -> bool:
 
 
 def keep(run: ExternalRun, step: int, path: Path) -> None:
-    """Commit a checkpoint of axolotl's as one of ours. Its files are linked, not copied: it never writes them again."""
+    """Commit axolotl's checkpoint as one of Trainyard's. Files are linked, not copied: axolotl never rewrites them."""
 
     def write(folder: Path) -> None:
         shutil.copytree(path, folder / path.name, copy_function=os.link)

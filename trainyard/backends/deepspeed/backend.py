@@ -1,6 +1,6 @@
 """The `deepspeed` backend, seen from the parent: SFT with full weights or LoRA over ZeRO-0 to ZeRO-3.
 
-`launch.strategy` names the sharing: single and ddp are ZeRO-0 (every process holds everything), zero1 shares the state
+`launch.strategy` names the sharing: single and ddp are ZeRO-0 (full replicas), zero1 shards the state
 of the optimizer, zero2 the gradients too, zero3 the weights as well (arXiv 1910.02054). Really runs on CPUs over gloo.
 Imports no torch.
 """

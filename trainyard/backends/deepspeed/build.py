@@ -44,7 +44,7 @@ def build_variables(environment: Path) -> dict[str, str]:
 def clear_stale_locks(extensions: Path) -> list[Path]:
     """Remove the locks of compilers that are gone; returns them.
 
-    A finished operator needs no lock at all; beside an unfinished one a lock counts as long as it is young.
+    A finished operator needs no lock at all; with an unfinished one, a lock counts as long as it is young.
     """
     removed = []
     for lock in sorted(extensions.glob(f"*/{LOCK_NAME}")):

@@ -14,7 +14,7 @@ from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
 from trainyard.backends.external.result import finish
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, terminate
-from trainyard.backends.launching import Launched, several, torchrun
+from trainyard.backends.launching import Launched, distributed_variables, torchrun
 from trainyard.compute.child import Events
 from trainyard.compute.services import free_port
 from trainyard.errors import Corrupt
@@ -48,8 +48,8 @@ def check(run: ExternalRun) -> None:
             before = made_by.get(name)
             raise Corrupt(
                 f"The checkpoint of step {run.found.step} was made with {name} {before}, this run has {value}.",
-                why="Each process holds its own share of the optimizer's state, and shares cannot be dealt anew.",
-                do=f"Resume with {name} {before}, or start the training anew.",
+                why="Each rank saves its own shard of the optimizer's state, and the shards cannot be redistributed.",
+                do=f"Resume with {name} {before}, or start the training again.",
                 code="E-CHECKPOINT-MISMATCH",
             )
 
@@ -61,7 +61,7 @@ def require_latest(checkpoint: Path) -> None:
     if not tag or not (checkpoint / tag).is_dir():
         raise Corrupt(
             f"The checkpoint in {checkpoint} names {tag or 'nothing'} as its latest state, which is not there.",
-            do="Remove that folder: the training goes on from the one before it.",
+            do="Remove that folder: the training resumes from the checkpoint before it.",
             code="E-CHECKPOINT-CORRUPT",
         )
 
@@ -84,7 +84,7 @@ def argv(run: ExternalRun) -> list[str]:
 
 
 def chosen_devices(run: ExternalRun) -> list[str]:
-    """The launcher takes the first devices of the machine unless it is told which; it does not read our variables."""
+    """Return the launcher's device arguments: it ignores the environment and takes the first devices by default."""
     count, devices = run.job.config.launch.processes, run.job.devices
     if run.device == "cuda" and len(devices) == count:
         return ["--include", f"localhost:{','.join(map(str, devices))}"]
@@ -97,16 +97,16 @@ def place() -> Path:
 
 
 def extensions() -> Path:
-    """Compiled operators: in the environment where we made it, beside it where it is the operator's own."""
+    """Return the folder of compiled operators: inside an environment that Trainyard made, next to any other one."""
     own = place() / EXTENSIONS_FOLDER
     return own if own.is_dir() else environments.envs() / "extensions-deepspeed"
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:
-    """What the tool's processes see beside our own environment."""
+    """Return the environment variables of the tool's processes in addition to Trainyard's own."""
     given = {
         **environments.variables(),
-        **several(run.job),
+        **distributed_variables(run.job),
         "TORCH_EXTENSIONS_DIR": str(extensions()),
         "DS_BUILD_OPS": "0",
         "PATH": f"{place() / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}",
@@ -119,7 +119,7 @@ def variables(run: ExternalRun) -> Mapping[str, str]:
 
 
 def stop(run: ExternalRun, launcher: psutil.Process) -> bool:
-    """Ask every training process; the launcher above them is told nothing, as it would end them before they saved."""
+    """Signal every training process, not their launcher, which would end them before they have saved."""
     ranks = [process for process in launcher.children(recursive=True) if is_rank(process)]
     return len(ranks) >= run.job.config.launch.processes and terminate(ranks)
 

@@ -1,6 +1,6 @@
 """Makes the environment of an external trainer: everything or nothing, one at a time, twice the same.
 
-It is built beside its place, in `envs/.NAME-…`, and `envs/NAME` is a link that is set in one step after the import
+It is built in `envs/.NAME-…`, and `envs/NAME` is a link that is set in one step after the import
 test: whatever is killed on the way leaves a folder that counts for nothing and is swept by the next install. The folder
 keeps its path, so that the scripts and libraries in it stay valid.
 
@@ -51,7 +51,7 @@ from trainyard.inherited import installer_environment
 from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 Say = Callable[[str], None]
 LEAST_FREE_GIB = 6
@@ -85,12 +85,12 @@ def phases(text: str) -> list[Phase]:
 class Ending:
     """SIGTERM and Ctrl-C during an installation: what runs is ended, what is half made is removed, then we go.
 
-    By itself SIGTERM would end us alone, and leave pip at work in a folder that nobody wants. Once one has come, the
-    next is not heard, so that nothing is left behind.
+    Without this, SIGTERM would end only this process and leave pip running in an abandoned folder. After the first
+    signal, later ones are ignored, so that nothing is left behind.
     """
 
     def __init__(self) -> None:
-        self.asked, self.held = 0, False
+        self.asked, self.deferred = 0, False
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -109,17 +109,17 @@ class Ending:
 
     def note(self, number: int, _frame: FrameType | None) -> None:
         first, self.asked = not self.asked, self.asked or number
-        if first and not self.held:
+        if first and not self.deferred:
             self.go()
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Hear nothing while a process is started: one that we did not note yet would get away."""
-        self.held, before = True, self.asked
+        """Defer signals while a process is started: one that is not recorded yet would not be ended."""
+        self.deferred, before = True, self.asked
         try:
             yield
         finally:
-            self.held = False
+            self.deferred = False
         if self.asked and not before:
             self.go()
 
@@ -177,7 +177,7 @@ def require_installable(name: BackendName, settings: Settings) -> None:
 
 @contextmanager
 def one_at_a_time(name: BackendName, root: Path, say: Say) -> Iterator[None]:
-    """Hold the lock of this environment; a second install of it waits for the first and finds its work done."""
+    """Lock this environment; a second install waits for the first one and finds its work done."""
     path = root / f".{name.value}.lock"
     if (other := holder(path)) is not None:
         say(f"process {other.pid} is installing {name.value}; waiting for it")

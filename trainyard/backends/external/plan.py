@@ -1,7 +1,7 @@
 """`python -m trainyard.backends.external.plan FOLDER DEVICE [first-weights]`: what our packages decide of a job.
 
 A process of its own, because it imports transformers (six seconds, 400 MB) and the runner that waits for the tool
-should not hold that. Leaves `plan/plan.json`, written last; an error is left as `plan/error.json`.
+should not keep that in memory. Leaves `plan/plan.json`, written last; an error is left as `plan/error.json`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.batching import BatchPlan, Cut
 from trainyard.train.methods.loading import ADAPTER_WEIGHTS, default_attention, require_same_base
 from trainyard.train.methods.lora import adapted, adapter_shape, targets
@@ -78,7 +78,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
 
 
 def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
-    """The rows of sft or cpt as token ids, the very ones that our own engine would train on, with their account.
+    """Write the rows of sft or cpt as token ids, the same as in the native engine, and return their token counts.
 
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
@@ -101,7 +101,7 @@ def account_of(account: TokenLedger, tokenizer: Any) -> dict[str, Any]:
 def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str, Any], list[TokenShare]]:
     """The rows of a preference stage as rendered text, for a trainer that tokenises itself.
 
-    Returns their account, and the tokens of each. A row that our own account drops (nothing is left of it within
+    Returns the ledger, and the tokens of each row. A row that Trainyard's ledger drops (nothing is left of it within
     max_length) is not written.
     """
     rows, hyper = list(rows_of(job)), job.config.hyperparameters
@@ -123,7 +123,7 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
 
 
 def as_text(renderer: Renderer, row: Any) -> dict[str, Any]:
-    """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt by themselves."""
+    """{prompt, chosen, rejected} or {prompt, completion, label}, and the turns of the prompt separately."""
     answers = [row.chosen, row.rejected] if isinstance(row, PreferenceRow) else [row.completion]
     prompt = [turn(message) for message in row.prompt]
     asked, said = renderer.answered(prompt, [list(map(turn, answer)) for answer in answers], row.tools)

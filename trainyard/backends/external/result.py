@@ -1,4 +1,4 @@
-"""What an external tool left, as a result of ours: whole, sealed, with a `training.json` like that of every backend."""
+"""Commit what an external tool left as a result: complete, sealed, with a `training.json` like every backend's."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from trainyard.compute.supervise import ended, last_log_line
 from trainyard.errors import InvalidInput, TrainyardError, from_fields
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid
 from trainyard.workers.trainyard_worker import names
 
@@ -48,7 +48,7 @@ class ExternalRun:
     events: Events
     device: str
     found: FoundCheckpoint
-    """The checkpoint that it goes on from, if there is one."""
+    """The checkpoint that it resumes from, if there is one."""
     plan: dict[str, Any]
     restarted_from: dict[str, int] | str | None
     started: float = field(default_factory=time.monotonic)
@@ -71,7 +71,7 @@ class ExternalTool:
     check: Callable[[ExternalRun], None] | None = None
     """Called before the tool is started; raises what speaks against it."""
     watch: Callable[[ExternalRun], None] | None = None
-    """Called at every poll; reads the progress of a tool that emits no events of ours."""
+    """Called at every poll; reads the progress of a tool that does not write Trainyard's events."""
 
 
 def run_external(folder: Path, events: Events, tool: ExternalTool, finish: Callable[[ExternalRun, int], None]) -> None:
@@ -176,7 +176,7 @@ def errors_left_in_plan(folder: Path) -> Iterator[None]:
 
 
 def left_error(path: Path, what: str, folder: Path) -> TrainyardError:
-    """The error that a process of ours left, or what can be said without it."""
+    """Return the error that a process of Trainyard left, or a general one without it."""
     if not path.is_file():
         return TrainyardError(what, why=last_log_line(folder), do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     return from_fields(orjson.loads(path.read_bytes()))
@@ -196,7 +196,7 @@ def ask_to_stop(run: ExternalRun, tool: ExternalTool, process: subprocess.Popen[
     try:
         return tool.stop(run, psutil.Process(process.pid))
     except psutil.NoSuchProcess:
-        return True  # it has just ended by itself
+        return True  # it has just ended
 
 
 def terminate(processes: list[psutil.Process]) -> bool:

@@ -38,17 +38,17 @@ def comes_back(file: Path, base: Path) -> bool:
 def files(file: Path, base: Path) -> Iterator[tuple[Tensors, Tensors]]:
     """(weights as stored, weights of the GGUF file under the same names), for each file of the base."""
     gguf, shape = load(), Base.of(base_config(base))
-    held = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == shape.architecture.name)
     names = gguf.get_tensor_name_map(arch, shape.blocks)
     for path in sorted(base.glob("*.safetensors")):
         stored = read_tensors(path)
-        yield stored, {name: taken(names, held, shape, name) for name in stored}
+        yield stored, {name: convert_back(names, tensors, shape, name) for name in stored}
 
 
-def taken(names: Any, held: Mapping[str, Any], shape: Base, name: str) -> Tensor:
-    """One weight. Raises `KeyError` where llama.cpp has none of that name."""
-    theirs = held[names.get_name(name, try_suffixes=(".weight", ".bias"))]
+def convert_back(names: Any, tensors: Mapping[str, Any], shape: Base, name: str) -> Tensor:
+    """Return one weight. Raises `KeyError` where llama.cpp has none of that name."""
+    theirs = tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))]
     if theirs.tensor_type.name != "F32":
         raise KeyError(name)
     size = tuple(int(one) for one in reversed(theirs.shape))
@@ -58,7 +58,7 @@ def taken(names: Any, held: Mapping[str, Any], shape: Base, name: str) -> Tensor
 
 
 def as_float32(tensor: Tensor) -> Array:
-    """The numbers of a stored weight; float32 holds every one of bfloat16 and float16."""
+    """Return a stored weight as float32, which is exact for bfloat16 and float16."""
     if tensor.dtype == "BF16":
         return (tensor.bits.astype(np.uint32) << 16).view(np.float32)
     return tensor.bits.view({"F32": np.float32, "F16": np.float16}[tensor.dtype]).astype(np.float32)

@@ -2,7 +2,7 @@
 
 The source distribution of llama-cpp-python carries the whole of llama.cpp with its training example, its server and
 its converters, so that one pinned package from the index that pip is configured for gives all. The programs are linked
-statically: nothing has to be found when they run. `TRAINYARD_HOME/envs/llamacpp/llama.cpp/` then holds `bin/`, the
+statically: nothing has to be found when they run. `TRAINYARD_HOME/envs/llamacpp/llama.cpp/` then contains `bin/`, the
 converter of models (`convert_hf_to_gguf.py`, `conversion/`, `gguf-py/`) and `build.json`.
 """
 
@@ -20,7 +20,7 @@ import orjson
 
 from trainyard.backends.external.installing import carry_out, failed
 from trainyard.inherited import child_environment, installer_environment
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 PACKAGE, RELEASE = "llama-cpp-python", "0.3.36"
 """The source distribution; its llama.cpp has ggml 0.25.3."""

@@ -1,6 +1,6 @@
 """`python -m trainyard.backends.llamacpp.finish TOOLS FOLDER LAST`: the result of the last epoch's GGUF file `LAST`.
 
-Leaves `made/weights`: a model of transformers if the base came back from its own GGUF file bit for bit, and beside it
+Leaves `made/weights`: a model of transformers if the base came back from its own GGUF file bit for bit, and with it
 `gguf/model-f32.gguf` with the tokenizer, the template and the length of context of the base. A process of its own.
 """
 

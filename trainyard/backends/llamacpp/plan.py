@@ -26,13 +26,13 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.llamacpp.back import comes_back
 from trainyard.backends.rows import chat_lines, rows_of
 from trainyard.backends.trl.loading import load_tokenizer, template_sha256
-from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
 from trainyard.inherited import child_environment
 from trainyard.serve.conversion.to_gguf import convert
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.workers.trainyard_worker import names
 
 TEXT_FILE, BASE_FILE, SOURCE_FOLDER = "text.txt", "base.gguf", "source"

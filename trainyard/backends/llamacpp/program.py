@@ -1,8 +1,8 @@
 """The supervised child of the `llamacpp` backend: text and GGUF in, one run of `llama-finetune` an epoch, a model out.
 
 The program writes its file at the end and knows no checkpoint, so an epoch is one run of it and its file the
-checkpoint: a stopped training goes on from its last whole epoch, to the same bits as an unpaused one (one thread, fixed
-order). The price is that the optimizer's moments begin anew in each epoch. The learning rate follows the schedule from
+checkpoint: a stopped training resumes from its last finished epoch, bit-identical to an unpaused one (one thread, fixed
+order). The price is that the optimizer's moments are reset in each epoch. The learning rate follows the schedule from
 epoch to epoch. Imports no torch.
 """
 
@@ -40,7 +40,7 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.training import Hyperparameters
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.checkpoints import commit, newest_valid, require_space
 from trainyard.train.schedules import SCHEDULES
 from trainyard.train.session.finite import require_finite_loss
@@ -54,7 +54,7 @@ LINE = re.compile(rb"train: [^\r\n]*?data=0*(\d+)/0*(\d+) loss=([-\d.]+|nan|-?in
 POINTS_PER_EPOCH = 500
 """Most points of the curve: a step may take a millisecond."""
 SPAN_SHARE = 200
-"""The loss of a step is told by the difference of two means of five digits; over at least 1/200 of the steps so far the
+"""The loss of a step is the difference of two means of five digits; over at least 1/200 of the steps so far the
 rounding stays below 0.002."""
 FREE_COPIES = 6
 """Base and result in two formats, and two checkpoints, as multiples of the base's file."""
@@ -195,7 +195,7 @@ def end(_run: ExternalRun, process: psutil.Process) -> bool:
 
 @dataclass
 class LogWatch:
-    """Reads the program's log while it grows and tells its steps."""
+    """Reads the program's log while it grows and reports its steps."""
 
     run: ExternalRun
     curve: LogCurve
@@ -213,9 +213,9 @@ class LogWatch:
             require_finite_loss(step, loss)
             if number % every == 0 or number == steps:
                 self.curve.losses.append([step, loss, self.rate])
-                self.tell(step, loss)
+                self.report_step(step, loss)
 
-    def tell(self, step: int, loss: float) -> None:
+    def report_step(self, step: int, loss: float) -> None:
         plan = self.run.plan
         self.run.events.emit(
             "progress", step=step, total_steps=plan["total_steps"], epoch=round(step / plan["steps_per_epoch"], 4),
@@ -265,7 +265,7 @@ def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
 
 
 def quantise(run: ExternalRun, weights: Path) -> None:
-    """A Q8_0 copy of the result beside it, by llama-quantize."""
+    """Write a Q8_0 copy next to the result, with llama-quantize."""
     program, folder = tools() / "bin" / "llama-quantize", weights / "gguf"
     given = [str(program), str(folder / "model-f32.gguf"), str(folder / "model-q8_0.gguf"), "Q8_0", "1"]
     code = carry_out(run, ExternalTool(lambda _: given, lambda _: {}, end))

@@ -22,9 +22,9 @@ from trainyard.spec.axes.backends import BackendName
 from trainyard.workers.trainyard_worker import names
 
 START_FOLDER = "start"
-"""In the plan: the adapter that the training goes on from, in mlx-lm's layout."""
+"""In the plan: the adapter that the training continues from, in mlx-lm's layout."""
 OWN_FOLDER = "mlx"
-"""Beside the weights: the adapter as mlx-lm left it."""
+"""Next to the weights: the adapter as mlx-lm wrote it."""
 
 
 def train(folder: Path, events: Events) -> None:
@@ -43,7 +43,7 @@ def argv(run: ExternalRun) -> list[str]:
 
 
 def variables(_run: ExternalRun) -> Mapping[str, str]:
-    """What mlx-lm's process sees beside our own environment: no torch is looked for, nothing is downloaded."""
+    """Return the additional environment variables of mlx-lm's process: no import of torch, no download."""
     return {**environments.variables(), "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error", "TERM": "dumb"}
 
 

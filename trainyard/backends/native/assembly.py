@@ -38,7 +38,7 @@ from trainyard.train.stages.contract import Scores
 from trainyard.train.stages.table import STAGES
 
 LOGITS_AT_ONCE = 1 << 26
-"""Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it the head is chunked."""
+"""Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it the head is chunked."""
 REFERENCE_ROWS = 16
 JOB, PLAN = "job", "plan"
 """What rank 0 sends to the others before the first verb."""
@@ -127,7 +127,7 @@ def open_session(
     place: tuple[str, Path],
     team: Team | None,
 ) -> Session:
-    """The session of a policy; of several processes each opens its side. `place` is the device and a folder."""
+    """Open the session of a policy; each rank opens its own side. `place` is the device and a folder."""
     config, (device, folder) = job.config, place
     set_seed(config.hyperparameters.seed + (team.rank if team else 0))  # each drops out other places
     groups, parallelism = parameter_groups(policy, config), SingleProcess()

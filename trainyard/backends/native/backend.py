@@ -1,4 +1,4 @@
-"""The `native` backend, seen from the parent: our own engine in `trainyard/train`. Imports no torch."""
+"""The `native` backend, seen from the parent: the engine in `trainyard/train`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SHARED_PROGRAM = "trainyard.backends.native.ranks:train"
 
 
 class NativeProgram(OwnProgram):
-    """Of several processes the first one runs the program, and the others follow it."""
+    """Rank 0 runs the program; the other ranks follow it."""
 
     def command(self, job: TrainingJob, folder: Path) -> list[str]:
-        """One process, or a launcher of several."""
-        several = job.config.launch.strategy is not Strategy.SINGLE
-        return launching.command(job, SHARED_PROGRAM if several else self.target, folder)
+        """Return the command of one process, or of the launcher."""
+        is_distributed = job.config.launch.strategy is not Strategy.SINGLE
+        return launching.command(job, SHARED_PROGRAM if is_distributed else self.target, folder)
 
 
 BACKEND = NativeProgram(BackendName.NATIVE, "trainyard", ("torch", "transformers", "peft", "safetensors"))

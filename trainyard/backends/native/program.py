@@ -38,7 +38,7 @@ from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import choose as choose_knobs
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.autotune import free_bytes
 from trainyard.train.checkpoints import require_space
 from trainyard.train.loop import StepRecord, done
@@ -58,7 +58,7 @@ from trainyard.train.session.session import Session
 
 
 def train(folder: Path, events: Events, team: Team | None = None) -> None:
-    """Run the job of `folder/spec.json` to its end, alone or as the one that leads a team."""
+    """Run the job of `folder/spec.json` to its end, alone or as rank 0 of a team."""
     job = frame.read_job(folder)
     device = pick_device(job.config.device)
     set_determinism(job)
@@ -211,7 +211,7 @@ def begin_facts(run: NativeRun) -> dict[str, Any]:
 
 
 def served_policy(run: NativeRun) -> Policy:
-    """The policy with its trained weights whole. Where several processes hold them in parts, it is made anew."""
+    """Return the policy with its complete trained weights. Where they are sharded, the policy is loaded again."""
     if not run.session.parallelism.is_sharded:
         return run.policy
     weights = run.session.snapshot().parts["weights"]

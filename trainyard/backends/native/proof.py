@@ -1,6 +1,6 @@
 """`trainyard prove-resume`: does a training that was stopped, or killed, end in the same bits as one that was not?
 
-Every cell is a stage (each preference loss by itself) with a method, trained three times on a small random model:
+Every cell is a stage (each preference loss separately) with a method, trained three times on a small random model:
 straight through, stopped inside an accumulation and continued, and ended by SIGKILL and continued from its last
 checkpoint. The SHA-256 of weights, optimizer, generators and losses must be equal. Dropout, an accumulation of three,
 shuffled rows and a warming-up schedule are on, so that each part of the state matters.
@@ -68,7 +68,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage, with its loss where it has several, and one method."""
+    """One stage, with its loss if it has more than one, and one method."""
 
     stage: Stage
     loss: PreferenceLoss | None
@@ -170,7 +170,7 @@ def job_of(cell: Cell, world: Path) -> TrainingJob:
 
 
 class Silent:
-    """Stands for the events of a supervised child: warnings are kept, everything else is dropped."""
+    """Replaces the events of a supervised child: warnings are kept, everything else is dropped."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -195,7 +195,7 @@ def die() -> bool:
 
 
 def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], dropped: str | None = None) -> None:
-    """Train a cell from where `folder` stands; leaves `digests.json` when it comes to its end.
+    """Train a cell from the state of `folder`; writes `digests.json` at its end.
 
     `dropped` names a part of the state that is not taken back: a proof that cannot fail would prove nothing.
     """

@@ -1,7 +1,7 @@
-"""One process of a native training in several: the first one runs the program, the others follow it.
+"""One process of a distributed native training: rank 0 runs the program, the other ranks follow it.
 
 The first prepares the data, decides and loops, exactly as one process does. The others load the same model, open their
-side of the session, and carry out what they are told; they never see the data.
+side of the session, and carry out its commands; they never see the data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def lead(folder: Path, events: Events, team: Team) -> None:
 
 
 def follow(folder: Path, events: Events, team: Team, device: str) -> None:
-    """Load what the first process has loaded, and do what it tells until it says that this is the end."""
+    """Load what rank 0 has loaded, and carry out its commands until the last one."""
     word, given = team.receive_command()
     if word == END:
         return
@@ -64,6 +64,6 @@ def follow(folder: Path, events: Events, team: Team, device: str) -> None:
     plan = RunPlan(sent["total_steps"], Precision(sent["precision"]), Head(sent["head"]))
     place = (device, folder / RANKS_FOLDER / str(team.rank))
     session = assembly.open_session(job, policy, tokenizer, plan, place=place, team=team)
-    policy.reference = None  # the session has it, and drops it when it is told to
+    policy.reference = None  # the session has it, and drops it on command
     assert isinstance(session, SharedSession)
     serve(session)

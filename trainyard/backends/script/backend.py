@@ -27,7 +27,7 @@ WRITER = "trainyard.backends.script.files:write"
 
 
 class ScriptProgram(ExternalProgram):
-    """A script below a supervised child of ours, in the interpreter that the operator names, or in ours."""
+    """A script below a supervised child of Trainyard, in the interpreter that the operator names, or in Trainyard's."""
 
     def probe(self, settings: Settings | None = None) -> Probe:
         """Whether the operator allows scripts, and their interpreter is there."""

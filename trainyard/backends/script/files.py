@@ -26,9 +26,9 @@ from trainyard.data.renderers.limited import is_known, limited
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
-from trainyard.stores.artifacts import write_json_durably
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template
+from trainyard.stores.whole import write_json_durably
 
 SCRIPT_FILE, SPEC_NAME, OUTPUT, CHECKPOINTS, REPORT_FILE = (
     "train.py",
@@ -41,7 +41,7 @@ PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def plain_spec(job: TrainingJob) -> dict[str, Any]:
-    """What a script is told: a job without our identifiers."""
+    """Return the input of a script: a job without Trainyard's identifiers."""
     config = job.config.model_dump(mode="json")
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
     return {

@@ -139,14 +139,14 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
     try:
         report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
-        raise unusable(f"its {files.REPORT_FILE} is no JSON: {error}") from error
+        raise unusable(f"its {files.REPORT_FILE} is not valid JSON: {error}") from error
     points = [[point.step, point.loss, point.learning_rate] for point in curve(read_events(place / OWN_EVENTS))]
     losses = report.get("losses") or [point for point in points if point[1] is not None]
     if not losses:
         raise unusable(f"it reported no step, neither by an event nor in {files.REPORT_FILE}")
     config = job.config
     template = str(report.get("chat_template") or "")
-    told = {name: value for name, value in report.items() if name not in ("losses", "chat_template")}
+    reported = {name: value for name, value in report.items() if name not in ("losses", "chat_template")}
     return {
         "rows": {},
         "tokens": NO_TOKENS,
@@ -157,7 +157,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         "threads": job.threads,
         "versions": {},
         **facts,
-        **told,
+        **reported,
         **frame.job_facts(job),
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
         "lora": config.lora.model_dump(mode="json") if config.method.facts.adapter else None,
@@ -171,7 +171,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
 
 def unusable(why: str) -> TrainyardError:
     return TrainyardError(
-        "The training script ended well, and what it left is no result.",
+        "The training script ended with exit code 0, but what it left is not a valid result.",
         why=f"After exit code 0, {why}.",
         do="Let it write what docs/backends.md asks of a script; `trainyard eject` writes one that does.",
         code="E-SCRIPT",

@@ -29,7 +29,7 @@ def template_path(name: str | None, settings: Settings | None = None) -> Path:
     if not NAME.fullmatch(name):
         raise InvalidInput(
             f"{name!r} is not the name of a script template.",
-            why="A name has letters, digits, `-` and `_`; it is no path.",
+            why="A name has letters, digits, `-` and `_`; it is not a path.",
             do="Put the script into TRAINYARD_HOME/script_templates and name it without `.py`.",
             code="E-SCRIPT",
         )

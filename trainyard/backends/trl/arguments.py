@@ -1,6 +1,6 @@
 """Our hyperparameters as TRL's arguments. Every default of TRL that matters is set, so that none is inherited.
 
-TRL switches bf16 and gradient checkpointing on unless told otherwise; both change numbers or speed.
+TRL switches bf16 and gradient checkpointing on by default; both change numbers or speed.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def run_length(job: TrainingJob, rows: int) -> Length:
 
 
 def schedule_arguments(schedule: Schedule, total_steps: int) -> dict[str, Any]:
-    """What transformers has to be told so that a schedule is the one of the native engine."""
-    told: dict[Schedule, dict[str, Any]] = {
+    """Return the arguments with which transformers' schedule equals the native engine's."""
+    arguments: dict[Schedule, dict[str, Any]] = {
         Schedule.WSD: {"num_decay_steps": max(1, total_steps // STABLE_DECAY)},
         Schedule.COSINE_WITH_RESTARTS: {"num_cycles": RESTART_CYCLES},
         Schedule.POLYNOMIAL: {"power": POLYNOMIAL_POWER, "lr_end": 0.0},
     }
-    return told.get(schedule, {})
+    return arguments.get(schedule, {})
 
 
 def common_arguments(
@@ -116,7 +116,7 @@ def common_arguments(
         "logging_steps": length.logging_steps,
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # a non-finite loss has to be seen
-        "save_strategy": "no",  # we commit our own checkpoints
+        "save_strategy": "no",  # Trainyard commits its own checkpoints
         "eval_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -168,7 +168,7 @@ def kto_config(common: dict[str, Any], job: TrainingJob) -> KTOConfig:
 
 
 def reward_config(common: dict[str, Any]) -> RewardConfig:
-    """Bradley-Terry without a centring term; an adapter drops out what it was told to."""
+    """Return Bradley-Terry without a centring term; an adapter keeps its configured dropout."""
     return RewardConfig(**common, center_rewards_coefficient=None, disable_dropout=False)
 
 

@@ -53,17 +53,17 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
         require_targets(ledger)
     alone = left_out(job, len(examples))
     if alone:
-        events.emit("warning", text=told_of(job, len(examples), alone))
+        events.emit("warning", text=describe_dropped_rows(job, len(examples), alone))
     return PreparedRun(job, device, tokenizer, examples, ledger, run_length(job, len(examples) - alone), alone)
 
 
-def told_of(job: TrainingJob, rows: int, alone: int) -> str:
-    """Why each pass leaves rows out, and how many."""
+def describe_dropped_rows(job: TrainingJob, rows: int, alone: int) -> str:
+    """Return why each pass leaves rows out, and how many."""
     if job.config.stage is Stage.KTO:
-        told = f"{rows} rows in batches of {job.config.hyperparameters.batch_size} leave one over"
-        return f"Stage kto compares the rows of a batch. {told}: each pass leaves out another."
-    told = f"{rows} rows leave {alone} over"
-    return f"Each step of stage grpo answers {prompts_of_a_step(job)} prompts. {told}: each pass leaves out others."
+        count = f"{rows} rows in batches of {job.config.hyperparameters.batch_size} leave one over"
+        return f"Stage kto compares the rows of a batch. {count}: each pass leaves out another."
+    count = f"{rows} rows leave {alone} over"
+    return f"Each step of stage grpo answers {prompts_of_a_step(job)} prompts. {count}: each pass leaves out others."
 
 
 def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:

@@ -1,4 +1,4 @@
-"""A TRL training in several processes: who they are, what they agree on, and weights that are held in parts.
+"""A distributed TRL training: its ranks, the values that they agree on, and sharded weights.
 
 With ddp accelerate wraps the model, as it does for everybody. With fsdp and fsdp_hybrid transformers itself shards the
 model while it loads it (`DistributedConfig`, torch's `fully_shard`): accelerate shards on GPUs only, and on a CPU would
@@ -27,12 +27,12 @@ from trainyard.train.methods.loading import default_attention
 from trainyard.train.parallel.team import Team, joined, take_device
 
 PART_FILE = "optimizer_{}.pt"
-"""A process's part of the optimizer, beside its random state in a checkpoint."""
+"""A process's part of the optimizer, next to its random state in a checkpoint."""
 IN_PARTS = (Strategy.FSDP, Strategy.FSDP_HYBRID)
 
 
 @contextmanager
-def company(folder: Path, device: str) -> Iterator[Team]:
+def join_ranks(folder: Path, device: str) -> Iterator[Team]:
     """This process among those that the launcher started. accelerate finds the group that is opened here."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
@@ -47,26 +47,26 @@ def sync_value(team: Team | None, value: Any) -> Any:
 
 
 def is_sharded(job: TrainingJob) -> bool:
-    """Whether each process holds a part of the weights."""
+    """Return whether each process has a shard of the weights."""
     return job.config.launch.strategy in IN_PARTS
 
 
 def layout_of(job: TrainingJob) -> dict[str, Any]:
-    """Who held what, for the record."""
+    """Return the layout of the shards, for the record."""
     launch = job.config.launch
     size = {"shard_size": parts_of(job)} if launch.strategy is Strategy.FSDP_HYBRID else {}
     return {"strategy": launch.strategy.value, "processes": launch.processes, **size}
 
 
 def parts_of(job: TrainingJob) -> int:
-    """Processes that hold one copy of the weights together."""
+    """Return the number of processes that share one copy of the weights."""
     launch = job.config.launch
     hybrid = launch.strategy is Strategy.FSDP_HYBRID
     return (launch.shard_size or launch.processes // 2) if hybrid else launch.processes
 
 
 def shared_model(job: TrainingJob, checkpoint: Path | None) -> Any:
-    """The whole model, in parts from the moment it is loaded: the base, or what a checkpoint holds."""
+    """Load the whole model, sharded while it is loaded: the base, or the content of a checkpoint."""
     source = job.base if checkpoint is None else str(next(checkpoint.glob("checkpoint-*")))
     require_family(AutoConfig.from_pretrained(source, trust_remote_code=False))
     size = parts_of(job)
@@ -97,7 +97,7 @@ def require_family(config: Any) -> None:
     else:
         return
     raise InvalidInput(
-        f"This model of type {config.model_type} cannot be held in parts by the trl backend.",
+        f"This model of type {config.model_type} cannot be sharded by the trl backend.",
         why=why,
         do="Use strategy ddp, or backend native with strategy fsdp_hybrid.",
         code="E-LAUNCH",

@@ -46,7 +46,7 @@ def pick_device(asked: Device) -> str:
 def load_tokenizer(job: TrainingJob) -> PreTrainedTokenizerBase:
     """The base's tokenizer, with a padding token and a chat template.
 
-    Raises `Refused` (`R-BASE-LAYOUT`, `R-BASE-VOCABULARY`) for a base that no stage can train.
+    Raises `Refused` (`R-BASE-MISMATCH`) for a base that no stage can train.
     """
     tokenizer = AutoTokenizer.from_pretrained(job.base, trust_remote_code=False)
     require_decoder(job, tokenizer)

@@ -26,7 +26,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, log_restart
 from trainyard.backends.trl.arguments import common_arguments
 from trainyard.backends.trl.data import PreparedRun, prepare, sequence
-from trainyard.backends.trl.distributed import company, is_sharded, layout_of, shared_model, sync_value
+from trainyard.backends.trl.distributed import is_sharded, join_ranks, layout_of, shared_model, sync_value
 from trainyard.backends.trl.loading import head_of, load_base, lora_facts, pick_device, template_sha256, with_adapter
 from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCurve, TrlCallback, newest_trainer_state
@@ -42,15 +42,16 @@ from trainyard.train.precision import PrecisionChoice
 
 
 def train(folder: Path, events: Events) -> None:
-    """Run the job of `folder/spec.json` to its end, alone or as one of several processes."""
+    """Run the job of `folder/spec.json` to its end, alone or as one rank of a distributed run."""
     job = frame.read_job(folder)
     device = pick_device(job.config.device)
     frame.fix_threads_and_seed(job)
     transformers.logging.set_verbosity(logging.WARNING)
-    with ExitStack() as held:
-        team = None if job.config.launch.strategy is Strategy.SINGLE else held.enter_context(company(folder, device))
+    is_single = job.config.launch.strategy is Strategy.SINGLE
+    with ExitStack() as stack:
+        team = None if is_single else stack.enter_context(join_ranks(folder, device))
         if team is None or team.leading:
-            held.enter_context(frame.lock_devices(job, folder, events, device))
+            stack.enter_context(frame.lock_devices(job, folder, events, device))
         sync_value(team, None)  # nobody begins before the device is ours
         with frame.memory_errors_in_words():
             train_on(job, folder, events, device, team)
@@ -188,7 +189,7 @@ def origin(prepared: PreparedRun) -> PolicyRequest:
 
 
 def hand_over(trainer: CommittedCheckpoints, prepared: PreparedRun, folder: Path, record: dict[str, Any]) -> None:
-    """Write adapter or model whole, or not at all. Of several processes the first one writes."""
+    """Write adapter or model completely, or not at all. Only rank 0 writes."""
     job, team = prepared.job, trainer.team
     if team is None or team.leading:
         frame.save_result(job, folder, record, lambda target: write_result(trainer, prepared, target))

@@ -36,7 +36,7 @@ def encode_prompts(
 ) -> tuple[list[dict[str, Any]], TokenLedger]:
     """Rows as {input_ids: the prompt, answer: the text of the last turn of the assistant}.
 
-    The prompt is what stands before that turn. One of more than `max_length` tokens is left out and counted: cut, it
+    The prompt is the text before that turn. One of more than `max_length` tokens is left out and counted: cut, it
     would ask something else.
     """
     renderer, ledger, examples = Renderer(tokenizer), TokenLedger(), []
@@ -93,7 +93,7 @@ def rollouts_of(job: TrainingJob) -> RolloutSettings:
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
-            f"A step has {drawn} completions, which are no whole groups of {settings.num_generations}.",
+            f"A step has {drawn} completions, which is not a multiple of {settings.num_generations}, a group.",
             do="Make batch_size × gradient_accumulation × processes a multiple of rollouts.num_generations.",
             code="E-BATCH",
         )
@@ -121,7 +121,7 @@ def scorer(name: str, settings: Any) -> RewardFunction:
 class GroupedOrder(ShuffledOrder):
     """The prompts of each step in an order that is a pure function of seed and epoch.
 
-    A prompt stands there once for each of its completions, and the rows of a step once for each micro-batch of the
+    A prompt occurs once for each of its completions, and the rows of a step once for each micro-batch of the
     steps that use its completions: TRL draws for all of them at the first and takes the rows of the others as read.
     Prompts that would not fill a step are left out, others in each epoch.
     """

@@ -130,7 +130,7 @@ STAGES: dict[Stage, Callable[[PreparedRun, Any, Common], CommittedCheckpoints]] 
 
 
 def given(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[dict[str, Any]]) -> dict[str, Any]:
-    """What every trainer is given beside its arguments."""
+    """Return what every trainer gets besides its arguments."""
     return {"model": model, "train_dataset": Dataset.from_list(rows), "processing_class": prepared.tokenizer}
 
 

@@ -31,7 +31,7 @@ from trainyard.train.session.finite import require_finite_loss
 from trainyard.train.tokens import IGNORED
 
 LOGITS_AT_ONCE = 1 << 26
-"""Most logits of a micro-batch that are held at once: 256 MiB in float32. Above it TRL's chunked head is used."""
+"""Most logits of a micro-batch in memory at once: 256 MiB in float32. Above it TRL's chunked head is used."""
 GROUP_BATCHES = 50
 """Batches' worth of rows that are sorted by length together: large enough for even batches, small enough to mix."""
 CURVE_FILE = "curve.json"
@@ -134,7 +134,7 @@ def token_counts(example: dict[str, Any]) -> tuple[int, int]:
 
 
 class TrlCallback(TrainerCallback):
-    """Between two steps: report, look for a stop request, say when to save, and refuse to go on with a broken loss."""
+    """Between two steps: report, check for a stop request, decide when to save, and refuse a non-finite loss."""
 
     def __init__(self, events: Events, length: Length, curve: LossCurve, team: Team | None = None) -> None:
         self.events, self.length, self.curve, self.team = events, length, curve, team
@@ -181,10 +181,10 @@ class TrlCallback(TrainerCallback):
 
 
 class InOrder(TrainerCallback):
-    """Tells the order of rows which epoch begins.
+    """Passes the number of the epoch that begins to the order of rows.
 
-    accelerate tells it, too, but not in a restarted run of several processes: it looks through one wrapper of the
-    order, and there are two then.
+    accelerate passes it, too, but not in a restarted distributed run: it unwraps one wrapper of the order, and there
+    are two then.
     """
 
     def __init__(self, trainer: CommittedCheckpoints, length: Length) -> None:
@@ -245,7 +245,7 @@ class CommittedCheckpoints(Trainer):
         counted = self.counted()
 
         def write(folder: Path) -> None:
-            """Of several processes each writes its own part, such as its random state, into the one checkpoint."""
+            """Write into the one checkpoint; each rank writes its own part, such as its random state."""
             folder = folder if self.team is None else Path(self.team.shared(str(folder)))
             place, self.args.output_dir = self.args.output_dir, str(folder)
             try:
@@ -271,7 +271,7 @@ class CommittedCheckpoints(Trainer):
         )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Of an optimizer whose states are held in parts, each process writes its own."""
+        """Write the optimizer; if its states are sharded, each rank writes its own."""
         if not self.is_distributed_loading_by_transformers:
             super()._save_optimizer_and_scheduler(output_dir)
             return
@@ -301,7 +301,7 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """TRL's loss, without its chunked head where the logits are small enough to hold at once.
+        """TRL's loss, without its chunked head where the logits are small enough for memory.
 
         TRL recomputes each chunk of logits in the backward pass, which saves memory that a small model on a CPU has
         in plenty: without it a step takes a quarter less CPU time (5 M parameters, vocabulary 4,096).
@@ -313,12 +313,12 @@ class OurSFTTrainer(CommittedCheckpoints, SFTTrainer):
             return theirs(model, inputs, return_outputs, num_items_in_batch)
         self._total_train_tokens += int(inputs["attention_mask"].sum())
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        # Several processes take the mean of their gradients, and the count is of the tokens of all of them.
+        # The ranks take the mean of their gradients, and the count is of the tokens of all of them.
         return completion_loss(model, inputs, num_items_in_batch) * self.args.world_size
 
 
 def completion_loss(model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-    """Mean cross-entropy of the labelled tokens, each predicted from what stands before it.
+    """Mean cross-entropy of the labelled tokens, each predicted from the tokens before it.
 
     `num_items_in_batch` is the number of labelled tokens of the whole optimizer step: a token counts the same in a
     short row and in a long one, however the step is cut into micro-batches. B rows, T tokens, K positions with a label

@@ -38,7 +38,7 @@ def argv(run: ExternalRun) -> list[str]:
 
 
 def variables(run: ExternalRun) -> Mapping[str, str]:
-    """What the tool sees beside our own environment. It writes compiled modules, which belong to the job's folder."""
+    """Return the tool's additional environment variables. Its compiled modules belong to the job's folder."""
     given = {
         **environments.variables(),
         "UNSLOTH_COMPILE_LOCATION": str(run.folder / CACHE_FOLDER),

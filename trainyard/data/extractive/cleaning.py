@@ -65,7 +65,7 @@ AND = ("and", "or", "to", "und", "oder", "bis", "et", "ou", "y", "o")
 NOTE = re.compile("^(?:[※*\u2600-\u27bf\U0001f300-\U0001faff]\ufe0f?\\s*)+")
 """A sign that draws the eye to a paragraph."""
 EMPHASIS = re.compile(r"\*\*([^*\n]{1,200})\*\*")
-"""CommonMark leaves these where a Chinese character stands next to them."""
+"""CommonMark leaves these as they are next to a Chinese character."""
 
 
 def tidy(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Prose to facts: a topic, where it stands, and a short answer in one sentence of the document.
+"""Prose to facts: a topic, its place, and a short answer in one sentence of the document.
 
 Four rules, in order of worth: a heading and its first paragraph; a list item or table row `term: meaning`; a sentence
 `X is …`; the document's title and its first paragraph. An answer has 5 to 60 words and is never cut inside a sentence.
@@ -72,7 +72,7 @@ def language_of(sections: list[Section]) -> str:
 def prose_facts(sections: list[Section], title: str) -> list[Fact]:
     """Facts of an outline, in document order.
 
-    A heading that occurs twice is told apart by the one above it; a question that would still have two answers is left
+    A heading that occurs twice is named with the one above it; a question that would still have two answers is left
     out, and so is an answer that an earlier fact has.
     """
     language = language_of(sections)
@@ -122,7 +122,7 @@ def section_facts(section: Section, topic: str, title: str, language: str) -> It
 
 
 def place_of(topic: str, title: str, language: str) -> str:
-    """Where a term stands: the title, with the heading if that is short.
+    """Return the place of a term: the title, with the heading if that is short.
 
     A long place would be most of the question, and questions about neighbours would pass for copies of each other.
     """

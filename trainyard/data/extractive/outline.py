@@ -43,7 +43,7 @@ class Item:
 
 @dataclass
 class Section:
-    """What stands between two headings. `heading` is empty above the first one."""
+    """The text between two headings. `heading` is empty above the first one."""
 
     heading: str
     level: int

@@ -1,9 +1,9 @@
 """Typed decoders for the shapes that large files have; what they cannot prove exact goes the strict way.
 
-A decoded value is accepted only if its line holds exactly as many keys as the value: `key_bounds` counts every colon
-that could end a key, which is never fewer than the keys there are. Equality therefore proves that no key stands twice
+A decoded value is accepted only if its line contains exactly as many keys as the value: `key_bounds` counts every colon
+that could end a key, which is never fewer than the keys there are. Equality therefore proves that no key occurs twice
 and none was ignored; a line whose text merely looks like a key (` :`) is read again by the strict parser.
-The strict parser defines what a row means; tests hold these decoders to its results.
+The strict parser defines what a row means; tests compare these decoders with it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def one_object_a_line(text: np.ndarray, newlines: np.ndarray) -> bool:
 
 
 def key_bounds(text: np.ndarray, newlines: np.ndarray) -> list[int]:
-    """For each line: how many keys it can have at most. `text` holds bytes, `newlines` the places of its line ends.
+    """Return the upper bound of each line's number of keys. `text` is bytes, `newlines` the offsets of its line ends.
 
     A key ends in a quote, then optional white space, then a colon. So every colon after a quote or after white space
     may end one, except after an escaped quote: a key that ends in a backslash is known to no decoder.

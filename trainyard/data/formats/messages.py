@@ -28,7 +28,7 @@ ROLES = {
     "observation": "tool",
     "tool_response": "tool",
 }
-"""A role in any spelling -> our four roles; `call` is ShareGPT's turn that holds one function call."""
+"""A role in any spelling -> the four roles; `call` is ShareGPT's turn with one function call."""
 
 TEXT_PARTS = {"text", "input_text", "output_text"}
 THOUGHT_PARTS = {"thinking", "reasoning", "reasoning_text", "thought"}
@@ -49,7 +49,7 @@ def text_of(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a string")
     if "\0" in value:
-        raise BadRow("nul_character", f"{field} holds the character U+0000")
+        raise BadRow("nul_character", f"{field} contains the character U+0000")
     if not value.isascii():
         refuse_surrogates(value, field)
     return value
@@ -104,7 +104,7 @@ def read_message(turn: Any, field: str) -> Message:
     calls = openai_calls(turn, field) if role == "assistant" else None
     content, thoughts = content_of(turn, content_key, field, optional=calls is not None)
     if thoughts and role != "assistant":
-        raise BadRow("not_text", f"{field}.{content_key} holds reasoning, and the turn is not the assistant's")
+        raise BadRow("not_text", f"{field}.{content_key} contains reasoning, and the turn is not the assistant's")
     return Message(role, content, calls, more_of(turn, role, thoughts, field))
 
 
@@ -161,7 +161,7 @@ def content_of(turn: Record, key: str, field: str, *, optional: bool) -> tuple[s
     for index, part in enumerate(value):
         named = part.get("type") if isinstance(part, Mapping) else kind_of(part)
         if not isinstance(part, Mapping) or named not in TEXT_PARTS | THOUGHT_PARTS:
-            raise BadRow("not_text", f"{field}.{key} holds a part of type {named!r:.40}; only text is read")
+            raise BadRow("not_text", f"{field}.{key} contains a part of type {named!r:.40}; only text is read")
         texts[named in THOUGHT_PARTS].append(part_text(part, f"{field}.{key}[{index}]"))
     return "".join(texts[False]), "\n".join(texts[True])
 
@@ -223,7 +223,7 @@ def openai_calls(turn: Record, field: str) -> str | None:
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise BadRow("bad_tool_call", f"{field}.tool_calls holds a call without function.name")
+            raise BadRow("bad_tool_call", f"{field}.tool_calls contains a call without function.name")
     return json_text([{"type": "function", **without_nulls(call)} for call in calls], f"{field}.tool_calls")
 
 
@@ -241,12 +241,12 @@ def sharegpt_calls(value: Any, field: str) -> str:
     listed = []
     for call in calls:
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise BadRow("bad_tool_call", f"{field} holds no object with a name")
+            raise BadRow("bad_tool_call", f"{field} contains no object with a name")
         arguments = call.get("arguments", {})
         arguments = arguments if isinstance(arguments, str) else json_text(arguments, field)
         listed.append({"type": "function", "function": {"name": call["name"], "arguments": arguments}})
     if not listed:
-        raise BadRow("bad_tool_call", f"{field} holds an empty list")
+        raise BadRow("bad_tool_call", f"{field} is an empty list")
     return json_text(listed, field)
 
 
@@ -267,7 +267,7 @@ def json_text(value: Any, field: str) -> str:
     except UnicodeEncodeError as error:
         raise lone_surrogate(error, field) from error
     if "\\u0000" in text:
-        raise BadRow("nul_character", f"{field} holds the character U+0000")
+        raise BadRow("nul_character", f"{field} contains the character U+0000")
     return text
 
 

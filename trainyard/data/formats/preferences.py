@@ -17,7 +17,7 @@ DIALOGUE_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
 def dialogue(text: str) -> list[Message] | None:
-    """The turns of a transcript whose speakers are written `Human:` and `Assistant:`; None if it is no transcript."""
+    """Return the turns of a transcript with the speakers `Human:` and `Assistant:`; None if it is not a transcript."""
     parts = DIALOGUE_TURN.split(text)
     if len(parts) < 3 or parts[0].strip():
         return None
@@ -26,7 +26,7 @@ def dialogue(text: str) -> list[Message] | None:
 
 
 def prompt_of(record: Record) -> list[Message] | None:
-    """The prompt that a row names beside its answers; None if the answers hold the whole conversation."""
+    """Return the prompt that a row names next to its answers; None if the answers contain the whole conversation."""
     if "messages" in record or "conversations" in record:
         return conversation(record)
     if "instruction" in record:

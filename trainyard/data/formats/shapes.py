@@ -115,7 +115,7 @@ class Detected:
 
 
 def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
-    """Decide the format from the first rows, or hold them to the format that was named.
+    """Detect the format from the first rows, or check them against the format that was named.
 
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
     """

@@ -32,7 +32,7 @@ CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
 
 
 def conversation(record: Record) -> list[Message]:
-    """`messages` (OpenAI) or `conversations` (ShareGPT), with a `system` key beside it put first."""
+    """`messages` (OpenAI) or `conversations` (ShareGPT), with the row's `system` key put first."""
     key = "messages" if "messages" in record else "conversations"
     return with_system(record, read_messages(record[key], key))
 
@@ -72,7 +72,7 @@ def alpaca(record: Record) -> SftRow:
 
 
 def pair_of(keys: Any) -> tuple[str, str] | None:
-    """The names under which a row holds prompt and completion."""
+    """Return the names of a row's prompt and completion."""
     return next((pair for pair in PAIRS if pair[0] in keys and pair[1] in keys), None)
 
 

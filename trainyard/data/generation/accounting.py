@@ -11,7 +11,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -50,9 +49,7 @@ class Books:
         self.quarantine = (self.folder / QUARANTINE_FILE).open("wb")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.flush()
         self.writer.close()
         self.quarantine.close()
@@ -63,7 +60,7 @@ class Books:
         return account
 
     def first_time(self, question: str) -> bool:
-        """Whether nobody asked this before; case and spaces do not tell questions apart."""
+        """Return whether the question is new; case and spaces are ignored."""
         mark = hashlib.blake2b(
             " ".join(question.lower().split()).encode("utf-8", "surrogatepass"), digest_size=12
         ).digest()

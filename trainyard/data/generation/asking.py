@@ -145,7 +145,7 @@ class Line:
 
 
 def reason_of(error: TrainyardError) -> str:
-    """`E-SERVER-TIMEOUT` -> `server_timeout`: errors are told apart by their codes across rooms."""
+    """`E-SERVER-TIMEOUT` -> `server_timeout`: rooms distinguish each other's errors by their codes."""
     return error.code.removeprefix("E-").lower().replace("-", "_")
 
 

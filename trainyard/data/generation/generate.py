@@ -77,7 +77,7 @@ def check_inputs(config: AiGeneratorConfig, documents: Path, *, by_rule: bool) -
     if next(read_documents(documents), None) is None:
         raise InvalidInput(
             "The generator was given no documents.",
-            do="Point the data source at a folder that holds documents (.md .txt .rst .html .pdf .docx or code).",
+            do="Point the data source at a folder with documents (.md .txt .rst .html .pdf .docx or code).",
             code="E-DATA-NOT-FOUND",
         )
 

@@ -27,6 +27,7 @@ from trainyard.data.limited.process import (
     limit_memory,
     refuse_calls,
 )
+from trainyard.data.limited.requests import ParsedItem
 from trainyard.data.readers.streams import Limits
 from trainyard.data.rows import DocumentRow
 
@@ -48,6 +49,8 @@ class DocumentReply(msgspec.Struct, array_like=True):
     detail: str = ""
     error: SentError | None = None
     """The error of the whole file, if it is more than a bad row."""
+    parsed: ParsedItem | None = None
+    """What a parsed item gives instead of a row."""
 
 
 Work = Callable[[int], DocumentReply]
@@ -74,7 +77,7 @@ class Batch:
                 yield reply
 
     def child_replies(self, first: int) -> Iterator[DocumentReply]:
-        """The replies of one child; the last one tells of its breach if there was one."""
+        """The replies of one child; the last one reports its breach, if there was one."""
         last = min(len(self.sizes), first + self.limits.documents_per_child)
         receive, send = os.pipe()
         child = os.fork()
@@ -135,6 +138,10 @@ class Batch:
             reply = self.work(index)
         except (MemoryError, OSError):
             raise
+        except SystemError as error:
+            if not isinstance(error.__cause__, MemoryError):  # which orjson reports like that
+                return DocumentReply(None, "reader_failed", f"its reader failed: {error}"[:300])
+            raise error.__cause__ from error
         except Exception as error:
             return DocumentReply(None, "reader_failed", f"its reader failed: {type(error).__name__}: {error}"[:300])
         if reply.row is not None and len(reply.row.text) > self.limits.text:
@@ -160,7 +167,7 @@ def confine_child(memory_bytes: int, kept: int) -> None:
 
 
 def widen(descriptor: int) -> None:
-    """Make a pipe large enough for many documents, so that the two processes seldom wait for each other."""
+    """Make a pipe large enough for many documents, so that the two processes rarely wait for each other."""
     try:
         fcntl.fcntl(descriptor, F_SETPIPE_SZ, PIPE_BYTES)
     except OSError:
@@ -171,4 +178,4 @@ def kill(child: int) -> None:
     try:
         os.kill(child, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it ended by itself
+        return  # it has already ended

@@ -14,18 +14,10 @@ from typing import Any
 
 import msgspec
 
-from trainyard import errors
-from trainyard.errors import Reason, Refused, TrainyardError
+from trainyard.errors import Reason, Refused, TrainyardError, from_fields
 
 HEADER = struct.Struct("!I")
 READ_BYTES = 1 << 20
-KINDS: dict[str, type[TrainyardError]] = {
-    kind.__name__: kind
-    for kind in (
-        *(errors.InvalidInput, errors.Corrupt, errors.NotFound, errors.Conflict, errors.LimitExceeded),
-        *(errors.Unavailable, TrainyardError),
-    )
-}
 
 
 class SentError(msgspec.Struct):
@@ -36,21 +28,19 @@ class SentError(msgspec.Struct):
     why: str = ""
     do: str = ""
     code: str = ""
-    reasons: list[tuple[str, str | None, str, str, str]] = []
+    reasons: list[Reason] = []
     trace: str = ""
     """Traceback of an error that nobody foresaw, for the log."""
 
 
 def sent_error(error: TrainyardError) -> SentError:
-    reasons = [(one.code, one.node, one.field, one.because, one.instead) for one in getattr(error, "reasons", ())]
+    reasons = list(getattr(error, "reasons", ()))
     return SentError(type(error).__name__, error.what, error.why, error.do, error.code, reasons)
 
 
 def received_error(sent: SentError) -> TrainyardError:
     """The error itself, of the same class."""
-    if sent.reasons:
-        return Refused([Reason(*one) for one in sent.reasons], sent.what)
-    return KINDS.get(sent.kind, TrainyardError)(sent.what, why=sent.why, do=sent.do, code=sent.code)
+    return Refused(sent.reasons, sent.what) if sent.reasons else from_fields(msgspec.structs.asdict(sent))
 
 
 def write_frame(descriptor: int, payload: bytes) -> None:

@@ -8,10 +8,19 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 from pathlib import Path
 
-from trainyard.data.limited.children import BREACHES
+from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.commits import tuples_of_commits
+from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.process import allow_cpu
-from trainyard.data.limited.requests import CommitsRequest, CommitsResult, Result, SetReadResult, SetRequest
+from trainyard.data.limited.requests import (
+    CommitsRequest,
+    CommitsResult,
+    ParsedItem,
+    ParseRequest,
+    Result,
+    SetReadResult,
+    SetRequest,
+)
 from trainyard.data.quarantine import Balance, Quarantine
 from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.repositories import open_repository
@@ -55,6 +64,22 @@ def read_commits(request: CommitsRequest, report: Report) -> CommitsResult:
     return CommitsResult(values, dict(repository.skipped), repository.count_commits())
 
 
+@carry_out.register
+def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
+    """Parse the items in children of this process, many in each."""
+    items, breaches = request.items, 0
+    found: list[ParsedItem] = []
+
+    def parse(number: int) -> DocumentReply:
+        return DocumentReply(parsed=parse_item(items[number]))
+
+    for reply in Batch([len(item.data) for item in items], parse, request.limits).replies():
+        breaches += reply.reason in BREACHES
+        refuse_breaches(request.label, breaches, request.limits)
+        found.append(reply.parsed or ParsedItem(unreadable=reply.detail))
+    return found
+
+
 def open_set(request: SetRequest) -> OpenedSet:
     """Look at the first rows of the place."""
     place, given, roots, limits = request.place, request.given, request.roots, request.limits
@@ -70,7 +95,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
         if named is opened.port or (named is Port.SFT and opened.port is Port.PREFERENCE):
             return named
         raise InvalidInput(
-            f"The set {named.value!r} holds rows for {opened.port.value} ({opened.name}).",
+            f"The set {named.value!r} contains rows for {opened.port.value} ({opened.name}).",
             why=f"Its first rows are in the format {opened.format.value}.",
             do=f"Name the set {opened.port.value}, or give another file.",
             code="E-DATA-FORMAT",
@@ -79,7 +104,7 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
     if opened.port in expected:
         return opened.port
     raise InvalidInput(
-        f"{opened.name} holds rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
+        f"{opened.name} contains rows for {opened.port.value}; the chain expects {expected[0].value} from its name.",
         why=f"Its first rows are in the format {opened.format.value}, which the name does not say.",
         do=f"Give format: {opened.format.value}.",
         code="E-DATA-FORMAT",
@@ -111,12 +136,15 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
 
 def refuse_many_breaches(name: str, balance: Balance, limits: Limits) -> None:
     """Raises `LimitExceeded` (`E-DATA-UNREADABLE`): a folder of such documents would keep a machine busy for days."""
-    breaches = sum(balance.dropped.get(reason, 0) for reason in BREACHES)
+    refuse_breaches(name, sum(balance.dropped.get(reason, 0) for reason in BREACHES), limits)
+
+
+def refuse_breaches(name: str, breaches: int, limits: Limits) -> None:
     if breaches > limits.breaches:
         raise LimitExceeded(
             f"{name} was not read to its end: {breaches} of its documents went over the limits of reading.",
             why=f"At most {limits.breaches} may; each takes up to {limits.document_cpu_s:g} s and more.",
-            do="Look at the documents in quarantine, and leave them out with `exclude`.",
+            do="Leave such documents out: by `exclude` of a data source, by the globs of a stream.",
             code="E-DATA-UNREADABLE",
         )
 

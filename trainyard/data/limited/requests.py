@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ class SetRequest:
     expected: tuple[Port, ...] = tuple(Port)
     """The ports that a set without a name may fill: those that its file's name let the chain expect."""
 
+    @property
+    def label(self) -> str:
+        """What a message calls the request."""
+        return self.name or self.place.name
+
 
 @dataclass(frozen=True)
 class CommitsRequest:
@@ -49,6 +54,44 @@ class CommitsRequest:
     roots: tuple[Path, ...]
     briefs: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def label(self) -> str:
+        return self.place.name
+
+
+@dataclass(frozen=True)
+class ParseItem:
+    """Bytes that the caller has read: a document of a stream, or a line of a corpus."""
+
+    data: bytes
+    parser: str
+    """A row of `PARSERS` in `trainyard.data.limited.items.py`."""
+    most_chars: int = 0
+    """Longest part of a document."""
+
+
+@dataclass(frozen=True)
+class ParseRequest:
+    """Parse many items, each under its own limits."""
+
+    items: Sequence[ParseItem]
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def label(self) -> str:
+        return f"A batch of {len(self.items):,} documents"
+
+
+class ParsedItem(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What was found in one item. Exactly one field is set."""
+
+    parts: list[tuple[int, int]] = []
+    """(start, end) of each part of a document, in characters of its text."""
+    value: dict[str, str | list[dict[str, str]]] = {}
+    """The tuple of a line."""
+    unreadable: str = ""
+    """Why there is neither."""
 
 
 class SetReadResult(msgspec.Struct):
@@ -91,6 +134,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     text: str = ""
     set: SetReadResult | None = None
     commits: CommitsResult | None = None
+    parsed: list[ParsedItem] | None = None
     error: SentError | None = None
     ended: int | None = None
     """Wait status of the process that carried out the request; the last message of each."""
@@ -98,5 +142,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     """The first message of all: whether the kernel refuses connections to this process."""
 
 
-Request = SetRequest | CommitsRequest
-Result = SetReadResult | CommitsResult
+Request = SetRequest | CommitsRequest | ParseRequest
+Result = SetReadResult | CommitsResult | list[ParsedItem]
+Parse = Callable[[Sequence[ParseItem]], list[ParsedItem]]
+"""Returns one result for each item, in order."""

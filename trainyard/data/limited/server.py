@@ -5,7 +5,7 @@
       └──────────────────┴─────────────────────┘◀────────────────────────────┘
 
 It imports the readers once and never looks at data itself, so each request costs a fork. It has a minimal environment,
-no connections (seccomp), and ends with the pipe of its parent. Requests come from our own parent and are unpickled;
+no connections (seccomp), and ends with the pipe of its parent. Requests come from the parent process and are unpickled;
 what goes back is decoded into known types.
 """
 
@@ -25,10 +25,11 @@ import pyarrow as pa
 from trainyard.data.limited.frames import SentError, read_frames, sent_error, write_frame
 from trainyard.data.limited.jobs import carry_out
 from trainyard.data.limited.process import NETWORK, die_with_parent, limit, limit_memory, refuse_calls
-from trainyard.data.limited.requests import Answer, Request, SetReadResult, SetRequest
+from trainyard.data.limited.requests import Answer, Request, SetReadResult
 from trainyard.errors import LimitExceeded, TrainyardError
 
-MOST_REQUEST_BYTES = 64 << 20
+MOST_REQUEST_BYTES = 128 << 20
+"""A document of a stream may have 100 MB."""
 ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -74,17 +75,19 @@ def answer_to(request: Request, out: int) -> Answer:
         line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         return Answer(
             error=SentError(
-                "TrainyardError", f"{request.place.name} was not read: {line}", do="Report it with the file.",
+                "TrainyardError", f"{request.label} was not read: {line}", do="Report it with the file.",
                 code="E-DATA-UNREADABLE", trace=traceback.format_exc(),
             )
         )  # fmt: skip
+    if isinstance(result, list):
+        return Answer(parsed=result)
     return Answer(set=result) if isinstance(result, SetReadResult) else Answer(commits=result)
 
 
 def memory_error(request: Request) -> LimitExceeded:
-    name = (request.name if isinstance(request, SetRequest) else "") or request.place.name
+    most_mib = request.limits.rows_memory >> 20
     return LimitExceeded(
-        f"{name} needs more memory to read than the {request.limits.rows_memory >> 20} MiB that a set may take.",
+        f"{request.label} needs more memory to read than the {most_mib} MiB that a set may take.",
         why="A small file can describe a very large one; it looks like a decompression bomb.",
         do="Give smaller files, or rows without values of many megabytes.",
         code="E-DATA-LIMIT",
@@ -94,13 +97,13 @@ def memory_error(request: Request) -> LimitExceeded:
 def serve(given: int, out: int) -> None:
     """Fork a process for each request, one after another, until the parent closes its pipe."""
     for payload in read_frames(given, MOST_REQUEST_BYTES):
-        alive, held = os.pipe()
+        alive, kept_open = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(alive)
             os.dup2(os.open(os.devnull, os.O_RDONLY), given)
             carry_out_limited(payload, out)
-        os.close(held)
+        os.close(kept_open)
         ended, _, _ = select.select([alive, given], [], [])
         if alive not in ended:  # the parent is gone, or speaks out of turn: nobody waits for this set
             os.kill(child, signal.SIGKILL)

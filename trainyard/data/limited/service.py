@@ -16,7 +16,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +27,9 @@ from trainyard.data.limited.requests import (
     Answer,
     CommitsRequest,
     CommitsResult,
+    ParsedItem,
+    ParseItem,
+    ParseRequest,
     Request,
     Result,
     SetReadResult,
@@ -46,13 +49,15 @@ allocator keeps what is freed: to give each column back to the kernel and fetch 
 """
 MOST_ANSWER_BYTES = 1 << 30
 """The tuples of 20,000 commits are one answer."""
+MOST_ITEM_BYTES, MOST_ITEMS = 16 << 20, 10_000
+"""Of one request to parse items; a larger item is a request of its own."""
 END_S = 5.0
 LOGGER = logging.getLogger("trainyard.data")
 
 
 @dataclass
 class ReadingService:
-    """A running server of reading processes. A context manager; requests of several threads wait for each other."""
+    """A running server of reading processes. A context manager; requests of concurrent threads wait for each other."""
 
     process: subprocess.Popen[bytes] | None = None
     sealed: bool = True
@@ -104,6 +109,12 @@ class ReadingService:
         assert isinstance(result, CommitsResult)
         return result
 
+    def parse(self, request: ParseRequest) -> list[ParsedItem]:
+        """Parse bytes that the caller has read; one result for each item, in order."""
+        result = self.ask(request, lambda fraction, text: None)
+        assert isinstance(result, list)
+        return result
+
     def ask(self, request: Request, report: Report) -> Result:
         """Send a request and take its answers until its process has ended."""
         with self._lock:
@@ -127,7 +138,7 @@ class ReadingService:
                 elif answer.ended is not None:
                     return outcome(request, result, error, answer.ended)
                 else:
-                    result = answer.set or answer.commits
+                    result = answer.set or answer.commits or answer.parsed
         raise Unavailable(
             "The reading service ended while it read.",
             why="Its process was ended from outside, perhaps for the machine's memory.",
@@ -139,7 +150,7 @@ class ReadingService:
             for payload in self._answers:
                 yield decode(payload, Answer)
         except (msgspec.DecodeError, TooLong):
-            self.stop()  # what follows cannot be told apart from what a hostile file made its reader send
+            self.stop()  # what follows may be what a hostile file made its reader send
 
     def note(self, sealed: bool) -> None:
         self.sealed = sealed
@@ -154,16 +165,15 @@ def outcome(request: Request, result: Result | None, error: TrainyardError | Non
     ended = how_it_ended(status)
     if result is not None and ended is None:
         return result
-    name = (request.name if isinstance(request, SetRequest) else "") or request.place.name
     reason, detail = ended or ("reader_crashed", "its reader ended without a result")
     if reason == "time_limit":
         raise LimitExceeded(
-            f"{name} took too long to read.",
+            f"{request.label} took too long to read.",
             why=f"A piece of it took more than {request.limits.chunk_cpu_s:g} s of CPU time.",
             do="Look at the file; nothing of an honest one takes so long.", code="E-DATA-LIMIT",
         )  # fmt: skip
     raise LimitExceeded(
-        f"{name} was not read to its end.", why=f"While it was read, {detail}.",
+        f"{request.label} was not read to its end.", why=f"While it was read, {detail}.",
         do="Look at the file: it may be damaged or made to do harm. If it is right, report it.",
         code="E-DATA-UNREADABLE",
     )  # fmt: skip
@@ -191,3 +201,27 @@ def kept_service() -> Iterator[ReadingService]:
             yield service
         finally:
             _open.remove(service)
+
+
+def parse_limited(items: Sequence[ParseItem]) -> list[ParsedItem]:
+    """`requests.Parse` in limited children. An item that goes over a limit is unreadable, and the others are parsed.
+
+    Raises `LimitExceeded` (`E-DATA-UNREADABLE`) when very many of them do.
+    """
+    if not items:
+        return []
+    with reading_service() as service:
+        return [one for batch in batches(items) for one in service.parse(ParseRequest(batch))]
+
+
+def batches(items: Sequence[ParseItem]) -> Iterator[list[ParseItem]]:
+    """The items in their order, in lists that fit into a request."""
+    batch: list[ParseItem] = []
+    size = 0
+    for item in items:
+        if batch and (size + len(item.data) > MOST_ITEM_BYTES or len(batch) >= MOST_ITEMS):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += len(item.data)
+    yield batch

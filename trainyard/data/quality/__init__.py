@@ -2,13 +2,13 @@
 
     blocks            one Arrow batch and the texts the steps look at; the ledger of what was dropped and why
     words             texts as arrays of word hashes: the common ground of near-duplicates, grounding, decontamination
-    sensitive         personal data and secrets: counted, masked or put aside
-    detectors, phones where they stand in a text
+    sensitive         personal data and secrets: counted, masked or quarantined
+    detectors, phones where they occur in a text
     filters           format, JSON Schema and quality rules
     lengths           the length policy, in tokens
     duplicates        exact and near-duplicates
-    grounding         how much of an answer stands in its source document
+    grounding         how much of an answer occurs in its source document
     decontamination   what training shares with held-out rows and evaluation sets
 
-`trainyard.data.validation` runs them in order and holds the balance.
+`trainyard.data.validation` runs them in order and counts the rows of each step.
 """

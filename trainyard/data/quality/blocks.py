@@ -26,9 +26,9 @@ from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
 
 MAX_BLOCK_BYTES = 64 << 20
-"""Blocks of long rows hold fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""
+"""Blocks of long rows contain fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""
 ANSWERS = {Port.SFT: (), Port.PREFERENCE: ("chosen", "rejected"), Port.LABELLED: ("completion",), Port.TEXT: ()}
-"""Columns that hold what is learned; an SFT row's is the last message of `messages`, a text row's the text itself."""
+"""Columns with the trained text; an SFT row's is the last message of `messages`, a text row's the text itself."""
 
 Detail = str | Callable[[int], str]
 
@@ -120,7 +120,7 @@ class Block:
 
     @cached_property
     def body(self) -> pa.Array:
-        """The answer with everything else that tells two rows apart: calls of tools, the rejected side."""
+        """Return the answer with everything else in which two rows may differ: tool calls, the rejected side."""
         if self.port is Port.TEXT:
             return self.answer
         if self.port is Port.SFT:
@@ -197,10 +197,10 @@ class RowLedger:
         """
         if not mask.any():
             return block
-        self.put_aside(block, np.flatnonzero(mask), [reason], detail)
+        self.quarantine_rows(block, np.flatnonzero(mask), [reason], detail)
         return block.keep(~mask)
 
-    def put_aside(self, block: Block, indices: np.ndarray, reasons: Sequence[str], detail: Detail) -> None:
+    def quarantine_rows(self, block: Block, indices: np.ndarray, reasons: Sequence[str], detail: Detail) -> None:
         """Count and write rows of a block; `reasons` has one entry for all rows, or one a row."""
         rows = block.batch.take(pa.array(indices)).to_pylist()
         with self.quarantine.open("ab") as stream:

@@ -2,8 +2,8 @@
 
 A training row is dropped if it asks a whole question that is kept apart, or if it shares a run of `decontaminate`
 words (13 by default) with a text that is kept apart. The method is that of Brown et al. 2020 (arXiv 2005.14165,
-appendix C): lower case, no punctuation, 13-grams; and, as there, a run that stands in more than 10 training documents
-is boilerplate and does not count. That exception is for our own held-out sets only; evaluation files are strict.
+appendix C): lower case, no punctuation, 13-grams; and, as there, a run that occurs in more than 10 training documents
+is boilerplate and does not count. That exception is for the run's held-out sets only; evaluation files are strict.
 
 Two texts may share more, on purpose: rows of *unseen wording* are other questions about trained documents. Of those
 only the questions are compared: runs of words with rows of other documents, whole questions with all rows.
@@ -26,12 +26,12 @@ from trainyard.data.quality.words import WordTable, words
 from trainyard.errors import InvalidInput, NotFound
 
 BOILERPLATE_DOCUMENTS = 10
-"""A run of words in more training documents than this tells nothing about any of them."""
+"""A run of words in more training documents than this is boilerplate."""
 QUESTION_KEYS = frozenset({"question", "prompt", "instruction", "input", "query", "ctx"})
 SETTLE_AFTER = 1_000_000
 """Shared runs (24 bytes each) that may gather before boilerplate is sorted out; keeps repetitive sets small."""
 MAX_BITMAP_BITS = 25
-"""32 MiB at most, made anew for each block: less time than one block's look-ups."""
+"""32 MiB at most, built again for each block: less time than one block's look-ups."""
 SEVERAL = np.uint64(1)
 
 

@@ -36,7 +36,7 @@ TOP_LEVEL = frozenset(
     gal asia africa lat xyz top icu vip fun one plus global international ltd gmbh inc llc limited example test
     invalid""".split()  # noqa: SIM905 - a hundred short words read better as a text
 )
-"""Top-level domains in use beside the two-letter ones. `example` and `test` are what invented addresses end in."""
+"""Top-level domains in use besides the two-letter ones. `example` and `test` are what invented addresses end in."""
 
 
 def find_emails(text: str) -> Iterator[Span]:
@@ -136,7 +136,7 @@ SERVICES = {
     "hvs.": r"hvs\.[\w-]{24,300}", "ntn_": r"ntn_[A-Za-z0-9]{40,60}", "lin_api_": r"lin_api_[A-Za-z0-9]{32,64}",
     "key-": r"key-[0-9a-f]{32}", "eyJ": r"eyJ[\w-]{8,1000}\.eyJ[\w-]{8,2000}\.[\w-]{16,}",
 }  # fmt: skip
-"""Prefix of a service's keys -> the whole form. A token begins where neither a letter nor a digit stands before."""
+"""Prefix of a service's keys -> the whole form. A token begins where no letter or digit precedes it."""
 SERVICE_PATTERNS = {prefix: re.compile(pattern, re.ASCII) for prefix, pattern in SERVICES.items()}
 PREFIXES = tuple(SERVICES)
 NAMED = re.compile(
@@ -160,7 +160,7 @@ KEY_CANDIDATES = (
     r"[A-Za-z][_.+/-]?[0-9]|[0-9][_.+/-]?[A-Za-z]|hf_|://",
     r"(?i:key|secret|token|passw|pwd|credential|bearer|auth)|://|" + "|".join(map(re.escape, PREFIXES)),
 )
-"""A long run, a change between letters and digits, which words and paths seldom have, and a prefix or a name."""
+"""A long run, a change between letters and digits, which words and paths rarely have, and a prefix or a name."""
 
 
 def find_keys(text: str) -> Iterator[Span]:
@@ -188,13 +188,13 @@ def service_key(token: str, start: int) -> Iterator[Span]:
 
 
 def changes(value: str) -> int:
-    """How often letters and digits change: many times in a random text, seldom in a name with a number."""
+    """Return how often letters and digits change: many times in a random text, rarely in a name with a number."""
     kinds = [char.isdigit() for char in value if char.isalnum()]
     return sum(one is not two for one, two in pairwise(kinds))
 
 
 def is_random(value: str) -> bool:
-    """Whether a value is no word, name or path: letters and digits often change, and there are many different ones."""
+    """Return whether a value looks random: letters and digits often change, and there are many different ones."""
     return changes(value) >= 3 and len(set(value)) >= 8 and value.count(".") <= 2 and "/." not in value
 
 
@@ -246,7 +246,7 @@ class Detector:
     placeholder: str
     name: str
     candidates: tuple[str, ...]
-    """RE2 patterns that hold, all of them, for every text that can hold one; cheap, and true of many that hold none."""
+    """RE2 patterns that all match any text that can contain one; cheap, with many false positives."""
     find: Callable[[str], Iterator[Span]]
 
 

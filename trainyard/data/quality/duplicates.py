@@ -66,11 +66,7 @@ def identities(block: Block) -> list[bytes]:
     if block.port is Port.TEXT:
         texts = block.answer
     else:
-        names = [
-            name
-            for name in ("messages", "prompt", "chosen", "rejected", "completion")
-            if name in block.batch.schema.names
-        ]
+        names = [name for name in MESSAGE_COLUMNS if name in block.batch.schema.names]
         parts = [block.column("tools").fill_null("")]
         for name in names:
             turns = block.turns(name)
@@ -110,7 +106,7 @@ class Shingles:
     def near_duplicates(self, threshold: float, pairs: np.ndarray | None = None) -> dict[int, int]:
         """Row -> the earlier row that it repeats, by index over all rows that were added.
 
-        `pairs` holds one uint64 a row, 0 for none: rows with the same one are not compared.
+        `pairs` is one uint64 a row, 0 for none: rows with the same one are not compared.
         """
         if not self.sizes:
             return {}

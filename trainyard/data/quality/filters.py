@@ -59,7 +59,7 @@ def message_columns(block: Block) -> list[str]:
 
 
 def any_message(turns: Turns, mask: np.ndarray) -> np.ndarray:
-    """Per row, whether the mask holds for one of its messages."""
+    """Return per row whether the mask is true for one of its messages."""
     counts = np.concatenate([[0], np.cumsum(mask)])
     return np.asarray(np.diff(counts[turns.offsets]) > 0)
 
@@ -68,7 +68,7 @@ def without_messages(block: Block) -> Check:
     mask = np.zeros(len(block), bool)
     for name in message_columns(block):
         mask |= np.diff(block.turns(name).offsets) == 0
-    return "no_messages", mask, f"{' or '.join(message_columns(block))} holds no message"
+    return "no_messages", mask, f"{' or '.join(message_columns(block))} contains no message"
 
 
 def unknown_role(block: Block) -> Check:
@@ -81,7 +81,7 @@ def unknown_role(block: Block) -> Check:
 
 
 def empty_content(block: Block) -> Check:
-    """Blank texts; a call of a tool needs no text beside it, and a tool may answer nothing."""
+    """Find blank texts; a tool call needs no text, and a tool may answer nothing."""
     if block.port is Port.TEXT:
         return "empty_content", blank(block.column("text").fill_null("")), "the text is blank"
     mask = np.zeros(len(block), bool)
@@ -210,7 +210,7 @@ def characters(texts: pa.Array) -> np.ndarray:
 
 
 def repeated_lines(block: Block, rules: QualityRules) -> Check:
-    """Share of lines that stood in the answer before (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
+    """Check the share of repeated lines in the answer (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
     shares = np.zeros(len(block))
     several = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
     for index in np.flatnonzero(several).tolist():
@@ -232,7 +232,7 @@ def refused_phrase(block: Block, rules: QualityRules) -> Check:
     mask = np.zeros(len(block), bool)
     for phrase in rules.refuse_phrases:
         mask |= values(pc.match_substring(block.answer, phrase, ignore_case=True))
-    return "refused_phrase", mask, "the answer holds a refused phrase"
+    return "refused_phrase", mask, "the answer contains a refused phrase"
 
 
 QUALITY_RULES: tuple[Callable[[Block, QualityRules], Check], ...] = (

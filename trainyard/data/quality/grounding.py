@@ -1,4 +1,4 @@
-"""Grounding: the share of an answer's different words that stand in its source document.
+"""Grounding: the share of an answer's different words that occur in its source document.
 
 A word overlap, not a judgement: it finds answers that a model made up, and passes a wrong answer that is written with
 the document's own words. Switched on by the validator's `grounding`; costs nothing otherwise.

@@ -2,8 +2,8 @@
 
 Tokens are counted by the model's own `tokenizer.json` through the `tokenizers` library; no transformers, no torch.
 The chat template is not rendered, because a template is untrusted code; its tokens are estimated as four a message
-beside the role's own (start, end and two separators: right for ChatML, Llama 3 and Gemma) and one for the begin of
-the sequence. The trainer counts the rendered text once more, exactly.
+in addition to the role's own (start, end and two separators: right for ChatML, Llama 3 and Gemma) and one for the
+begin of the sequence. The trainer counts the rendered text once more, exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TokenCounter = Callable[[Sequence[Item]], list[int]]
 """Tokens of each conversation (with its template) or plain text, counted as a batch."""
 
 MESSAGE_OVERHEAD = 4
-"""Template tokens around a message beside its role: start, end and two separators."""
+"""Template tokens around a message, without its role: start, end and two separators."""
 SEQUENCE_OVERHEAD = 1
 """The begin-of-sequence token of a conversation."""
 

@@ -2,7 +2,7 @@
 
 A number with its country's code (`+49 30 …`, `0049 30 …`) is judged by that country's plan. One without is ambiguous:
 an order number may look the same. It counts if it is valid in one of the wanted regions and is written as a number is
-there, or if a word such as "phone" stands before it; a word such as "order" speaks against it.
+there, or if a word such as "phone" precedes it; a word such as "order" counts against it.
 
 Every pattern is linear: bounded, possessive, and begun only where a number can begin. What is dear is the judgement,
 about 0.1 ms a candidate and region on one core; the same text is judged once.
@@ -60,7 +60,7 @@ WITHOUT_ZERO = frozenset({"US", "CA"})
 
 
 def find_phones(text: str, regions: tuple[str, ...]) -> Iterator[Span]:
-    """Where phone numbers stand. `regions` are ISO 3166 codes for numbers without a country's code."""
+    """Yield the spans of phone numbers. `regions` are ISO 3166 codes for numbers without a country's code."""
     for found in CANDIDATE.finditer(text):
         start, end = trimmed(text, *found.span())
         if is_phone(text[start:end], text[max(0, start - ASKED) : start], regions):
@@ -75,21 +75,21 @@ def trimmed(text: str, start: int, end: int) -> Span:
 
 
 def is_phone(number: str, before: str, regions: tuple[str, ...]) -> bool:
-    """Whether a candidate is a phone number, by its shape, its plan and what stands before it."""
+    """Whether a candidate is a phone number, by its shape, its plan and the text before it."""
     bare = number.lstrip("(")
     if bare.startswith("+"):
         return is_international(number)
-    told = SAYS_PHONE.search(before) is not None
-    if not told and (OTHER_SHAPES.fullmatch(number) or SAYS_OTHER.search(before)):
+    is_named = SAYS_PHONE.search(before) is not None
+    if not is_named and (OTHER_SHAPES.fullmatch(number) or SAYS_OTHER.search(before)):
         return False
     grouped = not number.isdigit()
     if bare.startswith("00"):
-        return (grouped or told) and is_international("+" + bare[2:].lstrip())
-    if not told and not grouped:
+        return (grouped or is_named) and is_international("+" + bare[2:].lstrip())
+    if not is_named and not grouped:
         return False
-    if "US" in regions and NORTH_AMERICAN.fullmatch(number) and is_north_american(number, told):
+    if "US" in regions and NORTH_AMERICAN.fullmatch(number) and is_north_american(number, is_named):
         return True
-    return any(is_national(number, region, told) for region in regions)
+    return any(is_national(number, region, is_named) for region in regions)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -104,22 +104,22 @@ def is_international(number: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def is_north_american(number: str, told: bool) -> bool:
-    marked = told or "(" in number or "-" in number or "." in number
+def is_north_american(number: str, is_named: bool) -> bool:
+    marked = is_named or "(" in number or "-" in number or "." in number
     made_up = re.match(r"\D*(?:1\D+)?\(?555", number) is not None
     return marked and (made_up or is_valid_number(parse(number, "US")))
 
 
 @lru_cache(maxsize=1 << 16)
-def is_national(number: str, region: str, told: bool) -> bool:
+def is_national(number: str, region: str, is_named: bool) -> bool:
     """Whether a number without a country's code is one of `region`; in its groups, if no word says that it is one."""
     zero = number.lstrip("(").startswith("0")
-    if (zero and region in WITHOUT_ZERO) or (not zero and not told):
+    if (zero and region in WITHOUT_ZERO) or (not zero and not is_named):
         return False
     try:
         if not is_valid_number(parse(number, region)):
             return False
     except NumberParseException:
         return False
-    leniency = Leniency.VALID if told else Leniency.STRICT_GROUPING
+    leniency = Leniency.VALID if is_named else Leniency.STRICT_GROUPING
     return next(iter(PhoneNumberMatcher(number, region, leniency=leniency)), None) is not None

@@ -1,11 +1,11 @@
-"""Personal data and secrets in rows: counted, masked or put aside, by kind (`config.sensitive`).
+"""Personal data and secrets in rows: counted, masked or quarantined, by kind (`config.sensitive`).
 
 The first step of a validator, so that no later one writes a masked text anywhere. It looks at every text of a row: the
 content and the reasoning of messages, the arguments of tool calls, the descriptions in tool schemas, running text. It
 leaves alone what training and the report need as it is: roles, ids and names of calls, labels, `doc_id`, `source`.
 
-Arrow looks for candidates in whole columns (RE2); Python looks at those texts only. A row that is put aside is
-written to quarantine with everything masked that is looked for, so that a secret is not copied there; its line says
+Arrow looks for candidates in whole columns (RE2); Python looks at those texts only. A quarantined row is
+written with everything masked that is looked for, so that a secret is not copied there; its line says
 where it is.
 """
 
@@ -36,7 +36,7 @@ ESCAPED = r"|\\u00"
 
 @dataclass
 class SensitiveCounts:
-    """How many rows hold something of a kind, and how many places were found in them."""
+    """How many rows contain a kind of sensitive text, and how many places were found in them."""
 
     rows: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
@@ -105,7 +105,7 @@ def check_sensitive(block: Block, sieve: SensitiveSieve) -> Block:
     block = Block(block.port, rewritten(block, looked, aside), block.numbers)
     for kind in rules.named("quarantine"):
         mask = hits[kind] > 0
-        detail = f"holds {rules.detectors[kind].name}; the row is shown masked"
+        detail = f"contains {rules.detectors[kind].name}; the row is shown masked"
         block = sieve.ledger.drop(block, mask, f"sensitive_{kind}", detail)
         hits = {name: places[~mask] for name, places in hits.items()}
     return block
@@ -121,7 +121,7 @@ def masked_texts(texts: pa.Array, config: SensitiveRules) -> pa.Array:
 
 
 def rewritten(block: Block, looked: Mapping[str, list[FlaggedText]], aside: np.ndarray) -> pa.RecordBatch:
-    """The block's rows with their findings masked: all of them in a row that is put aside, else the masked kinds."""
+    """The block's rows with their findings masked: all of them in a quarantined row, else the masked kinds."""
     batch = block.batch
     for name, parts in looked.items():
         if parts:
@@ -332,7 +332,7 @@ def unused(key: str, taken: Mapping[str, Any]) -> str:
 MESSAGE_TEXTS: dict[str, Reader] = {"content": whole_text, "tool_calls": json_text, "more": json_text}
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------------------------
 
 
 def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str, dict[str, Any]]:
@@ -343,14 +343,14 @@ def sensitive_facts(config: SensitiveRules, counts: SensitiveCounts) -> dict[str
     }
 
 
-TOLD = {"count": "left as they are", "mask": "masked", "quarantine": "put aside with their rows"}
+OUTCOMES = {"count": "left as they are", "mask": "masked", "quarantine": "quarantined with their rows"}
 
 
 def sensitive_sentences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """One sentence for each kind that was found."""
     names = {kind: row.name for kind, row in detectors(()).items()}
     return [
-        f"{told['found']:,} {names[kind]} in {told['rows']:,} rows, {TOLD[told['action']]}."
-        for kind, told in facts.items()
-        if told["found"]
+        f"{fact['found']:,} {names[kind]} in {fact['rows']:,} rows, {OUTCOMES[fact['action']]}."
+        for kind, fact in facts.items()
+        if fact["found"]
     ]

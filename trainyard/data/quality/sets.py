@@ -48,7 +48,7 @@ class RowStatus(IntEnum):
 
 DETAILS = {
     RowStatus.NEAR_DUPLICATE: "almost the same as line {origin}",
-    RowStatus.SPARE_WORDING: "another wording of this question stands for it in the set of unseen documents",
+    RowStatus.SPARE_WORDING: "another wording of this question is in the set of unseen documents",
     RowStatus.SEEN_WORDING: "training asks this question in the same words, so it cannot test an unseen wording",
     RowStatus.UNTRAINED_WORDING: "the other wordings of this question are not in training any more",
     RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: "shares a question or a run of words with the set of unseen documents",
@@ -184,11 +184,11 @@ def near_duplicates(survivors: KeptRows, sieve: SetSieve) -> None:
 def holdout(survivors: KeptRows, sieve: SetSieve) -> None:
     """Rows of held-out documents, then one wording of each question that training asks in other words."""
     alive = survivors.are(RowStatus.TRAIN)
-    held = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
-    survivors.fates[held] = RowStatus.SPARE_WORDING
-    survivors.fates[last_wording(survivors, held)] = RowStatus.UNSEEN_DOCUMENTS
+    held_out = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
+    survivors.fates[held_out] = RowStatus.SPARE_WORDING
+    survivors.fates[last_wording(survivors, held_out)] = RowStatus.UNSEEN_DOCUMENTS
     if sieve.config.holdout.wording:
-        hold_wordings_out(survivors)
+        mark_unseen_wordings(survivors)
 
 
 def heldout_keys(survivors: KeptRows, alive: np.ndarray, config: ValidatorConfig) -> np.ndarray:
@@ -200,16 +200,16 @@ def heldout_keys(survivors: KeptRows, alive: np.ndarray, config: ValidatorConfig
 
 
 def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
-    """Rows that stand for their question: the last wording of each among these rows, and every row without others."""
+    """Return one row of each question: the last wording among these rows, and every row without other wordings."""
     entries = np.flatnonzero(among & (survivors.pairs != 0))[::-1]
     _, first = np.unique(survivors.pairs[entries], return_index=True)
-    stands = among & (survivors.pairs == 0)
-    stands[entries[first]] = True
-    return np.asarray(stands)
+    is_last = among & (survivors.pairs == 0)
+    is_last[entries[first]] = True
+    return np.asarray(is_last)
 
 
-def hold_wordings_out(survivors: KeptRows) -> None:
-    """A marked wording is set aside if training asks the same question, and never in the same words."""
+def mark_unseen_wordings(survivors: KeptRows) -> None:
+    """Hold out a marked wording if training asks the same question, but never in the same words."""
     train = survivors.are(RowStatus.TRAIN)
     marked = train & (survivors.marks == MARKS[UNSEEN_WORDING])
     eligible = marked & trained(survivors, train & ~marked)
@@ -255,25 +255,25 @@ def kept_apart(survivors: KeptRows, length: int) -> dict[RowStatus, HeldOutIndex
     """The two held-out sets, read from the working file."""
     documents = HeldOutIndex(length=length)
     wording = HeldOutIndex(questions_only=True, length=length)
-    held = {RowStatus.UNSEEN_DOCUMENTS: documents, RowStatus.UNSEEN_WORDING: wording}
+    indexes = {RowStatus.UNSEEN_DOCUMENTS: documents, RowStatus.UNSEEN_WORDING: wording}
     for block, entries in survivors.blocks():
-        for fate, apart in held.items():
+        for fate, apart in indexes.items():
             mask = survivors.fates[entries] == fate
             if mask.any():
-                held_here = entries[mask]
-                apart.add(block.keep(mask), survivors.documents[held_here], survivors.asked[held_here])
+                masked = entries[mask]
+                apart.add(block.keep(mask), survivors.documents[masked], survivors.asked[masked])
     return {RowStatus.CONTAMINATED_UNSEEN_DOCUMENTS: documents, RowStatus.CONTAMINATED_UNSEEN_WORDING: wording}
 
 
 def too_few(survivors: KeptRows, config: ValidatorConfig) -> list[str]:
     """A sentence for each held-out set that is smaller than asked."""
     rules, sentences = config.holdout, []
-    held = int(survivors.are(RowStatus.UNSEEN_DOCUMENTS).sum())
-    if rules.documents > 0 and held < rules.min_rows:
+    held_out = int(survivors.are(RowStatus.UNSEEN_DOCUMENTS).sum())
+    if rules.documents > 0 and held_out < rules.min_rows:
         count = len(np.unique(survivors.documents[survivors.fates != RowStatus.NEAR_DUPLICATE]))
         sentences.append(
-            f"unseen_documents has {held} rows, asked were {rules.min_rows}: of {count} documents at most half may be "
-            "held out. Add documents, or lower holdout.min_rows."
+            f"unseen_documents has {held_out} rows, asked were {rules.min_rows}: of {count} documents at most half may "
+            "be held out. Add documents, or lower holdout.min_rows."
         )
     marked = int((survivors.marks == MARKS[UNSEEN_WORDING]).sum())
     wordings = int(survivors.are(RowStatus.UNSEEN_WORDING).sum())

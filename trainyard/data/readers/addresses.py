@@ -56,7 +56,7 @@ SUFFIX_OF_TYPE = {
 }
 UNANSWERED = (
     httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.UnsupportedProtocol,
-    ssl.SSLError, ValueError,  # from a header that is no number, or a redirect to what is no address
+    ssl.SSLError, ValueError,  # a header that is not a number, or a redirect to an invalid address
 )  # fmt: skip
 """How a request ends that brings no answer."""
 Resolve = Callable[..., list[tuple[Any, ...]]]
@@ -72,12 +72,12 @@ class Fetched:
     """Where it came from after redirects, without its query."""
 
 
-def refused(url: str, because: str, instead: str, code: str = "R-URL-PRIVATE") -> Refused:
-    return Refused([Reason(code, None, "config.url", f"{shown(url)!r} {because}.", instead)])
+def refused(url: str, because: str, instead: str) -> Refused:
+    return Refused([Reason("R-URL", None, "config.url", f"{shown(url)!r} {because}.", instead)])
 
 
 def shown(url: str) -> str:
-    """An address for messages: no user, no password, no query, where secrets stand, and no more than a line."""
+    """Return an address for messages: one line without user, password and query, which may contain secrets."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = f":{parts.port}" if parts.port else ""
@@ -94,7 +94,7 @@ def sent(url: str) -> str:
 
 
 def check_url(url: str) -> tuple[str, int]:
-    """Host and port of an address that is spelled plainly. Raises `Refused` (`R-URL`, `R-URL-PRIVATE`)."""
+    """Host and port of an address that is spelled plainly. Raises `Refused` (`R-URL`)."""
     plainly = "An address such as https://example.org/data.jsonl."
     try:
         parts = urlsplit(url)
@@ -105,13 +105,13 @@ def check_url(url: str) -> tuple[str, int]:
         ) from error
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
-        raise refused(url, "is not an http or https address", plainly, "R-URL")
+        raise refused(url, "is not an http or https address", plainly)
     if parts.username is not None or parts.password is not None or "@" in re.split(r"[/\\]", url, maxsplit=3)[2]:
-        raise refused(url, "holds a user or a password, which a chain must not store", plainly, "R-URL")
+        raise refused(url, "contains a user or a password, which a chain must not store", plainly)
     if re.search(r"[\s\\\x00-\x1f%]", parts.netloc):
-        raise refused(url, "has a host with odd characters", plainly, "R-URL")
+        raise refused(url, "has a host with odd characters", plainly)
     if not host.isascii():
-        raise refused(url, "has a host with letters outside ASCII", "Its ASCII form, which begins with xn--.", "R-URL")
+        raise refused(url, "has a host with letters outside ASCII", "Its ASCII form, which begins with xn--.")
     last = host.rstrip(".").rsplit(".", 1)[-1]
     if NUMBER.fullmatch(last) and ":" not in host and not is_plain_ipv4(host):
         raise refused(url, "spells a numeric host in an odd way (decimal, octal or hexadecimal)", plainly)
@@ -148,7 +148,7 @@ class CheckedNetwork(httpcore.NetworkBackend):
         self._network = httpcore.SyncBackend()
 
     def addresses(self, host: str, port: int) -> list[str]:
-        """The host's addresses, all judged. Raises `Refused` (`R-URL-PRIVATE`) and `Unavailable`."""
+        """The host's addresses, all judged. Raises `Refused` (`R-URL`) and `Unavailable`."""
         try:
             found = list(dict.fromkeys(entry[4][0] for entry in self._resolve(host, port, type=socket.SOCK_STREAM)))
         except (OSError, UnicodeError) as error:
@@ -190,7 +190,7 @@ def fetch(
 ) -> Fetched:
     """Fetch a file into `folder`. `progress` gets bytes so far and in all (0 if the server does not say).
 
-    Raises `Refused` (`R-URL…`), `NotFound` (`E-URL`), `Unavailable` (`E-URL`) and
+    Raises `Refused` (`R-URL`), `NotFound` (`E-URL`), `Unavailable` (`E-URL`) and
     `LimitExceeded` (`E-URL`).
     """
     limits = limits or Limits()
@@ -202,7 +202,7 @@ def fetch(
             url = sent(url)
             try:
                 target = follow(pool, url, folder, budget)
-            except TrainyardError:  # some of ours are ValueErrors, too
+            except TrainyardError:  # some of these are ValueErrors, too
                 raise
             except UNANSWERED as error:
                 raise Unavailable(
@@ -213,7 +213,7 @@ def fetch(
             if isinstance(target, Fetched):
                 return target
             url = target
-    raise refused(url, f"is reached only after more than {MAX_REDIRECTS} redirects", "The final address.", "R-URL")
+    raise refused(url, f"is reached only after more than {MAX_REDIRECTS} redirects", "The final address.")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class FileSelection:
 
 
 class Bad(NamedTuple):
-    """A row for the quarantine. `before` counts the good rows of its chunk that stand before it."""
+    """A row for the quarantine. `before` counts the good rows before it in its chunk."""
 
     before: int
     line: int
@@ -88,7 +88,7 @@ class OpenedSet:
 
 def nothing_to_read(name: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"{name} holds nothing to read.",
+        f"{name} contains nothing to read.",
         why=why,
         do="Give a file or a folder with documents or rows (docs/data-sources.md lists the types).",
         code="E-DATA-EMPTY",

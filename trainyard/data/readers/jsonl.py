@@ -64,7 +64,7 @@ def fast_for(block: LineBlock, normalise: Normaliser) -> FastDecoder | None:
 
 
 def convert(block: LineBlock, chunk: Chunk, normalise: Normaliser, fast: FastDecoder | None) -> None:
-    """Every line of a block to a good or a bad row of the chunk; blank lines are no rows."""
+    """Add every line of a block to the chunk as a good or a bad row; blank lines are ignored."""
     values: list[Any] = []
     if fast is not None:
         values, exact = decode_lines(fast, block)
@@ -172,7 +172,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise BadRow("duplicate_key", f"the key {twice[:40]!r} stands there twice")
+        raise BadRow("duplicate_key", f"the key {twice[:40]!r} occurs twice")
     return record
 
 

@@ -109,7 +109,7 @@ class Repository:
     def unusable(self, why: str) -> InvalidInput:
         return InvalidInput(
             f"{self.path.name} cannot be read as a git repository.", why=f"{why.rstrip('.')}.",
-            do="Give the folder that holds .git, with at least one commit.", code="E-REPOSITORY",
+            do="Give the folder that contains .git, with at least one commit.", code="E-REPOSITORY",
         )  # fmt: skip
 
     def commits(self) -> list[str]:
@@ -134,7 +134,7 @@ def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Reposi
         for which in ("--git-dir", "--git-common-dir")
     ]
     if stores[0] != path and not (path / ".git").exists():
-        raise repository.unusable("The folder itself is no repository")
+        raise repository.unusable("The folder itself is not a repository")
     real_roots = [root.resolve() for root in roots]
     seen: set[Path] = set()
     waiting = [store.resolve() for store in stores]

@@ -78,7 +78,7 @@ def add_text(chunk: Chunk, line: bytes, number: int, offset: int) -> None:
     try:
         text = line.decode()
         if "\0" in text:
-            raise BadRow("nul_character", "the line holds the character U+0000")
+            raise BadRow("nul_character", "the line contains the character U+0000")
     except UnicodeDecodeError as error:
         reason = BadRow("not_utf8", f"byte {error.start} of the line is not UTF-8")
         chunk.bad.append(Bad(len(chunk.rows), number, offset, reason, line))

@@ -1,4 +1,4 @@
-"""From a place to a stream of chunks: which files a path stands for, and which reader each of them needs."""
+"""From a place to a stream of chunks: which files a path covers, and which reader each of them needs."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ def open_folder(
 
 def empty_folder(skipped: Counter[str], as_rows: bool) -> str:
     if not skipped:
-        return "The folder holds no files, or the globs leave none."
+        return "The folder contains no files, or the globs leave none."
     types = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common(5))
     if not as_rows and ROW_SUFFIXES & skipped.keys():
-        return f"It holds {types}. A folder is read as documents unless a format of rows is given."
-    return f"It holds {types}, none of a type that is read."
+        return f"It contains {types}. A folder is read as documents unless a format of rows is given."
+    return f"It contains {types}, none of a type that is read."
 
 
 def document_set(
@@ -213,10 +213,10 @@ def open_repository_set(place: Path, given: FileSelection, roots: Sequence[Path]
 
 def file_chunks(repository: Repository) -> Iterator[Chunk]:
     """The files of the newest commit. Their bytes are collected here, and read in children as other documents are."""
-    held: list[tuple[str, bytes | BadRow]] = []
+    pending: list[tuple[str, bytes | BadRow]] = []
 
     def read(number: int) -> DocumentReply:
-        name, data = held[number]
+        name, data = pending[number]
         if isinstance(data, BadRow):
             return DocumentReply(None, data.reason, data.detail)
         try:
@@ -225,9 +225,9 @@ def file_chunks(repository: Repository) -> Iterator[Chunk]:
             return DocumentReply(None, bad.reason, bad.detail)
 
     def replies() -> Iterator[Chunk]:
-        load_readers([name for name, _ in held])
-        sizes = [0 if isinstance(data, BadRow) else len(data) for _, data in held]
-        for (name, _), reply in zip(held, Batch(sizes, read, repository.limits).replies(), strict=True):
+        load_readers([name for name, _ in pending])
+        sizes = [0 if isinstance(data, BadRow) else len(data) for _, data in pending]
+        for (name, _), reply in zip(pending, Batch(sizes, read, repository.limits).replies(), strict=True):
             place = f"{repository.path.name}/{name}"
             if reply.row is not None:
                 reply.row.source = place
@@ -235,13 +235,13 @@ def file_chunks(repository: Repository) -> Iterator[Chunk]:
 
     size = 0
     for name, data in file_contents(repository):
-        held.append((name, data))
+        pending.append((name, data))
         size += 0 if isinstance(data, BadRow) else len(data)
-        if size >= CHUNK_BYTES or len(held) >= CHUNK_ROWS:
+        if size >= CHUNK_BYTES or len(pending) >= CHUNK_ROWS:
             yield from replies()
             size = 0
-            held.clear()
-    if held:
+            pending.clear()
+    if pending:
         yield from replies()
 
 

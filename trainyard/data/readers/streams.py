@@ -40,7 +40,7 @@ class Limits:
     """Caps of reading, in bytes unless named otherwise. Tests lower them; no chain can raise them."""
 
     line: int = 16 << 20
-    """Longest row; a longer one is skipped without being held and goes to quarantine."""
+    """Longest row; a longer one is skipped without being kept in memory and goes to quarantine."""
     document: int = 32 << 20
     """Largest document; a longer one goes to quarantine."""
     expanded: int = 64 << 30
@@ -81,7 +81,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Whole lines. `data` holds them with their newlines, and may go on with the beginning of the next line."""
+    """Complete lines. `data` contains them with their newlines, and may end with the beginning of the next line."""
 
     data: bytes
     newlines: np.ndarray
@@ -130,7 +130,7 @@ def gunzip(blocks: Iterator[bytes], name: str, limits: Limits) -> Iterator[bytes
     """Expand gzip members block by block.
 
     Raises `LimitExceeded` (`E-DATA-LIMIT`) beyond the caps and `InvalidInput` (`E-DATA-UNREADABLE`) for a file that is
-    cut off or damaged: rows behind the damage are lost, so the run must not go on as if it had read them all.
+    cut off or damaged: rows behind the damage are lost, so the run must not continue as if it had read them all.
     """
     member = zlib.decompressobj(zlib.MAX_WBITS | 16)
     taken = given = 0
@@ -229,7 +229,7 @@ def from_utf16(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[by
 
 
 def line_blocks(blocks: Iterator[bytes], limits: Limits) -> Iterator[LineBlock]:
-    """Cut the text into lines, block by block. A line over the cap is passed over without being held."""
+    """Cut the text into lines, block by block. A line over the cap is skipped without being kept in memory."""
     rest = b""
     line, offset, skipped = 1, 0, 0
     for block in blocks:

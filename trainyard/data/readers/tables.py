@@ -6,7 +6,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ JSON_COLUMNS = {"messages", "conversations", "tools", "functions", "history", "i
 
 
 class LenientHooks:
-    """Strict parsing that goes on to the end of the value: the end is needed to find the next one in an array."""
+    """Strict parsing that continues to the end of the value: the end is needed to find the next one in an array."""
 
     def __init__(self) -> None:
         self.fault: BadRow | None = None
@@ -132,9 +132,14 @@ class ValueStream:
 
 def read_json_values(blocks: Iterator[bytes], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of an array's objects. Raises `InvalidInput` (`E-DATA-UNREADABLE`) where the array itself is broken."""
+    return chunks_of(ValueStream(blocks, name, limits), name, normalise)
+
+
+def chunks_of(records: Iterable[tuple[int, int, Any]], name: str, normalise: Normaliser) -> Iterator[Chunk]:
+    """Chunks of records that come as (line, offset, record)."""
     chunk, begin = Chunk(name), 0
-    for line, offset, value in ValueStream(blocks, name, limits):
-        chunk.add(normalise, value, line, offset, value)
+    for line, offset, record in records:
+        chunk.add(normalise, record, line, offset, record)
         chunk.size = offset - begin
         if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
             yield chunk
@@ -217,14 +222,7 @@ def csv_record(header: list[str], fields: list[str]) -> dict[str, Any] | BadRow:
 
 def read_csv(blocks: Iterator[LineBlock], name: str, normalise: Normaliser, limits: Limits) -> Iterator[Chunk]:
     """Chunks of a CSV file with a header line."""
-    chunk, begin = Chunk(name), 0
-    for line, offset, record in csv_records(blocks, name, limits):
-        chunk.add(normalise, record, line, offset, record)
-        chunk.size = offset - begin
-        if len(chunk) >= CHUNK_ROWS or chunk.size >= CHUNK_BYTES:
-            yield chunk
-            chunk, begin = Chunk(name), offset
-    yield chunk
+    return chunks_of(csv_records(blocks, name, limits), name, normalise)
 
 
 def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[list[dict[str, Any]]]:
@@ -233,7 +231,7 @@ def parquet_batches(stream: BinaryIO, name: str, limits: Limits) -> Iterator[lis
     Raises `InvalidInput` (`E-DATA-UNREADABLE`), `LimitExceeded` (`E-DATA-LIMIT`).
     """
     try:
-        # A value that stands in a dictionary once and in every row counts as often as it is repeated, and is decoded
+        # A value that is once in a dictionary and in every row counts as often as it is repeated, and is decoded
         # after it was counted.
         described = parquet.ParquetFile(stream, pre_buffer=False)
         plain, repeated = described.schema_arrow, text_columns(described.metadata)

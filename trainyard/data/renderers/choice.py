@@ -16,8 +16,8 @@ from pathlib import Path
 
 from trainyard.data.paths import resolve_inside
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec
-from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE, ROLE_COLON
-from trainyard.data.renderers.table import RENDERERS
+from trainyard.data.renderers.table import RENDERERS, ROLE_COLON
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput, NotFound
 
 AUTO = "auto"
@@ -88,7 +88,7 @@ def named(name: str) -> RendererSpec:
 def read(path: Path) -> str:
     """The text of a template file. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     if not path.is_file() or path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:
-        raise unreadable(path, "It is no file, or far too long.")
+        raise unreadable(path, "It is not a file, or far too long.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The words of this folder: what a renderer's row holds, and what rendering and parsing give.
+"""The terms of this folder: the fields of a renderer's row, and the results of rendering and parsing.
 
 A turn is a message as OpenAI's API and chat templates write it: {"role", "content"} and, where there are such,
 "reasoning_content" and "tool_calls" (a list of {"type": "function", "function": {"name", "arguments"}}).
@@ -43,7 +43,7 @@ class Termination(StrEnum):
     LENGTH = "length"
     """Without a stop token: the answer was cut off."""
     MALFORMED = "malformed"
-    """With a stop token, but its thoughts or calls cannot be read; the message holds the plain text."""
+    """With a stop token, but its thoughts or calls cannot be read; the message contains the plain text."""
 
     @property
     def finished(self) -> bool:
@@ -58,12 +58,12 @@ class RendererSpec:
     name: str
     templates: Mapping[str, frozenset[Flavour]]
     """Known chat templates (names of files that TRL ships, or of `own`) and the kinds of conversation in which each
-    has the extension property. The first is the one that the renderer's name stands for. The claim is probed."""
+    has the extension property. The first is the renderer's default. The claim is probed."""
     grammar: Grammar
     own: Mapping[str, str] = field(default_factory=dict)
     """Texts of templates that TRL does not ship."""
     stops: tuple[str, ...] = ()
-    """Stop tokens beside those that the template itself writes after an answer."""
+    """Stop tokens besides those that the template itself writes after an answer."""
     tokens: tuple[str, ...] = ()
     """Tokens of the family that the pattern of `verify` does not find in the template's text."""
 
@@ -99,17 +99,22 @@ JSON_CALLS: Grammar = {
     }
 }  # fmt: skip
 """`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write calls."""
-XML_CALLS: Grammar = {
-    "tool_calls": {
-        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>", "close_pattern": r"</tool_call>\s*",
-        "repeats": True, "content": "xml-inline",
-        "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
-            "value_parser": {"name": "json", "args": {"allow_non_json": True}},
-        },
-        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-    }
-}  # fmt: skip
+
+
+def calls(open_pattern: str, close_pattern: str, content: str, **more: Any) -> Grammar:
+    """Calls between two patterns, the first of which has the group `name`; what is between them is the arguments."""
+    function = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+    patterns = {"open_pattern": open_pattern, "close_pattern": close_pattern}
+    return {"tool_calls": {**patterns, "repeats": True, "content": content, "transform": function, **more}}
+
+
+XML_CALLS = calls(
+    r"<tool_call>\s*<function=(?P<name>[^\n>]+)>", r"</tool_call>\s*", "xml-inline",
+    content_args={
+        "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+        "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+    },
+)  # fmt: skip
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, as Qwen 3.5 and Nemotron."""
 
 DEFAULT = RendererSpec("default", {}, THOUGHTS)

@@ -1,10 +1,10 @@
 """Control tokens that a user writes stay text: `<|im_end|>` in a question must not end the turn.
 
 Before a template runs, control tokens in the messages are put between two private-use characters; when the rendered
-text is tokenised, what stands between them is encoded without added tokens. The marking is that of transformers
+text is tokenised, the text between them is encoded without added tokens. The marking is that of transformers
 (`mark_control_tokens`, `encode_marked_chat`), which does the same for a whole chat
 (`apply_chat_template(sanitize_control_tokens=True)`); here it also works on pieces, and what the assistant says may
-hold tokens that are not special, such as `<think>`, because it is what the model itself writes.
+contain tokens that are not special, such as `<think>`, because it is what the model itself writes.
 """
 
 from __future__ import annotations

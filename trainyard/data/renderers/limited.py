@@ -1,8 +1,8 @@
 """Chat templates that are not known: each rendering in a child process under limits.
 
 A template is a program that comes with a model. Trying it on samples proves little: it can loop from the fourth message
-on. So a template is rendered in the calling process only if its digest is one of the table's, of a model of ours, or of
-a file that TRL ships. Any other goes to a child (`trainyard.data.template_child`) under limits of processor time,
+on. So a template is rendered in the calling process only if its digest is one of the table's, of a Trainyard model, or
+of a file that TRL ships. Any other goes to a child (`trainyard.data.template_child`) under limits of processor time,
 memory and length, every time.
 
 Cost in processor time: 1,000 renderings of four messages take 0.3 s here and 0.8 s through a child. A child starts in
@@ -25,8 +25,8 @@ from typing import Any
 
 import jinja2
 
-from trainyard.data.renderers.chatml import MARKED_TEMPLATES
 from trainyard.data.renderers.choice import by_digest, digest, shipped
+from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES
 from trainyard.errors import TrainyardError
 
@@ -55,7 +55,7 @@ def is_known(template: str) -> bool:
 
 @cache
 def other_digests() -> frozenset[str]:
-    """Digests of the templates that are not in the table: of our own models, and what TRL ships beside it."""
+    """Return the digests of the templates outside the table: of Trainyard's models, and the others that TRL ships."""
     texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in shipped().values())]
     return frozenset(map(digest, texts))
 
@@ -69,7 +69,7 @@ def limited(template: str) -> LimitedTemplate:
 
 
 class LimitedTemplate:
-    """One template in its child. Usable by several threads; the child starts with the first rendering."""
+    """One template in its child. Thread-safe; the child starts with the first rendering."""
 
     def __init__(self, template: str, *, cpu_s: float = CPU_S) -> None:
         self.template, self.cpu_s = template, cpu_s

@@ -39,7 +39,7 @@ class TemplateProbe:
     """What was found about a template."""
 
     relations: dict[Flavour, Relations]
-    """Kind of conversation -> what holds in it. A kind that the template does not take, or does not show, is absent."""
+    """Kind of conversation -> its relations. A kind that the template does not take, or does not show, is absent."""
 
     @property
     def extends_in(self) -> frozenset[Flavour]:
@@ -159,7 +159,7 @@ def thought(number: int) -> dict[str, str]:
 
 
 def probe(renderer: TemplateText) -> TemplateProbe:
-    """Measure, and hold what was found against the table. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
+    """Measure, and compare the result with the table. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
     found, known = measure(renderer), renderer.known
     if known is not None and known.claim != found.extends_in:
         raise wrong_flag(known.name, known.claim, found.extends_in)
@@ -185,7 +185,7 @@ def wrong_flag(name: str, claimed: frozenset[Flavour], found: frozenset[Flavour]
 
 
 def relate_flavour(renderer: TemplateText, flavour: Flavour) -> Relations | None:
-    """What holds in one kind of conversation; None if the template does not take it or does not show what is in it."""
+    """Return the relations of one kind of conversation; None if the template rejects it or hides its content."""
     taken = [found for one in samples(flavour) if (found := relate(renderer, one)) is not None]
     if not taken:
         return None

@@ -2,7 +2,7 @@
 
 The template is run, never imitated, so the ids are those of `apply_chat_template` (a parity test compares them on every
 template that is known). What this adds: where the assistant's turns begin and end, which message a token belongs to,
-control tokens in a user's text that stay text, an answer read back as a message, and a conversation that goes on from
+control tokens in a user's text that stay text, an answer read back as a message, and a conversation that continues from
 sampled tokens without rendering them again.
 """
 
@@ -35,7 +35,7 @@ class Piece:
     text: str
     learned: bool
     message: int = 0
-    """Index of the message that it belongs to; of several, the last."""
+    """Index of the message that it belongs to; if there are many, the last."""
 
 
 class Renderer(TemplateText):
@@ -113,7 +113,7 @@ class Renderer(TemplateText):
     ) -> tuple[str, list[str]]:
         """Texts of a prompt and of each answer to it, stop tokens included.
 
-        Raises what the template raises, and `TemplateError` where it does not let the two be told apart.
+        Raises what the template raises, and `TemplateError` where its output does not let the two be distinguished.
         """
         texts = [self.text([*turns, *answer], tools) for answer in answers]
         starts = [self.answer_start(turns, tools, text) for text in texts]
@@ -165,7 +165,7 @@ class Renderer(TemplateText):
         grammar = {"defaults": {"role": "assistant"}, "start_anchor": ANCHOR, "fields": dict(self.spec.grammar)}
         try:
             turn = parse_response(said, grammar, prefix=ANCHOR + opened)
-        except (ValueError, KeyError, TypeError):  # a call that is no JSON, or not the JSON of a call
+        except (ValueError, KeyError, TypeError):  # a call that is not JSON, or not the JSON of a call
             return Parsed({"role": "assistant", "content": said}, Termination.MALFORMED)
         calls = turn.get("tool_calls", [])
         if not all(isinstance(call.get("function"), dict) and "name" in call["function"] for call in calls):

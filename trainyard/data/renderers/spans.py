@@ -177,7 +177,7 @@ class TemplateText:
         return next((match.start() for match in found if match.start() < place < match.end()), place)
 
     def learned(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> list[Span]:
-        """Where the assistant's turns stand in the rendered text, stop tokens included.
+        """Return the spans of the assistant's turns in the rendered text, stop tokens included.
 
         A template that rewrites earlier turns (some drop old thoughts) gives no border for them: then they are shown,
         not learned, because the model would not say them so.
@@ -196,7 +196,7 @@ class TemplateText:
         return spans
 
     def answer_start(self, history: list[Turn], tools: Tools | str | None, whole: str) -> int | None:
-        """Where the answer to `history` starts in the whole text; None if it cannot be told."""
+        """Return where the answer to `history` starts in the whole text; None if that is ambiguous."""
         prompt = self.text(history, tools, ask=True)
         start = self.border(prompt, whole)
         if start == len(prompt):

@@ -39,6 +39,7 @@ class Verified:
     sha256: str
     stops: tuple[str, ...]
     extension: bool
+    """Whether each prompt begins with the prompt before it and what the model said, in every kind of conversation."""
     kinds: dict[str, str]
     """Kind of conversation -> yes, or which relation fails, or - where the template does not take it."""
     problem: str = ""
@@ -71,7 +72,7 @@ def toy_tokenizer(template: str, spec: RendererSpec = DEFAULT) -> PreTrainedToke
 
 
 def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
-    """Every template that the table knows and those that TRL ships beside them, or those of the given names.
+    """Verify every template of the table and all others that TRL ships, or those of the given names.
 
     Raises `NotFound` (`E-CHAT-TEMPLATE`) for a name that is neither a renderer nor a template.
     """
@@ -112,7 +113,7 @@ def relation_word(found: TemplateProbe, flavour: Flavour) -> str:
     one = found.relations.get(flavour)
     if one is None:
         return "-"
-    failing = [name for name, holds in (("prompt", one.prompt), ("history", one.history)) if not holds]
+    failing = [name for name, passed in (("prompt", one.prompt), ("history", one.history)) if not passed]
     note = f" ({one.hidden})" if one.hidden else ""
     return "not " + "+".join(failing) + note if failing else "yes"
 

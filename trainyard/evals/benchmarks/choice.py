@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainyard.evals.cases import Case, ScoredModel, Turn, Value
+from trainyard.evals.cases import Case, ScoredModel, Value, assistant
 
 
 def multiple_choice(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
@@ -23,7 +23,3 @@ def multiple_choice(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
         else:
             values.append(float(case.choices[known.index(min(known))] in case.gold))
     return values
-
-
-def assistant(text: str) -> Turn:
-    return {"role": "assistant", "content": text}

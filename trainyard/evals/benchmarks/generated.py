@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainyard.evals.cases import Case, ScoredModel, Value
 
@@ -17,28 +17,14 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def exact_match(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
-    """1.0 when the greedy answer equals an accepted one after normalisation, else 0.0."""
-    answers = model.generate(cases, MAX_ANSWER_TOKENS)
-    return [
-        float(normalise(said) in {normalise(text) for text in case.gold})
-        for said, case in zip(answers, cases, strict=True)
-    ]
+def best_match(match: Callable[[str, str], float]) -> Callable[[ScoredModel, Sequence[Case]], list[Value]]:
+    """A benchmark: how well the greedy answer matches the accepted one that it matches best; (answer, accepted)."""
 
+    def score(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
+        answers = model.generate(cases, MAX_ANSWER_TOKENS)
+        return [max(match(said, text) for text in case.gold) for said, case in zip(answers, cases, strict=True)]
 
-def quotes(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
-    """1.0 when the greedy answer contains an accepted one word for word (after normalisation), else 0.0."""
-    answers = model.generate(cases, MAX_ANSWER_TOKENS)
-    return [
-        float(any(f" {normalise(text)} " in f" {normalise(answer)} " for text in case.gold))
-        for answer, case in zip(answers, cases, strict=True)
-    ]
-
-
-def f1(model: ScoredModel, cases: Sequence[Case]) -> list[Value]:
-    """Word overlap F1 with the best accepted answer, between 0 and 1."""
-    answers = model.generate(cases, MAX_ANSWER_TOKENS)
-    return [max(word_f1(said, text) for text in case.gold) for said, case in zip(answers, cases, strict=True)]
+    return score
 
 
 def normalise(text: str) -> str:
@@ -52,3 +38,11 @@ def word_f1(said: str, gold: str) -> float:
         return float(said_words == gold_words)
     shared = sum((Counter(said_words) & Counter(gold_words)).values())
     return 2 * shared / (len(said_words) + len(gold_words))
+
+
+exact_match = best_match(lambda said, gold: float(normalise(said) == normalise(gold)))
+"""1.0 when the greedy answer equals an accepted one after normalisation, else 0.0."""
+quotes = best_match(lambda said, gold: float(f" {normalise(gold)} " in f" {normalise(said)} "))
+"""1.0 when the greedy answer contains an accepted one word for word (after normalisation), else 0.0."""
+f1 = best_match(word_f1)
+"""Word overlap F1 with the best accepted answer, between 0 and 1."""

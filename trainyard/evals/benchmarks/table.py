@@ -45,7 +45,7 @@ INSTALL_LM_EVAL = "pip install 'trainyard[eval]'"
 def benchmark(name: str) -> Benchmark:
     """The row of a name, or of `lm_eval:<task>`.
 
-    Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-LM-EVAL-MISSING`) when a task of the
+    Raises `NotFound` (`E-BENCHMARK`) for an unknown name, `Unavailable` (`R-PACKAGE-MISSING`) when a task of the
     lm-evaluation-harness is asked for and the extra is not installed.
     """
     if name in BENCHMARKS:
@@ -55,7 +55,7 @@ def benchmark(name: str) -> Benchmark:
             raise Unavailable(
                 f"The benchmark {name!r} needs the lm-evaluation-harness, which is not installed.",
                 do=INSTALL_LM_EVAL,
-                code="R-LM-EVAL-MISSING",
+                code="R-PACKAGE-MISSING",
             )
         return Benchmark(harness.task(name.removeprefix(LM_EVAL_PREFIX)), "the task's own metric", True, "", 0.0)
     raise NotFound(

@@ -4,7 +4,7 @@
     mlx    adapter_config.json + adapters.safetensors         mlx-lm
     gguf   one file                                           llama.cpp and ollama
 
-No number is changed: matrices are transposed or their rows reordered, in the number format in which they came, so
-`there(back(x)) == x` holds for every byte of every weight. What a layout has no words for is refused with
+No number is changed: matrices are transposed or their rows reordered, in their original dtype, so
+`there(back(x)) == x` is true for every byte of every weight. What a layout cannot express is refused with
 `E-ADAPTER-INVALID`, never dropped.
 """

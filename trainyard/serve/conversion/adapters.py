@@ -1,4 +1,4 @@
-"""A low-rank adapter between the layouts: its shape, and the two matrices of each module as PEFT holds them."""
+"""A low-rank adapter between the layouts: its shape, and the two matrices of each module as PEFT stores them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_adapter(folder: Path) -> Adapter:
     for name, tensor in read_tensors(folder / WEIGHTS_FILE).items():
         ending = next((end for end in parts if name.endswith(end)), None)
         if ending is None or not name.startswith(PREFIX):
-            raise refused(f"It holds {name}, which is no part of a low-rank pair.")
+            raise refused(f"It contains {name}, which is not part of a low-rank pair.")
         parts[ending][name.removeprefix(PREFIX).removesuffix(ending)] = tensor
     adapter = Adapter(config, parts[A], parts[B], parts[MAGNITUDE])
     require_whole(adapter, folder)
@@ -95,7 +95,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 def peft_config(
     *, rank: int, alpha: float, dropout: float, modules: list[str], dora: bool, base: str
 ) -> dict[str, Any]:
-    """A config for an adapter whose own layout told only this much."""
+    """Return a config for an adapter from these fields, which are all that its own layout has."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -60,7 +60,7 @@ class Base:
 
 def base_config(base: Path) -> dict[str, Any]:
     if not (base / "config.json").is_file():
-        raise refused(f"Its base at {base} has no config.json, which tells its architecture.")
+        raise refused(f"Its base at {base} has no config.json, which names its architecture.")
     config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return config
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,9 @@ from trainyard.errors import Unavailable
 from trainyard.inherited import UMASK, child_environment
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
+from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.models import model_sha256
+from trainyard.stores.whole import new_file
 
 PROGRAM = "trainyard.serve.conversion.to_gguf"
 
@@ -29,10 +30,9 @@ def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
     """
     target = kept(folder, settings, environment)
     if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        convert(folder, temporary, environment)
-        temporary.rename(target)
+        make_folders(DISK, target.parent)
+        with new_file(target) as temporary:
+            convert(folder, temporary, environment)
     return target
 
 

@@ -89,7 +89,7 @@ def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
 
 def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
     kinds = gguf.GGMLQuantizationType
-    if tensor.dtype == "BF16":  # numpy has no such type: its bytes are handed over with the shape that they have
+    if tensor.dtype == "BF16":  # numpy has no such type: its bytes are passed with the shape of bytes
         shape = [*tensor.shape[:-1], 2 * tensor.shape[-1]]
         writer.add_tensor(name, tensor.bits.view(np.uint8).reshape(shape), raw_dtype=kinds.BF16)
     elif tensor.dtype in ("F32", "F16"):
@@ -101,20 +101,20 @@ def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
 def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     """Write the GGUF adapter `source` as a PEFT adapter in the folder `target`.
 
-    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for what is no low-rank adapter of this base.
+    Raises `InvalidInput` (`E-ADAPTER-INVALID`) for anything but a low-rank adapter of this base.
     """
     gguf, shape = load(), Base.of(base_config(base))
     reader = gguf.GGUFReader(str(source))
     alpha = reader.get_field("adapter.lora.alpha")
     if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
-        raise refused(f"{source.name} is no low-rank adapter for the architecture {shape.architecture.name}.")
+        raise refused(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
     modules = {theirs: ours for ours, theirs in names(gguf, shape).items()}
     parts: dict[str, Tensors] = {"a": {}, "b": {}}
     for tensor in reader.tensors:
         part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
         module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
         if part is None or module is None:
-            raise refused(f"It holds {tensor.name}, which is no part of a low-rank pair.")
+            raise refused(f"It contains {tensor.name}, which is not part of a low-rank pair.")
         taken = taken_out(tensor)
         heads = shape.heads_of(module) if part == "b" else 0
         parts[part][module] = Tensor(taken.dtype, restore(taken.bits, heads)) if heads else taken
@@ -128,12 +128,12 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
 def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, Any]:
     ranks = {tensor.shape[0] for tensor in parts["a"].values()}
     if len(ranks) != 1:
-        raise refused(f"Its modules have several ranks ({', '.join(map(str, sorted(ranks)))}).")
+        raise refused(f"Its modules have different ranks ({', '.join(map(str, sorted(ranks)))}).")
     return peft_config(rank=ranks.pop(), alpha=alpha, dropout=0.0, modules=sorted(parts["a"]), dora=False, base=base)
 
 
 def taken_out(tensor: Any) -> Tensor:
-    """A tensor of a GGUF file; its shape is told the other way round there."""
+    """Return a tensor of a GGUF file, where shapes are in reverse order."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
     dtype = tensor.tensor_type.name
     if dtype not in ("F32", "F16", "BF16"):
@@ -151,7 +151,7 @@ def names(gguf: Any, shape: Base) -> dict[str, str]:
 
 
 def is_one_of(linear: tuple[str, ...], module: str) -> bool:
-    """Whether it is a name of transformers in this architecture; the table also holds those of others."""
+    """Return whether it is a module name of this architecture; the table also contains those of others."""
     return module == "lm_head" or (module.startswith("model.layers.") and module.split(".", 3)[3] in linear)
 
 

@@ -53,32 +53,32 @@ def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
 
     Raises `InvalidInput` (`E-ADAPTER-INVALID`) for whole models and layers of experts, `Corrupt` for a half of a pair.
     """
-    told = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
-    if told.get("fine_tune_type", "lora") not in ("lora", "dora"):
-        raise refused(f"It was trained with {told['fine_tune_type']}: that is a model, no adapter.")
+    config = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
+    if config.get("fine_tune_type", "lora") not in ("lora", "dora"):
+        raise refused(f"It was trained with {config['fine_tune_type']}: that is a model, not an adapter.")
     parts: dict[str, Tensors] = {"lora_a": {}, "lora_b": {}, "m": {}}
     for name, tensor in read_tensors(source / MLX_FILE).items():
         module, _, part = name.rpartition(".")
         if part not in parts:
-            raise refused(f"It holds {name}, which is no part of a low-rank pair.")
+            raise refused(f"It contains {name}, which is not part of a low-rank pair.")
         if part != "m" and len(tensor.shape) != 2:
             raise refused(f"{module} is a layer of experts, for which PEFT has no such matrices.")
         parts[part][module] = tensor if part == "m" else tensor.transposed()
     if not parts["lora_a"] or parts["lora_a"].keys() != parts["lora_b"].keys():
         raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-CORRUPT")
-    config = told.get("peft") or config_of(told, parts, base)
+    config = config.get("peft") or to_peft_config(config, parts, base)
     if base:
         config = {**config, "base_model_name_or_path": base}
     write_adapter(Adapter(config, parts["lora_a"], parts["lora_b"], parts["m"]), target)
 
 
-def config_of(told: dict[str, Any], parts: dict[str, Tensors], base: str) -> dict[str, Any]:
-    """PEFT's config of an adapter that mlx-lm made by itself."""
-    lora = told["lora_parameters"]
+def to_peft_config(config: dict[str, Any], parts: dict[str, Tensors], base: str) -> dict[str, Any]:
+    """Return PEFT's config of an adapter that mlx-lm made on its own."""
+    lora = config["lora_parameters"]
     rank = int(lora["rank"])
     modules = sorted(parts["lora_a"])
     alpha = float(lora["scale"]) * rank
-    dora = told.get("fine_tune_type") == "dora"
+    dora = config.get("fine_tune_type") == "dora"
     return peft_config(
         rank=rank, alpha=alpha, dropout=float(lora.get("dropout") or 0.0), modules=modules, dora=dora, base=base
     )

@@ -1,4 +1,4 @@
-"""Safetensors files as opaque numbers: enough to transpose and reorder, whatever the number format is.
+"""Safetensors files as opaque numbers: enough to transpose and reorder, whatever the dtype.
 
 numpy knows no bfloat16, and a conversion has no need to: an element is so and so many bytes.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Number formats of weights, as a file's header and as the writer call them."""
+"""Dtypes of weights: the name in a file's header -> the writer's name."""
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -37,7 +37,7 @@ Tensors = dict[str, Tensor]
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Every tensor of a safetensors file. Raises `KeyError` for a number format that no weights have."""
+    """Return every tensor of a safetensors file. Raises `KeyError` for a dtype that no weights have."""
     found: Tensors = {}
     for name, entry in safetensors.deserialize(path.read_bytes()):
         width = BYTES[entry["dtype"]]
@@ -47,11 +47,11 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    held = {name: np.ascontiguousarray(tensor.bits) for name, tensor in sorted(tensors.items())}
+    contiguous = {name: np.ascontiguousarray(tensor.bits) for name, tensor in sorted(tensors.items())}
     entries = {
         name: safetensors.TensorSpec(
             dtype=NAMES[tensors[name].dtype], shape=bits.shape, data_ptr=bits.ctypes.data, data_len=bits.nbytes
         )
-        for name, bits in held.items()
+        for name, bits in contiguous.items()
     }
     safetensors.serialize_file(entries, str(path), dict(metadata or {"format": "pt"}))

@@ -161,7 +161,7 @@ def people_of(lines: list[str]) -> list[Attendee]:
 
 
 def is_group(label: str, people: str) -> bool:
-    """`Acme: Jane Doe, John Roe`: several people follow, or the label itself is nobody's name."""
+    """`Acme: Jane Doe, John Roe`: more than one person follows, or the label itself is not a name."""
     return not is_entry(label) or ("," in people and all(is_entry(part) for part in people.split(",")))
 
 
@@ -269,7 +269,7 @@ def affiliation(name: str, insides: list[str], rest: str, initials: frozenset[st
 
 
 def tables(document: str) -> Iterator[list[list[str]]]:
-    """The tables in pipes: rows of cells, the first one the header; without a header's rule it is no table."""
+    """The tables in pipes: rows of cells, the first one the header; without a header's rule it is not a table."""
     rows: list[list[str]] = []
     for line in [*document.splitlines(), ""]:
         if found := ROW.match(line):

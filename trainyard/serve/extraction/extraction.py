@@ -5,7 +5,7 @@
     extraction = parse(answer)                                  # extract(text, stream, complete) does all three
 
 A document is data. It comes last, between marks that it cannot write itself, after instructions that are the same for
-every document of a run (so that a server's prefix cache holds them), and whatever it says, the answer is checked
+every document of a run (so that a server's prefix cache contains them), and whatever it says, the answer is checked
 against one closed list of kinds. What does not conform raises `InvalidInput` (`E-EXTRACTION`), and the caller puts the
 document into quarantine with the reason.
 """
@@ -138,7 +138,7 @@ def version(model: str, thinking: Thinking | None = None) -> str:
 def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Messages:
     """The messages for one document: what is the same for all of them first, the document last.
 
-    Raises `InvalidInput` (`E-DATA-UNREADABLE`) for a document that is empty, too long or holds NUL.
+    Raises `InvalidInput` (`E-DATA-UNREADABLE`) for a document that is empty, too long or contains NUL.
     """
     if not document.strip():
         raise unreadable("it has no text", "Leave empty documents out of the stream.")
@@ -147,7 +147,7 @@ def prompt(document: str, stream: str, thinking: Thinking | None = None) -> Mess
             f"it has {len(document):,} characters and at most {MAX_DOCUMENT_CHARS:,} are read", "Split the document."
         )
     if "\0" in document:
-        raise unreadable("it holds NUL characters, so it is no text", "Give it as UTF-8 text.")
+        raise unreadable("it contains NUL characters, so it is not text", "Give it as UTF-8 text.")
     mark = hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     how = THINKING if (thinking or Thinking()).on else INSTANTLY
     body = f"{how}\nStream: {stream}\n<<<document {mark}>>>\n{document}\n<<<end {mark}>>>"
@@ -166,7 +166,7 @@ def parse(answer: str) -> Extraction:
     """The entities and relations of an answer, checked against `SCHEMA`.
 
     A thinking model's reasoning and a fence around the JSON are taken off first. Raises `InvalidInput`
-    (`E-EXTRACTION`) with the reason, in words that hold nothing long from the answer.
+    (`E-EXTRACTION`) with the reason, which quotes nothing long from the answer.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         raise nonconforming(f"the answer has {len(answer):,} characters, at most {MAX_ANSWER_CHARS:,} are read")
@@ -181,7 +181,7 @@ def parse(answer: str) -> Extraction:
     try:
         given = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise nonconforming(f"the answer is no JSON: {error}" if text else "the answer is empty") from error
+        raise nonconforming(f"the answer is not valid JSON: {error}" if text else "the answer is empty") from error
     if (problem := best_match(VALIDATOR.iter_errors(given))) is not None:
         raise nonconforming(described(problem))
     entities = tuple(Entity(one["kind"], one["name"], one.get("attributes", {})) for one in given["entities"])
@@ -204,9 +204,7 @@ def settled(entities: tuple[Entity, ...], relations: tuple[Relation, ...]) -> Ex
 def described(error: ValidationError) -> str:
     """A schema error in a line: where, and what is allowed there; of the value only its beginning."""
     place = "/".join(str(part) for part in error.absolute_path) or "the answer"
-    return (
-        f"{place}: {error.validator} {str(error.validator_value)[:120]} does not hold for {str(error.instance)[:60]!r}"
-    )
+    return f"{place}: {error.validator} {str(error.validator_value)[:120]} fails for {str(error.instance)[:60]!r}"
 
 
 async def extract(document: str, stream: str, complete: Complete, thinking: Thinking | None = None) -> Extraction:

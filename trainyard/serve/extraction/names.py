@@ -1,12 +1,14 @@
 """How names are written: the shapes of persons' and organisations' names, and the words that are never part of one.
 
-The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that stand where a
-name could stand. In running text a document itself says more: a word that it also writes in lower case is a word.
+The rules know no list of names. They know the opposite: words of meetings, of groups and of roles that occur where a
+name could be. In running text a document itself says more: a word that it also writes in lower case is a word.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 UPPER = "A-Z" + "".join(chr(code) for code in range(0xC0, 0x530) if chr(code).isupper())
 # Every repetition is bounded: a document of capitals only must not cost the square of its length.
@@ -34,64 +36,12 @@ INSTITUTE = re.compile(rf"(?<![\w.])(?P<name>{PART}(?:[ \t]+(?:&|{PART})){{0,4}}
 WORD = re.compile(r"[^\W\d_]+(?:['’\-][^\W\d_]+)*")
 LOWER = re.compile(r"(?<![\w@/#.\-])[^\W\d_A-Z]{2,}(?![\w@/\-]|\.\w)")
 
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-DETERMINERS = words(
-    "the a an our your their his her its this that these those each every any all both some no joint new former said "
-    "same other another many most several few more if when while where for from with and or but in on at by as to"
+_WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+DETERMINERS, GROUPS, ORGANISATIONS, ROLES, REMARKS, TOPICS, PRODUCTS = (
+    frozenset(" ".join(_WORDS[name]).split())
+    for name in ("determiners", "groups", "organisations", "roles", "remarks", "topics", "products")
 )
-GROUPS = words(
-    "team teams board boards committee committees council councils group groups members member membership maintainers "
-    "directors staff department division wg sig tsc tac pmc subcommittee taskforce panel chapter community cabinet "
-    "collaborators contributors owners officers trustees delegates everyone everybody others observers guests"
-)
-ORGANISATIONS = words(
-    "foundation institute university association consortium federation society agency college alliance hospital "
-    "initiative corporation company limited gmbh inc ltd llc plc corp systems technologies solutions software labs "
-    "holdings industries ventures partners networks authority ministry union commission office"
-)
-ROLES = words(
-    "chair cochair chairs chairman chairwoman chairperson secretary treasurer president director manager lead leader "
-    "engineer developer maintainer editor author architect analyst consultant designer researcher professor student "
-    "intern advisor adviser coordinator administrator officer executive founder cofounder head owner representative "
-    "delegate scribe minutes-taker notetaker note-taker facilitator moderator host presenter speaker observer guest "
-    "expert specialist individual independent freelance freelancer unaffiliated self self-employed invited "
-    "volunteer contributor collaborator counsel attorney sponsor liaison employee contractor assistant deputy acting "
-    "vice senior junior ceo cto cfo coo cio ciso cmo cpo vp svp evp pm po tpm qa hr phd md mba msc bsc esq jr sr ii iii"
-)
-REMARKS = words(
-    "remote remotely online zoom phone webex teams dial-in virtual virtually via in-person onsite on-site late left "
-    "joined joining leaving arrived absent present excused regrets apologies maybe tentative optional proxy proxies "
-    "voting non-voting he him his she her hers they them their theirs pronouns new first time part partial tbc tbd "
-    "emeritus elected interim acting retired am pm utc pst est cet min mins minutes only until from after before"
-)
-TOPICS = words(
-    "action actions agenda next meeting meetings minutes notes note decision decisions open follow project projects "
-    "account accounts summary key research contact contacts status risk risks call calls weekly review reviews "
-    "introduction introductions discussion discussions topic topics item items issue issues question questions answer "
-    "answers announcement announcements update updates report reports recording links present absent regrets "
-    "attendees attendance participants date time location plan plans proposal proposals draft drafts process "
-    "processes policy policies code conduct charter election elections vote votes voting budget fund funds funding "
-    "travel program programme programs summit conference workshop webinar event events session sessions release "
-    "releases version versions feature features bug bugs docs documentation document documents guide website blog "
-    "email mail list lists calendar security legal marketing finance "
-    "technical engineering product products sales support customer customers client clients vendor vendors supplier "
-    "suppliers second third last final general regular annual monthly quarterly daily today tomorrow yesterday monday "
-    "tuesday wednesday thursday friday saturday sunday january february march july september october november "
-    "december spring autumn source data model models test tests training appointments nominees nominations nomination "
-    "application applications onboarding seat seats term terms requirements guidelines guidance resources resource "
-    "overview background goals goal objectives timeline schedule deadline deadlines milestone milestones roadmap "
-    "template templates checklist survey surveys feedback request requests pull merge commit commits repo repository "
-    "license licence trademark governance bylaws standards standard specification spec specs proposal initiatives "
-    "season working collaboration collab space spaces landscape infrastructure infra tooling tools tool "
-    "how why what when where who which please see also todo warning important example examples thanks thank welcome "
-    "housekeeping progression pass passes"
-)
-PRODUCTS = words("zoom slack github gitlab google youtube twitter linkedin facebook microsoft amazon jira discord")
-"""Known to every reader of minutes, and never anybody's name."""
+"""Words that are never part of a name, by what they mean; products are known to every reader of minutes."""
 NEVER_PEOPLE = (
     GROUPS
     | ORGANISATIONS
@@ -124,7 +74,7 @@ def is_person(name: str) -> bool:
 
 
 def is_person_in_text(name: str, common: frozenset[str]) -> bool:
-    """The same in running text, where capitals also begin sentences and titles: most of it is no common word."""
+    """The same in running text, where capitals also begin sentences and titles: most of it must not be common words."""
     found = [word for word in WORD.findall(name) if word[0].isupper()]
     return is_person(name) and sum(word.casefold() in common for word in found) * 2 < len(found)
 

@@ -1,4 +1,4 @@
-"""The rule-based extractor: no model, the same prompt and the same answer. The baseline that a model has to beat.
+"""The rule-based extractor: no model, the same prompt and the same answer. The baseline for a model.
 
 It reads four things: labelled fields (`Company: Acme GmbH`, in Markdown, YAML and JSON alike), lists and tables of
 those present, a few turns of prose ("Jane Doe of Acme GmbH", "project Blue Harbour", "account 4711"), and the words
@@ -106,7 +106,7 @@ class Mentions:
     relations: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
 
     def add(self, kind: str, name: str, **attributes: str) -> dict[str, str] | None:
-        """The entity as a relation's end, or None for what is no name."""
+        """Return the entity as a relation's end, or None for what is not a name."""
         name = " ".join(name.split()).strip(" ,;:*\"'`()[]")
         name = name.rstrip(".") if not re.search(r"(?:Inc|Ltd|Corp|\b\w\.\w)\.$", name) else name
         plain = normalised(kind, name)
@@ -132,7 +132,7 @@ class Mentions:
         return name
 
     def add_person_of_text(self, name: str) -> dict[str, str] | None:
-        """A person of running text, where capitals are no proof: one who is known, or whose name cannot be words."""
+        """Add a person of running text, where capitals prove nothing: a known one, or a name that cannot be words."""
         whole = self.whole_name(name)
         known = ("person", normalised("person", whole)) in self.entities
         return self.add("person", whole) if known or is_person_in_text(name, self.common) else None
@@ -212,7 +212,7 @@ def read_record(record: Record, found: Mentions) -> None:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a field's value says something instead of naming it: several words, most of them in lower case."""
+    """Return whether a field's value is a sentence, not a name: some words, most of them in lower case."""
     found = WORD.findall(text)
     return len(found) > 4 and sum(word.islower() for word in found) * 2 > len(found)
 
@@ -271,7 +271,7 @@ def read_prose(document: str, found: Mentions) -> None:
 
 
 def read_brackets(match: re.Match[str], found: Mentions) -> None:
-    """`Jane Doe (Acme)`; what abbreviates the name itself is no organisation, and the name perhaps no person's."""
+    """`Jane Doe (Acme)`; an abbreviation of the name is not an organisation, and the name may not be a person's."""
     name, inside = found.whole_name(match["person"]), match["inside"].strip()
     if normalised("person", name) in found.listed or is_abbreviation_of(inside, name):
         return

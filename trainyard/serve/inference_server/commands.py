@@ -70,7 +70,7 @@ def llama_command(engine: LlamaServerEngine, port: int, _profile: ServerProfile,
     if program is None:
         raise Unavailable(
             f"The program {engine.program!r} is not installed here.", do="Install llama.cpp, or give its path.",
-            code="R-LLAMA-MISSING",
+            code="R-PACKAGE-MISSING",
         )  # fmt: skip
     if not Path(engine.model).is_file():
         raise NotFound(

@@ -52,7 +52,7 @@ class Freed:
 
 
 class InferenceServer:
-    """One server in `folder` (log, events, record). `read` tells the GPUs, `index` is the one it uses."""
+    """One server in `folder` (log, events, record). `read` lists the GPUs, `index` is the one it uses."""
 
     def __init__(
         self, profile: ServerProfile, folder: Path, settings: Settings, *, index: int = 0, read: Probe = read_gpus
@@ -84,7 +84,7 @@ class InferenceServer:
 
     @property
     def model(self) -> str:
-        """The model's name for whoever takes the completions."""
+        """Return the model's name for requests."""
         engine = self.profile.engine
         served = engine.served_name if isinstance(engine, VllmEngine) else None
         return self.profile.gateway_model or served or engine.model
@@ -95,7 +95,7 @@ class InferenceServer:
         """Run the boot command, then start the server (not where the profile names a `url`). Returns before it answers.
 
         A server that an earlier process left in this folder is ended first. Raises `Conflict` (`E-DEVICE-OCCUPIED`)
-        if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-VLLM-MISSING`, `R-LLAMA-MISSING`).
+        if somebody else computes on the device, `Unavailable` (`E-SERVER-START`, `R-PACKAGE-MISSING`).
         """
         self.begun = time.monotonic()
         self.service.end_leftover()
@@ -116,7 +116,7 @@ class InferenceServer:
         if found := occupants(self.index, self.read(), own_services(self.settings)):
             raise Conflict(
                 f"The model server is not started: the device cuda:{self.index} is in use by {found}.",
-                why="Its memory would not suffice for both.",
+                why="Its memory is too small for both.",
                 do="End that program, or choose another device by CUDA_VISIBLE_DEVICES.",
                 code="E-DEVICE-OCCUPIED",
             )
@@ -286,7 +286,7 @@ class InferenceServer:
 def occupied(by: str) -> Conflict:
     return Conflict(
         f"The device is not free: {by}.",
-        why="Training beside it would run out of memory in the middle.",
+        why="Training next to it would run out of memory in the middle.",
         do="Wait for that process to end, or end it; then run the phase again.",
         code="E-DEVICE-OCCUPIED",
     )

@@ -17,11 +17,11 @@ class Release(StrEnum):
     STOP = "stop"
     """End the process. Always right."""
     SLEEP_WEIGHTS_IN_RAM = "sleep1"
-    """vLLM's sleep level 1: weights go to the host's memory, which must hold them; wakes within seconds."""
+    """vLLM's sleep level 1: weights move to the host's memory, which must have room for them; wakes within seconds."""
     SLEEP_WITHOUT_WEIGHTS = "sleep2"
     """vLLM's sleep level 2: weights are dropped and read again."""
     AUTO = "auto"
-    """Level 1 where the host's free memory holds the weights one and a half times, else stop."""
+    """Level 1 where the host's free memory is at least 1.5 times the weights, else stop."""
 
 
 class ProfilePart(BaseModel):

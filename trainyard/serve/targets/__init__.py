@@ -1,6 +1,6 @@
 """Where an adapter version is made to answer: one row per kind of server, each the same six functions.
 
-    check   what speaks against it, before anything is touched      load     bring the version in, beside the live one
+    check   what speaks against it, before anything is touched      load     bring the version in, next to the live one
     canary  it has to answer a prompt                               switch   let the alias mean it
     undo    take back whatever of this was done                     retire   drop the version that was live before
 

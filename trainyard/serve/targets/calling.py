@@ -33,9 +33,9 @@ def http_client(target: Target, url: str, settings: Settings | None = None) -> h
 
 
 def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> Any:
-    """One request; returns the JSON answer, or the text of an answer that is no JSON.
+    """Send one request; return the JSON answer, or the text of an answer that is not JSON.
 
-    Raises `Unavailable` (`E-SERVER-UNREACHABLE`, `E-AUTH`, `R-TARGET-LORA-OFF`) or `TrainyardError`
+    Raises `Unavailable` (`E-SERVER-UNREACHABLE`, `E-AUTH`, `R-TARGET`) or `TrainyardError`
     (`E-SERVER-REFUSED`) with the server's own words.
     """
     assert site.http is not None, "only servers are called"
@@ -55,7 +55,7 @@ def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> An
     try:
         return response.json()
     except ValueError as error:
-        raise garbage(site, f"its answer to {path} is no JSON") from error
+        raise garbage(site, f"its answer to {path} is not valid JSON") from error
 
 
 def refused(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
@@ -73,7 +73,7 @@ def refused(site: TargetDeployment, path: str, response: httpx.Response) -> Trai
             f"{site.where} does not load adapters while it runs.",
             why=f"It has no {path}.",
             do="Start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.",
-            code="R-TARGET-LORA-OFF",
+            code="R-TARGET",
         )
     return TrainyardError(
         f"{site.where} answered {path} with status {response.status_code}.",
@@ -97,7 +97,7 @@ def server_message(response: httpx.Response) -> str:
 
 def garbage(site: TargetDeployment, what: str) -> TrainyardError:
     return Unavailable(
-        f"{site.where} is no OpenAI-compatible server: {what}.",
+        f"{site.where} is not an OpenAI-compatible server: {what}.",
         do="Correct the target's url.",
         code="E-SERVER-RESPONSE",
     )

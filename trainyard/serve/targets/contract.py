@@ -63,7 +63,7 @@ class TargetDeployment:
     settings: Settings | None = None
     """For the targets that start a server or write files of their own."""
     server: Replacement | None = None
-    """The server that this deployment started beside the one that answers now."""
+    """The server that this deployment started next to the one that answers now."""
 
     @property
     def new(self) -> AdapterVersion:
@@ -87,10 +87,6 @@ class Actions(NamedTuple):
     switch: Callable[[TargetDeployment], None]
     undo: Callable[[TargetDeployment], None]
     retire: Callable[[TargetDeployment], None]
-
-
-def nothing(_site: TargetDeployment) -> None:
-    """For a step that a kind of target does not have."""
 
 
 def no_objection(_site: TargetDeployment) -> list[Reason]:

@@ -1,7 +1,7 @@
 """llama.cpp's `llama-server`: base and adapter as GGUF files, one server a version.
 
 It takes adapters only when it starts and gives them weights afterwards (`/lora-adapters`), so the deployer starts a
-server for each version beside the one that answers. A whole model is served from its own GGUF file. Requests may name
+server for each version next to the one that answers. A whole model is served from its own GGUF file. Requests may name
 any model: the server has one.
 """
 
@@ -25,6 +25,7 @@ from trainyard.serve.targets.started import (
     retire,
     settings_of,
     switch,
+    template_file,
     tool_folder,
     undo,
 )
@@ -43,48 +44,37 @@ def check(site: TargetDeployment) -> list[Reason]:
 
 def load(site: TargetDeployment) -> None:
     """Make the files, start the server, and see that it has the adapter applied."""
-    environment, settings = tool_folder(site, BACKEND), settings_of(site)
-    version = site.registry.path(site.new)
-    argv = [str(tools_of(environment) / "bin" / "llama-server"), "--host", "127.0.0.1", "--jinja"]
-    if site.candidate.kind == "adapter":
-        base = Path(site.candidate.base_path)
-        adapter = converted(site) / ADAPTER_FILE
-        peft_writer(Layout.GGUF)(version, adapter, base)
-        argv += ["-m", str(base_gguf(base, settings, environment)), "--lora", str(adapter)]
-    else:
-        own = version / KEPT_MODEL
-        argv += ["-m", str(own if own.is_file() else base_gguf(version, settings, environment))]
+    model, adapter = gguf_files(site)
+    argv = [str(tools_of(tool_folder(site, BACKEND)) / "bin" / "llama-server"), "--host", "127.0.0.1", "--jinja"]
+    argv += ["-m", str(model), *(["--lora", str(adapter)] if adapter else [])]
     port = free_port()
-    argv += [
-        "--port",
-        str(port),
-        "-c",
-        str(CONTEXT),
-        "--alias",
-        f"{site.new.name},{site.new.alias}",
-        *template(version),
-    ]
-    bring_up(site, argv, port)
-    if site.candidate.kind == "adapter":
+    argv += ["--port", str(port), "-c", str(CONTEXT), "--alias", f"{site.new.name},{site.new.alias}"]
+    template = template_file(site.registry.path(site.new))
+    bring_up(site, [*argv, *(["--chat-template-file", str(template)] if template else [])], port)
+    if adapter:
         require_applied(site)
 
 
-def template(version: Path) -> list[str]:
-    """The chat template that the version was trained with; llama-server takes Jinja."""
-    for folder in (version / "tokenizer", version):
-        if (folder / "chat_template.jinja").is_file():
-            return ["--chat-template-file", str(folder / "chat_template.jinja")]
-    return []
+def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
+    """The version as GGUF files: its base and the adapter, or the whole model and None."""
+    environment, settings = tool_folder(site, BACKEND), settings_of(site)
+    version = site.registry.path(site.new)
+    if site.candidate.kind != "adapter":
+        own = version / KEPT_MODEL
+        return own if own.is_file() else base_gguf(version, settings, environment), None
+    base, adapter = Path(site.candidate.base_path), converted(site) / ADAPTER_FILE
+    peft_writer(Layout.GGUF)(version, adapter, base)
+    return base_gguf(base, settings, environment), adapter
 
 
 def require_applied(site: TargetDeployment) -> None:
     """Raises `TrainyardError` (`E-SERVER-REFUSED`) unless the server says that the adapter has its full weight."""
-    held: Any = call(site, "GET", "/lora-adapters")
-    if isinstance(held, list) and [entry.get("scale") for entry in held] == [1.0]:
+    listed: Any = call(site, "GET", "/lora-adapters")
+    if isinstance(listed, list) and [entry.get("scale") for entry in listed] == [1.0]:
         return
     raise TrainyardError(
         f"{site.where} does not apply the adapter.",
-        why=f"It lists {held!r}.",
+        why=f"It lists {listed!r}.",
         do="Read its log in the services folder of TRAINYARD_HOME.",
         code="E-SERVER-REFUSED",
     )

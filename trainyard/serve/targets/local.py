@@ -1,8 +1,8 @@
 """Model servers that a deployment starts itself, because their adapters are fixed when they start.
 
-A new version gets a new server beside the one that answers; when its canary has answered, the ready file
-`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Until then nobody notices. Whoever
-sends requests reads the address from the ready file. How the server was started is kept in `services/started/` until a
+A new version gets a new server next to the one that answers; when its canary has answered, the ready file
+`services/<kind>-<tenant>-<role>.json` is switched to it, and the old server ended. Until then nobody notices. Clients
+read the address from the ready file. How the server was started is kept in `services/started/` until a
 deployment replaces it: `trainyard down` ends the servers, and `trainyard up` starts again those that do not live.
 Torch-free.
 """
@@ -27,7 +27,7 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 
 START_S = 300.0
 KINDS = tuple(target.value for target in TargetType if target.facts.server == "started")

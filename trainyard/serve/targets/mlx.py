@@ -6,8 +6,6 @@ the server was started with. It has no key and listens on the loopback interface
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trainyard.compute.services import free_port
 from trainyard.errors import Reason
 from trainyard.serve.conversion.layouts import Layout, peft_writer
@@ -20,6 +18,7 @@ from trainyard.serve.targets.started import (
     converted,
     retire,
     switch,
+    template_file,
     tool_folder,
     undo,
 )
@@ -45,16 +44,9 @@ def load(site: TargetDeployment) -> None:
         argv += ["--model", site.candidate.base_path, "--adapter-path", str(converted(site))]
     else:
         argv += ["--model", str(version)]
-    bring_up(site, [*argv, *template(version)], port, VARIABLES)
-
-
-def template(version: Path) -> list[str]:
-    """The chat template that the version was trained with."""
-    for folder in (version / "tokenizer", version):
-        path = folder / "chat_template.jinja"
-        if path.is_file():
-            return ["--chat-template", path.read_text(encoding="utf-8")]
-    return []
+    if template := template_file(version):
+        argv += ["--chat-template", template.read_text(encoding="utf-8")]
+    bring_up(site, argv, port, VARIABLES)
 
 
 def canary(site: TargetDeployment) -> None:

@@ -19,13 +19,12 @@ from jinja2.exceptions import TemplateError
 
 from trainyard.data.renderers.limited import LimitedTemplate, limited
 from trainyard.errors import Reason, Unavailable
-from trainyard.serve.conversion.files import base_gguf, tools_of
-from trainyard.serve.conversion.layouts import Layout, peft_writer
+from trainyard.serve.conversion.files import tools_of
 from trainyard.serve.targets.calling import call, refused
 from trainyard.serve.targets.contract import Actions, TargetDeployment
-from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, KEPT_MODEL
+from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, gguf_files
 from trainyard.serve.targets.openai import ask_canary
-from trainyard.serve.targets.started import check_layout, converted, settings_of, tool_folder
+from trainyard.serve.targets.started import check_base_folder, check_layout, tool_folder
 from trainyard.stores.whole import file_sha256
 
 Turns = Sequence[Mapping[str, str]]
@@ -73,15 +72,15 @@ def check(site: TargetDeployment) -> list[Reason]:
     tools = tools_of(tool_folder(site, BACKEND))
     if not (tools / "convert_hf_to_gguf.py").is_file():
         because = f"ollama takes GGUF files, and the converter of llama.cpp is not installed at {tools}."
-        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {BACKEND}`."))
-    if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
-        because = f"the base {site.candidate.base_model!r} is not a folder on this machine, and its files go to ollama."
-        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
+        instead = f"call `trainyard backends install {BACKEND}`."
+        reasons.append(site.reason("R-PACKAGE-MISSING", "type", because, instead))
+    reasons += check_base_folder(site, "its files go to ollama")
     if site.candidate.template and go_template(site.candidate.template) is None:
         because = f"ollama runs no Jinja, and of its templates ({', '.join(TEMPLATES)}) none writes this one's text."
-        reasons.append(site.reason("R-OLLAMA-TEMPLATE", "type", because, "use target llama_server, which runs Jinja."))
+        instead = "use target llama_server, which runs Jinja."
+        reasons.append(site.reason("R-TEMPLATE-MISMATCH", "type", because, instead))
     if not reasons and not isinstance(call(site, "GET", "/api/version"), dict):
-        what = f"{site.where} is no ollama server."
+        what = f"{site.where} is not an ollama server."
         raise Unavailable(what, do="Correct the target's url.", code="E-SERVER-RESPONSE")
     return reasons
 
@@ -112,18 +111,11 @@ def model_name(name: str) -> str:
 
 def load(site: TargetDeployment) -> None:
     """Bring the files up and join them. Doing it twice gives the same model."""
-    settings, environment = settings_of(site), tool_folder(site, BACKEND)
-    version = site.registry.path(site.new)
+    model, adapter = gguf_files(site)
     body: dict[str, Any] = {"model": model_name(site.new.name), "stream": False, "parameters": {"temperature": 0}}
-    if site.candidate.kind == "adapter":
-        base = Path(site.candidate.base_path)
-        adapter = converted(site) / ADAPTER_FILE
-        peft_writer(Layout.GGUF)(version, adapter, base)
-        body["files"] = {"base.gguf": upload(site, base_gguf(base, settings, environment))}
+    body["files"] = {"base.gguf": upload(site, model)}
+    if adapter:
         body["adapters"] = {ADAPTER_FILE: upload(site, adapter)}
-    else:
-        own = version / KEPT_MODEL
-        body["files"] = {"base.gguf": upload(site, own if own.is_file() else base_gguf(version, settings, environment))}
     if site.candidate.template and (row := go_template(site.candidate.template)):
         body |= {"template": row.text, "parameters": {"temperature": 0, "stop": list(row.stop)}}
     site.loaded = True
@@ -155,15 +147,15 @@ def canary(site: TargetDeployment) -> None:
     ask_canary(site, model_name(site.new.name))
 
 
-def held(site: TargetDeployment) -> dict[str, str]:
-    """Name -> digest of the models that ollama has."""
+def list_models(site: TargetDeployment) -> dict[str, str]:
+    """Return name -> digest of the models that ollama has."""
     answer = call(site, "GET", "/api/tags")
     return {str(entry["name"]): str(entry.get("digest")) for entry in answer.get("models") or []}
 
 
 def switch(site: TargetDeployment) -> None:
     """Let `latest` mean the new version, remembering what it meant."""
-    alias, models = model_name(site.new.alias), held(site)
+    alias, models = model_name(site.new.alias), list_models(site)
     site.alias_before = next(
         (name for name, digest in models.items() if digest == models.get(alias) and name != alias), None
     )
@@ -189,7 +181,7 @@ def retire(site: TargetDeployment) -> None:
 
 
 def remove(site: TargetDeployment, name: str) -> None:
-    if name in held(site):
+    if name in list_models(site):
         call(site, "DELETE", "/api/delete", {"model": name})
 
 

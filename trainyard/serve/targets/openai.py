@@ -35,9 +35,7 @@ def refuse_whole_model(site: TargetDeployment) -> list[Reason]:
         return []
     because = f"a {site.target.type.value} server loads adapters while it runs, and this is a whole model."
     return [
-        site.reason(
-            "R-FULL-HOTLOAD", "type", because, "use target `registry` and start a server with the model's folder."
-        )
+        site.reason("R-TARGET", "type", because, "use target `registry` and start a server with the model's folder.")
     ]
 
 
@@ -47,36 +45,36 @@ def check_servable(site: TargetDeployment) -> list[Reason]:
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
     instead = "train with method lora and without lora.modules_to_save, or use target embedded."
     reasons = [
-        site.reason("R-TARGET-ADAPTER", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
+        site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
         for what in unserved(site.target.type, method, config.get("modules_to_save") or ())
     ]
     limit = site.target.max_lora_rank or facts.max_lora_rank
     if limit is not None and site.candidate.rank > limit:
         because = f"the adapter has rank {site.candidate.rank} and the server takes at most {limit}."
         instead = f"start vLLM with --max-lora-rank {site.candidate.rank} and say max_lora_rank, or train a lower rank."
-        reasons.append(site.reason("R-RANK-SERVER", "max_lora_rank", because, instead))
+        reasons.append(site.reason("R-TARGET", "max_lora_rank", because, instead))
     return reasons
 
 
 def check_base(site: TargetDeployment) -> list[Reason]:
-    """The server has to hold the base that the adapter was trained on, with the same chat template.
+    """Check that the server has the base that the adapter was trained on, with the same chat template.
 
-    A digest that the server tells decides; else its name or folder; else what the operator declared.
+    A digest from the server decides; else its name or folder; else what the operator declared.
     """
     card = base_card(site)
     known, reasons = site.candidate, []
-    held = str(card.get("root") or card.get("id"))
+    served = str(card.get("root") or card.get("id"))
     digest, template = card.get("sha256"), card.get("chat_template_sha256")
-    names = {str(card.get("id")), held, unmapped(site, held)}
+    names = {str(card.get("id")), served, unmapped(site, served)}
     if site.target.base_model:
         same = site.target.base_model in known.base_names
-        held = site.target.base_model
+        served = site.target.base_model
     elif digest and known.base_sha256:
         same = digest == known.base_sha256
     else:
         same = bool(names & known.base_names)
     if not same:
-        because = f"{site.where} serves the base {held!r}, and the adapter belongs to {known.base_model!r}."
+        because = f"{site.where} serves the base {served!r}, and the adapter belongs to {known.base_model!r}."
         reasons.append(site.reason("R-BASE-MISMATCH", "base_model", because, other_base(site, str(card.get("id")))))
     elif template and known.chat_template_sha256 and template != known.chat_template_sha256:
         because = f"{site.where} renders prompts with another chat template than the training does."
@@ -108,20 +106,20 @@ def models(site: TargetDeployment) -> list[Mapping[str, Any]]:
     answer = call(site, "GET", "/v1/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
-        raise garbage(site, "its /v1/models is no list of models")
+        raise garbage(site, "its /v1/models is not a list of models")
     return cards
 
 
 def load_adapter(site: TargetDeployment) -> None:
     """Load under the version's name. A server that has this very version already (a retry) is left as it is."""
     path = server_path(site)
-    held = next((card for card in models(site) if card.get("id") == site.new.name), None)
-    if held is None:
+    there = next((card for card in models(site) if card.get("id") == site.new.name), None)
+    if there is None:
         site.loaded = True  # from here on an undo has to try: the answer may be lost after the server has acted
         call(site, "POST", "/v1/load_lora_adapter", {"lora_name": site.new.name, "lora_path": path})
-    elif held.get("root") not in (None, path):
+    elif there.get("root") not in (None, path):
         raise TrainyardError(
-            f"{site.where} already serves {site.new.name}, from {held.get('root')!r}.",
+            f"{site.where} already serves {site.new.name}, from {there.get('root')!r}.",
             why="A version's name is never used for other files.",
             do="Unload it there, or point the target at a server of this registry.",
             code="E-CONFLICT",

@@ -42,20 +42,30 @@ def check_started(site: TargetDeployment, program: Path, backend: str) -> list[R
     kind = site.target.type.value
     if site.target.url:
         because = f"{kind} loads its adapters when it starts, so the deployer starts one itself for each version."
-        reasons.append(site.reason("R-TARGET-OWN", "url", because, "leave `url` out, or use target vllm."))
+        reasons.append(site.reason("R-TARGET", "url", because, "leave `url` out, or use target vllm."))
     if not program.is_file():
         because = f"{program.name} is not installed: there is none at {program}."
-        reasons.append(site.reason("R-TARGET-TOOL", "type", because, f"call `trainyard backends install {backend}`."))
-    if site.candidate.kind == "adapter" and not (Path(site.candidate.base_path) / "config.json").is_file():
-        because = (
-            f"the base {site.candidate.base_model!r} is not a folder on this machine, and the server reads its files."
-        )
-        reasons.append(site.reason("R-TARGET-BASE", "type", because, "download the base and train on its folder."))
-    return reasons
+        instead = f"call `trainyard backends install {backend}`."
+        reasons.append(site.reason("R-PACKAGE-MISSING", "type", because, instead))
+    return [*reasons, *check_base_folder(site, "the server reads its files")]
+
+
+def check_base_folder(site: TargetDeployment, why: str) -> list[Reason]:
+    """An adapter's base is a folder of this machine."""
+    if site.candidate.kind != "adapter" or (Path(site.candidate.base_path) / "config.json").is_file():
+        return []
+    because = f"the base {site.candidate.base_model!r} is not a folder on this machine, and {why}."
+    return [site.reason("R-BASE-MISMATCH", "type", because, "download the base and train on its folder.")]
+
+
+def template_file(version: Path) -> Path | None:
+    """The chat template that the version was trained with."""
+    files = (folder / "chat_template.jinja" for folder in (version / "tokenizer", version))
+    return next((path for path in files if path.is_file()), None)
 
 
 def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict[str, str] | None = None) -> None:
-    """Start the version's server beside the one that answers now."""
+    """Start the version's server next to the one that answers now."""
     log = settings_of(site).services / f"{site.target.type.value}-{site.new.tenant}-{site.new.role}.log"
     old, before = find_service(place(site)), local.recipe_of(place(site))
     recipe = local.ServerRecipe(argv, port, str(log), site.new.name, variables or {})
@@ -107,5 +117,5 @@ def check_layout(site: TargetDeployment) -> list[Reason]:
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:
         instead = "train with method lora and without lora.modules_to_save, or use target embedded."
-        return [site.reason("R-TARGET-ADAPTER", "type", f"{error.what} {error.why}", instead)]
+        return [site.reason("R-TARGET", "type", f"{error.what} {error.why}", instead)]
     return []

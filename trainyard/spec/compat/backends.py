@@ -6,7 +6,6 @@ Whether a backend is installed, and what needs its packages or a device, is aske
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from trainyard.errors import Reason
@@ -101,26 +100,25 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
     return found
 
 
-def without_cuda(config: TrainerConfig, at: NodeView) -> Match:
+def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
     """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
-    devices = at.facts.devices
-    return (
-        config.method in config.backend.facts.cuda_methods
-        and config.device is Device.AUTO
-        and devices is not None
-        and Device.CUDA not in devices
-        and {
-            "setting": "method", "name": "method", "value": config.method, "instead": "method lora, or backend native",
-            "why": ": its kernels are for CUDA, and this machine has no such device",
-        }
-    )  # fmt: skip
+    asks = config.method in config.backend.facts.cuda_methods and config.device is Device.AUTO
+    return asks and at.facts.devices is not None and Device.CUDA not in at.facts.devices
 
 
 BACKEND_ROW = Row(
-    "R-BACKEND-SETTING", "trainer", "config.{setting}", unsupported,
+    "backend-setting", "R-BACKEND-SETTING", "trainer", "config.{setting}", unsupported,
     "The {config.backend} backend does not support {name} {value}{why}.", "Use {instead}.",
 )  # fmt: skip
-BACKEND_ROWS = (BACKEND_ROW, replace(BACKEND_ROW, when=without_cuda, scope="run"))
+BACKEND_ROWS = (
+    BACKEND_ROW,
+    Row(
+        "backend-setting-here", "R-BACKEND-SETTING", "trainer", "config.method", lacks_cuda,
+        "The {config.backend} backend does not support method {config.method}: its kernels are for CUDA, and this "
+        "machine has no such device.",
+        "Use method lora, or backend native.", scope="run",
+    ),
+)  # fmt: skip
 
 
 def backend_reasons(config: TrainerConfig, node: str | None = None) -> list[Reason]:

@@ -108,7 +108,10 @@ When = Callable[[Any, NodeView], Match]
 class Row:
     """One refused combination. `field` may hold words in braces too, such as the number of a target."""
 
+    name: str
+    """Its own, as the bad chain that it refuses is named."""
     code: str
+    """What the rows of one subject share."""
     on: str
     field: str
     when: When
@@ -159,4 +162,4 @@ def answers(hits: Match) -> Sequence[MessageArgs]:
 
 def fill(row: Row, words: MessageArgs, node: str | None, field: str) -> Reason:
     """The reason of a row with its texts filled."""
-    return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words))
+    return Reason(row.code, node, field, row.because.format(**words), row.instead.format(**words), row.name)

@@ -26,9 +26,7 @@ def data_missing(*ports: Port) -> When:
         missing = at.view.missing.get(at.node.id)
         if missing is None or missing.wanted != ports or missing.only_control:
             return False
-        return {
-            "offered": f"it is offered {listed(missing.offered)}" if missing.offered else "nothing is offered to it"
-        }
+        return {"offered": listed(missing.offered) or "nothing"}
 
     return when
 
@@ -54,18 +52,21 @@ def named_sets(config: DataSourceConfig) -> list[tuple[str, Port | None, SourceS
     return [("", None, config.single())]
 
 
-def unfit_repository(config: DataSourceConfig, _: NodeView) -> Match:
-    """Each repository that is said to be something else than documents, by its format or by the name of its set."""
-    repositories = [one for one in named_sets(config) if one[2].repository]
-    formats = [
-        {"where": f"{where}format", "what": f"rows of format {given.format}", "do": "Remove `format`"}
-        for where, _, given in repositories
-        if given.format not in REPOSITORY_FORMATS
+def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
+    """Each repository that is said to be something else than documents by its format."""
+    return [
+        {"where": where, "format": given.format}
+        for where, _, given in named_sets(config)
+        if given.repository and given.format not in REPOSITORY_FORMATS
     ]
-    return formats + [
-        {"where": f"{where}repository", "what": f"{port} rows", "do": "Name the set documents"}
-        for where, port, given in repositories
-        if port not in (None, Port.DOCUMENTS) and given.format in REPOSITORY_FORMATS
+
+
+def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
+    """Each repository that is said to be something else than documents by the name of its set."""
+    return [
+        {"where": where, "port": port}
+        for where, port, given in named_sets(config)
+        if given.repository and port not in (None, Port.DOCUMENTS) and given.format in REPOSITORY_FORMATS
     ]
 
 
@@ -101,12 +102,17 @@ def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
 
 SOURCE_ROWS = (
     Row(
-        "R-SOURCE-REPOSITORY", "data_source", "config.{where}", unfit_repository,
-        "A git repository gives documents (its commits and files), not {what}.",
-        "{do}, or name a file of rows in `path`.",
+        "source-repository", "R-SOURCE", "data_source", "config.{where}format", unfit_format,
+        "A git repository gives documents (its commits and files), not rows of format {format}.",
+        "Remove `format`, or name a file of rows in `path`.",
     ),
     Row(
-        "R-DATA-WORKER", "data_source", "config.{where}data_worker", data_workers,
+        "source-repository-set", "R-SOURCE", "data_source", "config.{where}repository", unfit_set,
+        "A git repository gives documents (its commits and files), not {port} rows.",
+        "Name the set documents, or name a file of rows in `path`.",
+    ),
+    Row(
+        "data-worker", "R-SOURCE", "data_source", "config.{where}data_worker", data_workers,
         "The data worker {worker} cannot be read: this release has no client for data workers.",
         "Copy the file into a data root and remove data_worker.",
     ),
@@ -115,50 +121,52 @@ SOURCE_ROWS = (
 DATA_ROWS = (
     *SOURCE_ROWS,
     Row(
-        "R-REPOSITORY-URL", "data_source", "config.{where}", remote_repository,
+        "repository-url", "R-SOURCE", "data_source", "config.{where}", remote_repository,
         "The repository {repository!r} is an address, and a repository is read from a folder of this machine.",
         "Clone it into a data root, and write that folder as repository.",
     ),
     Row(
-        "R-PORT-DOCUMENTS", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
-        "A generator writes rows from documents, and {offered}.",
+        "port-documents", "R-PORT", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
+        "A generator writes rows from documents, and it is offered {offered}.",
         "Put a data_source with a folder or a document before it.", chained=True,
     ),
     Row(
-        "R-PORT-ROWS", "validator", "needs", data_missing(Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT),
-        "A validator checks rows, and {offered}.",
+        "port-rows", "R-PORT", "validator", "needs", data_missing(Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT),
+        "A validator checks rows, and it is offered {offered}.",
         "Put a generator before it, or a data_source with a data set.", chained=True,
     ),
     Row(
-        "R-PORT-SFT", "trainer", "config.stage", data_missing(Port.SFT),
-        "Stage {config.stage} learns from sft rows, and {offered}.",
+        "port-sft", "R-PORT", "trainer", "config.stage", data_missing(Port.SFT),
+        "Stage {config.stage} learns from sft rows, and it is offered {offered}.",
         "Put a generator or a data_source with instructions or chats before it.", chained=True,
     ),
     Row(
-        "R-PORT-PREFERENCE", "trainer", "config.stage", data_missing(Port.PREFERENCE),
-        "Stage {config.stage} learns from preference pairs, and {offered}.",
+        "port-preference", "R-PORT", "trainer", "config.stage", data_missing(Port.PREFERENCE),
+        "Stage {config.stage} learns from preference pairs, and it is offered {offered}.",
         "Give the data_source a set of pairs (`sets.preference`), or use stage sft.", chained=True,
     ),
     Row(
-        "R-PORT-LABELLED", "trainer", "config.stage", data_missing(Port.LABELLED),
-        "Stage {config.stage} learns from labelled answers, and {offered}.",
+        "port-labelled", "R-PORT", "trainer", "config.stage", data_missing(Port.LABELLED),
+        "Stage {config.stage} learns from labelled answers, and it is offered {offered}.",
         "Give the data_source a labelled set (`sets.labelled`), or use stage dpo with pairs.", chained=True,
     ),
     Row(
-        "R-PORT-TEXT", "trainer", "config.stage", data_missing(Port.TEXT, Port.DOCUMENTS),
-        "Stage {config.stage} learns from plain text, and {offered}.",
+        "port-text", "R-PORT", "trainer", "config.stage", data_missing(Port.TEXT, Port.DOCUMENTS),
+        "Stage {config.stage} learns from plain text, and it is offered {offered}.",
         "Put a data_source with documents or `format: text` before it.", chained=True,
     ),
     Row(
-        "R-PORT-CANDIDATE", "evaluator", "needs", data_missing(Port.ADAPTER, Port.MODEL),
-        "An evaluator judges an adapter or a model, and {offered}.", "Put a trainer before it.", chained=True,
+        "port-candidate", "R-PORT", "evaluator", "needs", data_missing(Port.ADAPTER, Port.MODEL),
+        "An evaluator judges an adapter or a model, and it is offered {offered}.",
+        "Put a trainer before it.", chained=True,
     ),
     Row(
-        "R-PORT-ADAPTER", "deployer", "needs", data_missing(Port.ADAPTER, Port.MODEL),
-        "A deployer publishes an adapter or a model, and {offered}.", "Put a trainer before it.", chained=True,
+        "port-adapter", "R-PORT", "deployer", "needs", data_missing(Port.ADAPTER, Port.MODEL),
+        "A deployer publishes an adapter or a model, and it is offered {offered}.",
+        "Put a trainer before it.", chained=True,
     ),
     Row(
-        "R-PORT-TWO", "*", "needs", two_sources,
+        "port-two", "R-PORT", "*", "needs", two_sources,
         "The nodes {nodes} make {ports} and are equally near.",
         "Name one of them in `needs`, or join the data before this node.", chained=True,
     ),
@@ -166,31 +174,31 @@ DATA_ROWS = (
 
 GENERATOR_ROWS = (
     Row(
-        "R-ENGINE-MODEL", "ai_generator", "config.model",
+        "engine-model", "R-GENERATOR", "ai_generator", "config.model",
         lambda config, _: config.engine is GeneratorKind.EXTRACTIVE and config.model is not None,
         "The extractive engine takes pairs from the text by rule and would not ask the model {config.model!r}.",
         "Remove `engine: extractive` to use the model, or remove the model.",
     ),
     Row(
-        "R-ENGINE-NO-MODEL", "ai_generator", "config.model",
+        "engine-no-model", "R-GENERATOR", "ai_generator", "config.model",
         lambda config, _: config.engine in (GeneratorKind.OPENAI, GeneratorKind.VLLM) and config.model is None,
         "The engine {config.engine} asks a model, and none is named.",
         "Add `model:`, or remove `engine` to take pairs from the text by rule.",
     ),
     Row(
-        "R-ENGINE-URL", "ai_generator", "config.base_url",
+        "engine-url", "R-GENERATOR", "ai_generator", "config.base_url",
         lambda config, _: config.base_url is not None and config.engine not in (None, GeneratorKind.OPENAI),
         "The engine {config.engine} does not ask the server at {config.base_url}.",
         "Use `engine: openai` with that address, or remove base_url.",
     ),
     Row(
-        "R-ENDPOINT-URL", "ai_generator", "config.base_url",
+        "endpoint-url", "R-ENDPOINT", "ai_generator", "config.base_url",
         lambda config, _: config.base_url is not None and config.endpoint is not None,
         "The endpoint {config.endpoint!r} has its own address, and its key goes to no other.",
         "Remove base_url to ask the endpoint with its key, or remove endpoint to ask that address without a key.",
     ),
     Row(
-        "R-EXTRACTIVE-PREFERENCE", "ai_generator", "config.template",
+        "extractive-preference", "R-GENERATOR", "ai_generator", "config.template",
         lambda config, _: (
             config.engine is GeneratorKind.EXTRACTIVE and config.template is GenerationTemplate.PREFERENCE
         ),
@@ -198,16 +206,16 @@ GENERATOR_ROWS = (
         "Name a model that writes both answers, or use template qa.",
     ),
     Row(
-        "R-EXTRACTIVE-PROMPT", "ai_generator", "config.prompt",
+        "extractive-prompt", "R-SETTING-UNUSED", "ai_generator", "config.prompt",
         lambda config, _: config.engine is GeneratorKind.EXTRACTIVE and config.prompt is not None,
         "The extractive engine reads no prompt.", "Name a model that reads the prompt, or remove the prompt.",
     ),
     Row(
-        "R-SETTING-UNUSED", "ai_generator", "config.{setting}", unread_by_engine,
+        "generator-setting-unused", "R-SETTING-UNUSED", "ai_generator", "config.{setting}", unread_by_engine,
         "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
     ),
     Row(
-        "R-SELF-LABEL", "ai_generator", "config.model", own_output,
+        "self-label", "R-GENERATOR", "ai_generator", "config.model", own_output,
         "The model {config.model!r} is the role {role} that this chain deploys: it would learn from its own answers.",
         "Let another model write, or deploy under another role.", chained=True,
     ),
@@ -215,13 +223,14 @@ GENERATOR_ROWS = (
 
 VALIDATOR_ROWS = (
     Row(
-        "R-GROUNDING", "validator", "config.grounding",
+        "grounding", "R-PORT", "validator", "config.grounding",
         lambda config, at: config.grounding is not None and not at.sources(Port.DOCUMENTS),
         "Grounding compares answers with their documents, and no documents reach the validator.",
         "Put a data_source with documents before it, or remove grounding.", chained=True,
     ),
     Row(
-        "R-TOKEN-RANGE", "validator", "config.min_tokens", lambda config, _: config.min_tokens > config.max_tokens,
+        "token-range", "R-TOKEN-RANGE", "validator", "config.min_tokens",
+        lambda config, _: config.min_tokens > config.max_tokens,
         "No row has at least {config.min_tokens} and at most {config.max_tokens} tokens.",
         "Write a min_tokens below max_tokens.",
     ),

@@ -143,14 +143,9 @@ def on_native(condition: Callable[[TrainerConfig], Match]) -> When:
     return lambda config, _: config.backend is BackendName.NATIVE and condition(config)
 
 
-def unfit_batching(config: TrainerConfig) -> Match:
-    asked, compares = config.engine.batching, config.stage.facts.compares_rows
-    if asked == "packed" and not config.stage.facts.packable:
-        why = "needs each row by itself, so rows cannot be packed into one"
-        return {"why": why, "allowed": "padded" if compares else "buckets"}
-    if asked == "buckets" and compares:
-        return {"why": "compares the rows of a batch, so batches cannot be cut by length", "allowed": "padded"}
-    return False
+def unfit_packs(config: TrainerConfig) -> Match:
+    allowed = "padded" if config.stage.facts.compares_rows else "buckets"
+    return config.engine.batching == "packed" and not config.stage.facts.packable and {"allowed": allowed}
 
 
 def needs_cuda(config: TrainerConfig) -> Match:
@@ -178,50 +173,57 @@ def trained_through(config: TrainerConfig) -> Quantization | None:
 
 ENGINE_ROWS = (
     Row(
-        "R-ENGINE-UNUSED", "trainer", "config.engine",
+        "engine-unused", "R-SETTING-UNUSED", "trainer", "config.engine",
         lambda config, _: config.backend is not BackendName.NATIVE and config.engine != EngineSettings(),
         "The settings under `engine` are those of the native engine; the {config.backend} backend would ignore them.",
         "Remove `engine`, or use backend native.",
     ),
     Row(
-        "R-SETTING-UNUSED", "trainer", "config.{setting}", unused_settings,
+        "setting-unused", "R-SETTING-UNUSED", "trainer", "config.{setting}", unused_settings,
         "Only {by} reads {setting}; here it would be ignored.", "Remove {setting}, or use {by}.",
     ),
     Row(
-        "R-BATCHING", "trainer", "config.engine.batching", on_native(unfit_batching),
-        "The loss of stage {config.stage} {why}.", "Use `batching: auto` or `{allowed}`.",
+        "batching", "R-BATCH", "trainer", "config.engine.batching", on_native(unfit_packs),
+        "The loss of stage {config.stage} needs each row separately, so rows cannot be packed into one.",
+        "Use `batching: auto` or `{allowed}`.",
     ),
     Row(
-        "R-ENGINE-CUDA", "trainer", "config.engine.{name}",
+        "batching-buckets", "R-BATCH", "trainer", "config.engine.batching",
+        on_native(lambda config: config.engine.batching == "buckets" and config.stage.facts.compares_rows),
+        "The loss of stage {config.stage} compares the rows of a batch, so batches cannot be cut by length.",
+        "Use `batching: auto` or `padded`.",
+    ),
+    Row(
+        "engine-cuda", "R-DEVICE", "trainer", "config.engine.{name}",
         on_native(lambda config: config.device in WITHOUT_CUDA and needs_cuda(config)),
         "The kernels of `{name}: {value}` are written for CUDA, and the device is {config.device}.",
         "Use `{name}: auto`, which takes and records what the device has.",
     ),
     Row(
-        "R-FP8-MSAMP", "trainer", "config.engine.fp8",
+        "fp8-msamp", "R-QUANTIZATION", "trainer", "config.engine.fp8",
         on_native(lambda config: config.engine.fp8 == "ms-amp"),
         "MS-AMP is no longer maintained: it needs a torch and an NCCL of years ago.",
         "Use `fp8: auto` or `torchao`.",
     ),
     Row(
-        "R-FP8-QLORA", "trainer", "config.engine.fp8",
+        "fp8-qlora", "R-QUANTIZATION", "trainer", "config.engine.fp8",
         on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
     ),
     Row(
-        "R-MIRROR-STORE", "trainer", "config.engine.mirror", on_native(has_no_store),
+        "mirror-store", "R-MIRROR", "trainer", "config.engine.mirror", on_native(has_no_store),
         "No store for checkpoints is at {config.engine.mirror!r}.",
         "Write file:///folder or gs://bucket/prefix, or remove mirror.",
     ),
     Row(
-        "R-OPTIMIZER-DEVICE", "trainer", "config.hyperparameters.optimizer",
+        "optimizer-device", "R-DEVICE", "trainer", "config.hyperparameters.optimizer",
         outside_devices(lambda config: config.hyperparameters.optimizer),
         "The optimizer {value} is made by bitsandbytes, which does not run on {config.device}.",
         "Use device {here}, or optimizer adamw.",
     ),
     Row(
-        "R-QUANT-DEVICE", "trainer", "config.quantization",
+        "quant-device", "R-DEVICE", "trainer", "config.quantization",
         outside_devices(trained_through),
         "A base in {value} cannot be computed with on {config.device}.",
         "Use device {here}, or method lora.",

@@ -156,28 +156,28 @@ def base_of_this_chain(config: DeployerConfig, at: NodeView) -> Match:
 
 EVALUATOR_ROWS = (
     Row(
-        "R-REWARD-EVALUATE", "evaluator", "needs", before_is_reward,
+        "reward-evaluate", "R-REWARD", "evaluator", "needs", before_is_reward,
         "The trainer before it makes a reward model, which gives scores and no text, and no benchmark judges scores.",
         "Let the evaluator need a trainer of another stage.", chained=True,
     ),
     Row(
-        "R-CONTROL-ALONE", "evaluator", "needs", only_control,
+        "control-alone", "R-CONTROL", "evaluator", "needs", only_control,
         "Only a control reaches the evaluator, and there is nothing to compare it with.",
         "Name the trainer without `control` in `needs` too.", chained=True,
     ),
     Row(
-        "R-NO-HELDOUT", "evaluator", "config.benchmarks", nothing_set_aside,
+        "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", nothing_set_aside,
         "No rows are set aside for the evaluation: what training saw proves nothing.",
         "Put a validator before the trainer, or give every benchmark a path.", chained=True,
     ),
     Row(
-        "R-NO-SET", "evaluator", "config.{where}", set_not_there,
+        "no-set", "R-EVALUATION", "evaluator", "config.{where}", set_not_there,
         "No set {set} is held out; there is {there}.",
         "Use {there}, or let the validator set it aside; unseen wordings need a qa generator with several wordings.",
         chained=True,
     ),
     Row(
-        "R-PRIMARY", "evaluator", "config.primary", primary_not_listed,
+        "primary", "R-EVALUATION", "evaluator", "config.primary", primary_not_listed,
         "The primary metric {config.primary!r} is not among the benchmarks ({names}).",
         "Add it to the benchmarks, or name one of them.",
     ),
@@ -185,56 +185,56 @@ EVALUATOR_ROWS = (
 
 DEPLOYER_ROWS = (
     Row(
-        "R-CONTROL-DEPLOY", "deployer", "needs", only_control,
+        "control-deploy", "R-CONTROL", "deployer", "needs", only_control,
         "The only adapter that reaches the deployer is a control, trained on shuffled answers.",
         "Name the trainer without `control`, or its evaluator, in `needs`.", chained=True,
     ),
     Row(
-        "R-UNEVALUATED", "deployer", "config.unevaluated",
+        "unevaluated", "R-UNEVALUATED", "deployer", "config.unevaluated",
         lambda config, at: not config.unevaluated and not at.sources(Port.REPORT),
         "No evaluator is before the deployer, so nobody would know whether the adapter is better.",
         "Put an evaluator before it, or write `unevaluated: true`.", chained=True,
     ),
     Row(
-        "R-REPORT-MISMATCH", "deployer", "needs", other_report,
+        "report-mismatch", "R-EVALUATION", "deployer", "needs", other_report,
         "The report judges {judged!r}, and {deployed!r} would be deployed.",
         "Evaluate {deployed!r}, or let the deployer need only the evaluator.", chained=True,
     ),
     Row(
-        "R-REWARD-DEPLOY", "deployer", "needs", before_is_reward,
+        "reward-deploy", "R-REWARD", "deployer", "needs", before_is_reward,
         "The trainer before it makes a reward model, which gives scores and answers nobody.",
         "Deploy the adapter of another stage.", chained=True,
     ),
     Row(
-        "R-FULL-HOTLOAD", "deployer", "config.targets.{index}.type",
+        "full-hotload", "R-TARGET", "deployer", "config.targets.{index}.type",
         targets(lambda target, trainer: target.type.facts.hot_load and not trainer.method.facts.adapter),
         "A server of type {target.type} loads adapters while it runs, and method {trainer.method} makes a whole model.",
         "Use target registry and start a server with the model, or train with method lora.", chained=True,
     ),
     Row(
-        "R-TARGET-ADAPTER", "deployer", "config.targets.{index}.type", unserved_adapters,
+        "target-adapter", "R-TARGET", "deployer", "config.targets.{index}.type", unserved_adapters,
         "A server of type {target.type} does not serve {what}.",
         "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
-        "R-RANK-SERVER", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
+        "rank-server", "R-TARGET", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
         "The adapter has rank {rank}, and the server takes at most {limit}.",
         "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use `lora.rank: {limit}`.",
         chained=True,
     ),
     Row(
-        "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
+        "target-base-mismatch", "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
         targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
         "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
         "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
     ),
     Row(
-        "R-BASE-MADE", "deployer", "config.targets.{index}.type", base_of_this_chain,
+        "base-made", "R-BASE-MISMATCH", "deployer", "config.targets.{index}.type", base_of_this_chain,
         "The adapter belongs to the model that {made!r} makes, and a running server of type {target.type} has another.",
         "Train {made!r} with an adapter method such as lora, or use target registry.", chained=True,
     ),
     Row(
-        "R-TARGET-URL", "deployer", "config.targets.{index}.url",
+        "target-url", "R-TARGET", "deployer", "config.targets.{index}.url",
         lambda config, _: [
             {"index": index, "target": target} for index, target in enumerate(config.targets)
             if target.type.facts.needs_address and target.url is None and target.endpoint is None
@@ -243,7 +243,7 @@ DEPLOYER_ROWS = (
         "Add `url:`, such as http://127.0.0.1:8000, or `endpoint:` with the name of an endpoint in trainyard.toml.",
     ),
     Row(
-        "R-ENDPOINT-URL", "deployer", "config.targets.{index}.url",
+        "target-endpoint-url", "R-ENDPOINT", "deployer", "config.targets.{index}.url",
         lambda config, _: [
             {"index": index, "target": target} for index, target in enumerate(config.targets)
             if target.url is not None and target.endpoint is not None
@@ -252,12 +252,12 @@ DEPLOYER_ROWS = (
         "Remove url to reach the endpoint with its key, or remove endpoint to reach that address without a key.",
     ),
     Row(
-        "R-SETTING-UNUSED", "deployer", "config.targets.{index}.{setting}", unread_by_target,
+        "target-setting-unused", "R-SETTING-UNUSED", "deployer", "config.targets.{index}.{setting}", unread_by_target,
         "A registry target is a folder of this machine and no server; {setting} would be ignored.",
         "Remove {setting}, or use the type of the server that is meant, such as vllm.",
     ),
     Row(
-        "R-TARGET-OWN", "deployer", "config.targets.{index}.{setting}",
+        "target-own", "R-TARGET", "deployer", "config.targets.{index}.{setting}",
         lambda config, _: [
             {"index": index, "target": target, "setting": setting} for index, target in enumerate(config.targets)
             for setting in ("url", "endpoint")
@@ -267,7 +267,7 @@ DEPLOYER_ROWS = (
         "Leave {setting} out, or use target vllm.",
     ),
     Row(
-        "R-ROLE-TWICE", "deployer", "config.role",
+        "role-twice", "R-TARGET", "deployer", "config.role",
         lambda config, at: at.view.roles[config.tenant, config.role] > 1,
         "Several deployers of this chain switch {config.tenant}/{config.role}; the last to finish would win.",
         "Give each deployer its own role.", chained=True,

@@ -17,19 +17,19 @@ def broken_groups(config: TrainerConfig, _: NodeView) -> Match:
 
 ROLLOUT_ROWS = (
     Row(
-        "R-GRPO-REWARD", "trainer", "config.rollouts",
+        "grpo-reward", "R-REWARD", "trainer", "config.rollouts",
         lambda config, _: config.stage.facts.rollouts and config.rollouts is None,
         "Stage grpo learns from rewards, and none is named.",
         "Name them, such as `rollouts: {{rewards: [{{type: exact_match}}]}}`.",
     ),
     Row(
-        "R-GRPO-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
+        "grpo-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
         "A step has {drawn} completions (batch_size × gradient_accumulation × processes), which are no whole groups"
         " of {group}.",
         "Make them a multiple of rollouts.num_generations, such as `batch_size: {group}`.",
     ),
     Row(
-        "R-ROLLOUTS-UNUSED", "trainer", "config.rollouts",
+        "rollouts-unused", "R-SETTING-UNUSED", "trainer", "config.rollouts",
         lambda config, _: config.rollouts is not None and not config.stage.facts.rollouts,
         "Stage {config.stage} draws no completions; the settings under `rollouts` would be ignored.",
         "Remove `rollouts`, or use stage grpo.",

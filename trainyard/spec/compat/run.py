@@ -70,7 +70,7 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
     if isinstance(config, DeployerConfig):
         named = {f"targets.{index}.endpoint": target.endpoint for index, target in enumerate(config.targets)}
     return known is not None and [
-        {"where": where, "endpoint": name, "known": f"it has {listed(sorted(known))}" if known else "it has none"}
+        {"where": where, "endpoint": name, "known": listed(sorted(known)) or "none"}
         for where, name in named.items()
         if name is not None and name not in known
     ]
@@ -159,16 +159,16 @@ def of_base(judge: Judge) -> When:
     return when
 
 
-JUDGES: dict[str, Judge] = {"R-BASE-LAYOUT": other_layout, "R-BASE-VOCABULARY": unknown_ids}
+JUDGES: dict[str, Judge] = {"base-layout": other_layout, "base-vocabulary": unknown_ids}
 
 BASE_ROWS = (
     Row(
-        "R-BASE-LAYOUT", "trainer", "config.base_model", of_base(JUDGES["R-BASE-LAYOUT"]),
+        "base-layout", "R-BASE-MISMATCH", "trainer", "config.base_model", of_base(JUDGES["base-layout"]),
         "The base {config.base_model!r} is {what} ({type}); a stage trains a decoder, which predicts the next token.",
         "Use a decoder-only language model, such as a Llama, a Qwen or `starter`.", scope="run",
     ),
     Row(
-        "R-BASE-VOCABULARY", "trainer", "config.base_model", of_base(JUDGES["R-BASE-VOCABULARY"]),
+        "base-vocabulary", "R-BASE-MISMATCH", "trainer", "config.base_model", of_base(JUDGES["base-vocabulary"]),
         "The tokenizer of {config.base_model!r} gives ids up to {highest}, and the model has embeddings for "
         "{vocabulary} tokens.",
         "Put the tokenizer that the model was trained with into its folder, or save the model after "
@@ -184,7 +184,7 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
     return [
         fill(row, {"config": config, **words}, node, row.field)
         for row in BASE_ROWS
-        for words in answers(JUDGES[row.code](config, base))
+        for words in answers(JUDGES[row.name](config, base))
     ]
 
 
@@ -197,70 +197,70 @@ def switched_off(config: TrainerConfig, at: NodeView) -> Match:
 RUN_ROWS = (
     *BASE_ROWS,
     Row(
-        "R-SCRIPT-OFF", "trainer", "config.backend", switched_off,
+        "script-off", "R-SCRIPT-OFF", "trainer", "config.backend", switched_off,
         "Training scripts do not run here: {why}",
         "Use another backend, or run the script of `trainyard eject` by hand.", scope="run",
     ),
     Row(
-        "R-PATH-ROOT", "*", "config.{where}", data_paths,
+        "path-root", "R-PATH-ROOT", "*", "config.{where}", data_paths,
         "{because}.", "{instead}.", scope="run",
     ),
     Row(
-        "R-ENGINE-UNRESOLVED", "ai_generator", "config.model", no_endpoint,
+        "engine-unresolved", "R-ENDPOINT", "ai_generator", "config.model", no_endpoint,
         "No address is configured for the model {config.model!r}, and it is not replaced by another.",
         'Add [endpoints."{config.model}"] with base_url to trainyard.toml, or base_url here, or remove the model.',
         scope="run",
     ),
     Row(
-        "R-ENDPOINT-UNKNOWN", "*", "config.{where}", unknown_endpoint,
-        "trainyard.toml has no endpoint {endpoint!r}; {known}.",
+        "endpoint-unknown", "R-ENDPOINT", "*", "config.{where}", unknown_endpoint,
+        "trainyard.toml has no endpoint {endpoint!r}; it has {known}.",
         'Correct the name, or let the operator add [endpoints."{endpoint}"] with base_url and api_key_env.',
         scope="run",
     ),
     Row(
-        "R-MIRROR-BUCKET", "trainer", "config.engine.mirror", foreign_bucket,
+        "mirror-bucket", "R-MIRROR", "trainer", "config.engine.mirror", foreign_bucket,
         "Checkpoints would be written to {config.engine.mirror!r} with this machine's credentials, and its operator "
         "has not listed that bucket.",
         "Let the operator add it to mirror_stores in trainyard.toml, or mirror to a folder.", scope="run",
     ),
     Row(
-        "R-VLLM-CUDA", "ai_generator", "config.engine",
+        "vllm-cuda", "R-DEVICE", "ai_generator", "config.engine",
         lambda config, at: config.engine is GeneratorKind.VLLM and lacks_device(Device.CUDA, at),
         "The engine vllm starts a server on a CUDA device, and this machine has none.",
         "Use engine openai with the address of a server, or engine local.", scope="run",
     ),
     Row(
-        "R-VLLM-MISSING", "ai_generator", "config.engine",
+        "vllm-missing", "R-PACKAGE-MISSING", "ai_generator", "config.engine",
         no_vllm,
         "The engine vllm starts the program vllm, which is not installed here.",
         "Install it with `{line}`, or use engine openai or local.", scope="run",
     ),
     Row(
-        "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,
+        "backend-missing", "R-BACKEND-MISSING", "trainer", "config.backend", no_backend,
         "The backend {config.backend} is not available here: {why}",
         "Use one of: {here}.", scope="run",
     ),
     Row(
-        "R-PACKAGE-MISSING", "trainer", "config.{where}", no_package,
+        "package-missing", "R-PACKAGE-MISSING", "trainer", "config.{where}", no_package,
         "{value} needs {missing}, which is not installed here.", "Run `pip install '{install}'`.", scope="run",
     ),
     Row(
-        "R-DEVICE-MISSING", "trainer", "config.device", lambda config, at: lacks_device(config.device, at),
+        "device-missing", "R-DEVICE", "trainer", "config.device", lambda config, at: lacks_device(config.device, at),
         "This machine has no device {config.device}.", "Use device auto, which takes what is here.", scope="run",
     ),
     Row(
-        "R-FP16-CPU", "trainer", "config.hyperparameters.precision",
+        "fp16-cpu-here", "R-DEVICE", "trainer", "config.hyperparameters.precision",
         lambda config, at: config.hyperparameters.precision is Precision.FP16 and computes_on_cpu(config, at),
         "This machine computes on its CPU, and half precision is not applied there.",
         "Use precision auto, bf16 or fp32.", scope="run",
     ),
     Row(
-        "R-ENGINE-CUDA", "trainer", "config.engine.{name}", takes_no_cuda,
+        "engine-cuda-here", "R-DEVICE", "trainer", "config.engine.{name}", takes_no_cuda,
         "The kernels of `{name}: {value}` are written for CUDA, and this machine has no such device.",
         "Use `{name}: auto`, which takes and records what the device has.", scope="run",
     ),
     Row(
-        "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",
+        "target-down", "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",
         lambda config, at: at.facts.embedded is False and [
             {"index": index} for index, target in enumerate(config.targets)
             if target.type is TargetType.EMBEDDED and target.url is None

@@ -44,16 +44,25 @@ def shape_of(config: TrainerConfig) -> Iterator[str]:
         yield "engine.oft_block_size"
 
 
-def no_common_form(config: TrainerConfig, at: NodeView) -> Match:
-    """Why an adapter and the earlier one, stacked or merged, could not be written as one adapter."""
-    before = earlier(at)
-    if config.adapter == "continue" or before is None or not config.method.facts.adapter:
+def written_as_one(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
+    """The trainer of the earlier adapter, if this one is stacked on it or merged with it into one adapter."""
+    return earlier(at) if config.adapter != "continue" and config.method.facts.adapter else None
+
+
+def no_sum(config: TrainerConfig, at: NodeView) -> Match:
+    """The method of two whose adapters are not sums of low-rank matrices."""
+    before = written_as_one(config, at)
+    other = [method for method in (before.method, config.method) if not method.facts.summed] if before else []
+    return bool(other) and {"method": other[0]}
+
+
+def common_module(config: TrainerConfig, at: NodeView) -> Match:
+    """A module that two adapters contain as a whole."""
+    before = written_as_one(config, at)
+    if before is None or no_sum(config, at):
         return False
-    other = [method for method in (before.method, config.method) if not method.facts.summed]
-    if other:
-        return {"why": f"an adapter of method {other[0]} is no sum of low-rank matrices"}
     common = [module for module in config.lora.modules_to_save if module in before.lora.modules_to_save]
-    return bool(common) and {"why": f"both hold the whole module {common[0]!r}, and one of them would be lost"}
+    return bool(common) and {"module": common[0]}
 
 
 def onto_no_whole_base(config: TrainerConfig, at: NodeView) -> Match:
@@ -77,134 +86,141 @@ def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
 
 TRAINER_ROWS = (
     Row(
-        "R-SCRIPT-UNUSED", "trainer", "config.launch.script",
+        "script-unused", "R-SETTING-UNUSED", "trainer", "config.launch.script",
         lambda config, _: config.launch.script is not None and not config.backend.facts.runs_scripts,
         "The {config.backend} backend runs no script; the template {config.launch.script!r} would be ignored.",
         "Remove launch.script, or use backend script.",
     ),
     Row(
-        "R-FP16-CPU", "trainer", "config.hyperparameters.precision",
+        "fp16-cpu", "R-DEVICE", "trainer", "config.hyperparameters.precision",
         lambda config, _: config.hyperparameters.precision is Precision.FP16 and config.device is Device.CPU,
         "Half precision is not applied on a CPU: the run would be fp32 under another name.",
         "Use precision auto, bf16 or fp32.",
     ),
     Row(
-        "R-QUANT-METHOD", "trainer", "config.quantization",
+        "quant-method", "R-QUANTIZATION", "trainer", "config.quantization",
         lambda config, _: config.quantization is not None and not config.method.facts.quantised
         and config.quantization not in config.backend.facts.exports,
         "Method {config.method} trains on an unquantised base; {config.quantization} would be ignored.",
         "Use method qlora, or remove quantization.",
     ),
     Row(
-        "R-QUANT-EXPORT", "trainer", "config.quantization",
+        "quant-export", "R-QUANTIZATION", "trainer", "config.quantization",
         lambda config, _: config.method is Method.QLORA and config.quantization is not None
         and not config.quantization.facts.trains,
         "No adapter can be trained through a base in {config.quantization}.",
         "Use nf4, fp4 or int8.",
     ),
     Row(
-        "R-KTO-BATCH", "trainer", "config.hyperparameters.batch_size",
+        "kto-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size",
         lambda config, _: config.hyperparameters.batch_size < config.stage.facts.smallest_batch,
         "KTO estimates its reference point from other rows of the batch, and a batch of 1 has none.",
         "Use a batch_size of at least 2.",
     ),
     Row(
-        "R-LORA-LAYERS", "trainer", "config.lora.layers",
+        "lora-layers", "R-ADAPTER", "trainer", "config.lora.layers",
         lambda config, _: config.lora.layers is not None and config.lora.target_modules == "all-linear",
         "PEFT cannot pick layers when all linear modules are targeted by one word.",
         "Name the modules in lora.target_modules, or use attention-only.",
     ),
     Row(
-        "R-LORA-UNUSED", "trainer", "config.lora",
+        "lora-unused", "R-SETTING-UNUSED", "trainer", "config.lora",
         lambda config, _: not config.method.facts.adapter and config.lora != resolve_lora(LoraSettings()),
         "Method {config.method} moves the model's own weights; the settings under `lora` would be ignored.",
         "Remove `lora`, or use method lora.",
     ),
     Row(
-        "R-PREFERENCE-UNUSED", "trainer", "config.preference",
+        "preference-unused", "R-SETTING-UNUSED", "trainer", "config.preference",
         lambda config, _: not config.stage.facts.preference and config.preference != PreferenceSettings(),
         "Stage {config.stage} has no preference loss; the settings under `preference` would be ignored.",
         "Remove `preference`, or use stage dpo.",
     ),
     Row(
-        "R-SMOOTHING-LOSS", "trainer", "config.preference.label_smoothing",
+        "smoothing-loss", "R-SETTING-UNUSED", "trainer", "config.preference.label_smoothing",
         lambda config, _: config.preference.label_smoothing > 0
         and config.preference.loss is not PreferenceLoss.SIGMOID,
         "Label smoothing is defined for the sigmoid loss, not for {config.preference.loss}.",
         "Use `loss: sigmoid`, or remove label_smoothing.",
     ),
     Row(
-        "R-SCHEDULE-FREE", "trainer", "config.hyperparameters.schedule",
+        "schedule-free", "R-OPTIMIZER", "trainer", "config.hyperparameters.schedule",
         lambda config, _: config.hyperparameters.optimizer is Optimizer.SCHEDULE_FREE_ADAMW
         and not config.hyperparameters.schedule.facts.constant,
         "The optimizer schedule_free_adamw replaces the schedule; {config.hyperparameters.schedule} would fight it.",
         f"Use {' or '.join(CONSTANT_SCHEDULES)}.",
     ),
     Row(
-        "R-GALORE-METHOD", "trainer", "config.hyperparameters.optimizer",
+        "galore-method", "R-OPTIMIZER", "trainer", "config.hyperparameters.optimizer",
         lambda config, _: config.hyperparameters.optimizer is Optimizer.GALORE
         and config.method.facts.adapter,
         "GaLore projects the gradients of whole weights; method {config.method} has none.",
         "Use method full or freeze, or optimizer adamw.",
     ),
     Row(
-        "R-ADAPTER-METHOD", "trainer", "config.method",
+        "adapter-method", "R-ADAPTER", "trainer", "config.method",
         lambda config, at: (before := earlier(at)) is not None and config.adapter == "continue"
         and config.method is not before.method and {"old": before.method},
         "Method {config.method} cannot continue an adapter of method {old}.",
         "Use method {old}.", chained=True,
     ),
     Row(
-        "R-ADAPTER-SHAPE", "trainer", "config.{setting}", other_shape,
+        "adapter-shape", "R-ADAPTER", "trainer", "config.{setting}", other_shape,
         "The earlier adapter has {name} {old}, and a continued adapter keeps its shape.",
         "Write `{name}: {old}`, or leave {left_out} out.", chained=True,
     ),
     Row(
-        "R-ADAPTER-COMPOSE", "trainer", "config.adapter", no_common_form,
-        "With `adapter: {config.adapter}` both adapters are written as one, and {why}.",
-        "Use `adapter: continue`, or two adapters of method lora that share no whole module.", chained=True,
+        "adapter-compose", "R-ADAPTER", "trainer", "config.adapter", no_sum,
+        "With `adapter: {config.adapter}` both adapters are written as one, and an adapter of method {method} is not a "
+        "sum of low-rank matrices.",
+        "Use `adapter: continue`, or two adapters of method lora.", chained=True,
     ),
     Row(
-        "R-ADAPTER-STACK", "trainer", "config.adapter",
+        "adapter-compose-module", "R-ADAPTER", "trainer", "config.adapter", common_module,
+        "With `adapter: {config.adapter}` both adapters are written as one, and both contain the whole module "
+        "{module!r}: one of them would be lost.",
+        "Use `adapter: continue`, or adapters that share no whole module.", chained=True,
+    ),
+    Row(
+        "adapter-stack", "R-ADAPTER", "trainer", "config.adapter",
         lambda config, at: config.adapter == "stack" and not config.method.facts.adapter and bool(earlier(at)),
         "Method {config.method} moves the model's own weights, and nothing can be stacked on them.",
         "Use `adapter: merge`, which writes the earlier adapter into them first.", chained=True,
     ),
     Row(
-        "R-ADAPTER-MERGE", "trainer", "config.adapter", onto_no_whole_base,
+        "adapter-merge", "R-ADAPTER", "trainer", "config.adapter", onto_no_whole_base,
         "The base of the earlier adapter is stored in {format}, and an adapter is merged in full precision only.",
         "Use `adapter: continue`, or train both on the base in full precision.", chained=True,
     ),
     Row(
-        "R-ADAPTER-NONE", "trainer", "config.adapter",
+        "adapter-none", "R-ADAPTER", "trainer", "config.adapter",
         lambda config, at: config.adapter != "continue" and earlier(at) is None,
         "`adapter: {config.adapter}` speaks of an earlier adapter, and none reaches this trainer.",
         "Remove `adapter`, or put a trainer with an adapter method before it.", chained=True,
     ),
     Row(
-        "R-BASE-MISMATCH", "trainer", "config.base_model", other_base,
+        "base-mismatch", "R-BASE-MISMATCH", "trainer", "config.base_model", other_base,
         "The trainer before it has the base {old!r}, this one {config.base_model!r}.",
         "Leave base_model out here, or write the same in both.", chained=True,
     ),
     Row(
-        "R-REWARD-CONTINUE", "trainer", "needs",
+        "reward-continue", "R-REWARD", "trainer", "needs",
         lambda config, at: (before := at.trainer()) is not None and before.stage is Stage.REWARD
         and config.stage is not Stage.PPO,
         "The trainer before it makes a reward model, which gives scores and no text.",
         "Let this trainer need the trainer of the stage that it continues.", chained=True,
     ),
     Row(
-        "R-CONTROL-STAGE", "trainer", "config.control",
+        "control-stage", "R-CONTROL", "trainer", "config.control",
         lambda config, _: config.control is not None and not config.stage.facts.has_control,
         "Stage {config.stage} has no answers to shuffle.", "Use the control with stage sft or dpo.",
     ),
     Row(
-        "R-CONTROL-LINE", "trainer", "needs", control_in_line,
+        "control-line", "R-CONTROL", "trainer", "needs", control_in_line,
         "The control would start from the adapter of {trainer!r}, with which it is to be compared.",
         "Give it the same `needs` as {trainer!r}.", chained=True,
     ),
     Row(
-        "R-CONTROL-UNUSED", "trainer", "config.control",
+        "control-unused", "R-CONTROL", "trainer", "config.control",
         lambda config, at: config.control is not None and at.node.id not in at.view.used_controls,
         "No evaluator takes this control, so it would be trained for nothing.",
         "Remove `control` or the node, or name the node in the `needs` of an evaluator.", chained=True,

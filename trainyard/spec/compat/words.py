@@ -40,12 +40,12 @@ def own_key(given: Mapping[str, Any], _: NodeView | None) -> Match:
 
 WORD_ROWS = (
     Row(
-        "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
+        "provider", "R-PROVIDER", "trainer", "config.{field}", cloud_provider,
         "{what} is not in this release: no rows are sent to a provider, and every training runs on your own machines.",
         f"Use a dataset of this machine and a backend that runs here: {listed(BackendName)}.", scope="words",
     ),
     Row(
-        "R-CHAIN-KEY", "*", "config.{field}", own_key,
+        "chain-key", "R-ENDPOINT", "*", "config.{field}", own_key,
         "A chain does not say which key is sent where: a key belongs to an endpoint, which the operator names "
         "in trainyard.toml together with its address.",
         "Write `endpoint: NAME` in place of `{field}`, where trainyard.toml has [endpoints.NAME] with base_url and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reas
 
 def under_parameters(reason: Reason) -> Reason:
     field = f"parameters.{reason.field}" if reason.field else "parameters"
-    return Reason(reason.code, reason.node, field, reason.because, reason.instead)
+    return replace(reason, field=field)
 
 
 __all__ = ["load_chain", "load_value", "read_chain", "refuse"]

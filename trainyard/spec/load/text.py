@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,8 +118,8 @@ def check_json_size(text: str) -> None:
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise duplicate_key(next(key for key in keys if keys.count(key) > 1))
+        counts = Counter(key for key, _ in pairs)
+        raise duplicate_key(next(key for key, count in counts.items() if count > 1))
     return found
 
 

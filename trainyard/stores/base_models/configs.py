@@ -60,7 +60,7 @@ def nested(value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def asks_for_code(config: Mapping[str, Any]) -> bool:
-    """Whether `auto_map` stands anywhere in a config; a part of a model may have a config of its own."""
+    """Return whether `auto_map` occurs anywhere in a config; a part of a model may have its own config."""
     return any(key == "auto_map" for key, _ in nested(config))
 
 
@@ -128,10 +128,7 @@ def patterns(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for name in ("target_modules", "exclude_modules"):
         if isinstance(config.get(name), str):
             found.append((name, config[name], "fullmatch"))
-    for name, form in (
-        ("modules_to_save", r"(^|.*\.){}($|\..*)"),
-        ("layers_pattern", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."),
-    ):
+    for name, form in LISTED.items():
         listed = [config[name]] if isinstance(config.get(name), str) else config.get(name) or []
         found += [(name, form.replace("{}", one), "match") for one in texts(name, listed)]
     for name in ("rank_pattern", "alpha_pattern"):
@@ -178,6 +175,6 @@ def check_patterns(where: str, config: Mapping[str, Any], modules: Iterable[str]
 
 
 def is_plain(name: str, text: str) -> bool:
-    """Whether a name of `modules_to_save` is letters, so that its pattern is one of ours."""
+    """Return whether a name of `modules_to_save` is only letters, so that Trainyard wrote its pattern."""
     inner = text.removeprefix(r"(^|.*\.)").removesuffix(r"($|\..*)")
     return name == "modules_to_save" and inner.replace("_", "").isalnum()

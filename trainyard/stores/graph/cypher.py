@@ -2,7 +2,7 @@
 
 The database itself refuses writes in a read-only transaction, but lets such a transaction read and write *files*
 (`LOAD FROM`, `COPY … TO`, `EXPORT DATABASE`) and change its settings (`CALL`). So a statement has to begin like a
-query, and may not hold the words of anything else outside of texts and quoted names.
+query, and may not contain the keywords of anything else outside of strings and quoted names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORD = re.compile(r"(?<![.\w$])[A-Za-z_]\w*")
 def check_reading(cypher: str) -> None:
     """Raises `InvalidInput` (`E-GRAPH-QUERY`) unless the statement is one that reads."""
     if len(cypher) > MAX_CHARS or "\0" in cypher:
-        raise refused(f"it is longer than {MAX_CHARS:,} characters or holds NUL")
+        raise refused(f"it is longer than {MAX_CHARS:,} characters or contains NUL")
     bare = QUOTED.sub(" ", cypher).strip()
     if re.search(r"['\"`]", bare):
         raise refused("a quotation does not end")
@@ -35,7 +35,7 @@ def check_reading(cypher: str) -> None:
     if not words or words[0] not in BEGINNINGS:
         raise refused(f"it begins with {words[0].upper() if words else 'nothing'}, not with MATCH, UNWIND or RETURN")
     if found := next((word for word in words if word in FORBIDDEN), None):
-        raise refused(f"it holds the word {found.upper()}, which does more than read; quote a name with backticks")
+        raise refused(f"it contains the word {found.upper()}, which does more than read; quote a name with backticks")
 
 
 def refused(why: str) -> InvalidInput:

@@ -9,10 +9,11 @@ from typing import Any
 
 import orjson
 
-from trainyard.stores.files import Files, make_folders, translate_os_errors, write_whole
+from trainyard.stores.files import Files, make_folders, translate_os_errors
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.facts import Edge, Entity
 from trainyard.stores.graph.state import GraphDocument
+from trainyard.stores.whole import write_whole
 
 
 def line(kind: str, fields: dict[str, Any]) -> str:

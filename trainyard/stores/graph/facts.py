@@ -144,7 +144,7 @@ def relation_key(kind: str, source_key: str, target_key: str) -> str:
 
 
 def digest(*parts: str) -> str:
-    """32 hexadecimal digits; parts are joined by NUL, which no part holds."""
+    """Return 32 hexadecimal digits; parts are joined by NUL, which no part contains."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -228,7 +228,7 @@ def checked_name(given: Named) -> Named:
     if given.kind not in ENTITY_KINDS:
         raise wrong(f"an entity is of kind {str(given.kind)[:40]!r}; there are {', '.join(ENTITY_KINDS)}")
     if not isinstance(given.name, str):
-        raise wrong(f"the name of a {given.kind} is no text")
+        raise wrong(f"the name of a {given.kind} is not a string")
     name = " ".join(unicodedata.normalize("NFC", given.name).split())
     if not normalised(given.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
         raise wrong(f"a {given.kind} is named {name[:40]!r}; a name has 1 to {NAME_CHARS} printable characters")
@@ -259,6 +259,6 @@ def wrong(why: str) -> InvalidInput:
     return InvalidInput(
         "The graph does not take this mutation.",
         why=f"{why[0].upper()}{why[1:]}.",
-        do="See docs/graph.md for what a mutation holds.",
+        do="See docs/graph.md for the fields of a mutation.",
         code="E-GRAPH-QUERY",
     )

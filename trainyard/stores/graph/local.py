@@ -7,20 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-import trainyard.errors
-from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.errors import InvalidInput, TrainyardError, Unavailable, from_fields
 from trainyard.inherited import UMASK, child_environment
 from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
-from trainyard.stores.graph.contract import GraphStats
-from trainyard.stores.graph.dumping import write_lines
-from trainyard.stores.graph.facts import MutateResult, Mutation, checked
+from trainyard.stores.graph.asking import AskedGraph
 
 ANSWER_S = 900.0
 """A writer that is silent for this long is ended: the next call starts another one, and what it had not committed is
@@ -29,11 +25,11 @@ STOP_S = 30.0
 SLICE_S = 2.0
 """A query that runs for longer gives way as soon as somebody else waits."""
 QUERY_S = 40.0
-"""The database ends a query after 30 s by itself, but not while it builds a list."""
+"""The database has its own timeout of 30 s per query, but does not apply it while it builds a list."""
 POLL_S = 0.05
 
 
-class LadybugGraph:
+class LadybugGraph(AskedGraph):
     """One database file. Usable by several threads, one call at a time; the writer starts with the first call."""
 
     def __init__(self, path: Path, *, files: Files | None = None, answer_s: float = ANSWER_S) -> None:
@@ -46,26 +42,6 @@ class LadybugGraph:
     @property
     def log(self) -> Path:
         return self.path.with_name(f"{self.path.name}.log")
-
-    def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
-        given = [checked(one) for one in mutations]
-        return [MutateResult(**one) for one in self.ask("mutate", given=given)] if given else []
-
-    def has(self, documents: Collection[str]) -> set[str]:
-        return set(self.ask("has", documents=sorted(documents)))
-
-    def query(self, cypher: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.ask("query", cypher=cypher, parameters=dict(parameters or {}))
-        return rows
-
-    def stats(self, tenant: str | None = None) -> GraphStats:
-        return GraphStats(**self.ask("stats", tenant=tenant))
-
-    def dump(self, tenant: str | None = None) -> Iterator[str]:
-        return iter(self.ask("dump", tenant=tenant))
-
-    def export(self, path: Path, tenant: str | None = None) -> int:
-        return write_lines(path, self.dump(tenant), self.files)
 
     def ask(self, verb: str, **fields: Any) -> Any:
         """One request to the writer. Raises what it raised; `Unavailable` (`E-GRAPH-STORE`) if it died of it."""
@@ -122,7 +98,7 @@ class LadybugGraph:
             raise self.died()
         said = orjson.loads(line)
         if "error" in said:
-            raise rebuilt(said["error"])
+            raise from_fields(said["error"])
         return said["ok"]
 
     def start(self) -> None:
@@ -169,15 +145,3 @@ class LadybugGraph:
         with self.lock:
             if self.writer is not None:
                 self.end(STOP_S)
-
-    def __enter__(self) -> LadybugGraph:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
-
-
-def rebuilt(error: Mapping[str, str]) -> TrainyardError:
-    """The writer's error, of its own class."""
-    kind: type[TrainyardError] = getattr(trainyard.errors, error["kind"], TrainyardError)
-    return kind(error["what"], why=error["why"], do=error["do"], code=error["code"])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput
 from trainyard.stores.files import Files, RealFiles
+from trainyard.stores.graph.asking import ExportingGraph
 from trainyard.stores.graph.contract import GraphStats
-from trainyard.stores.graph.dumping import document_line, entity_line, relation_line, stats_of, write_lines
+from trainyard.stores.graph.dumping import document_line, entity_line, relation_line, stats_of
 from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, checked
 from trainyard.stores.graph.state import State
 
 
-class MemoryGraph:
+class MemoryGraph(ExportingGraph):
     """Everything that `contract.Graph` says but queries; every mutation is durable as long as the process."""
 
     def __init__(self, files: Files | None = None) -> None:
@@ -59,14 +59,5 @@ class MemoryGraph:
                 lines.append(relation_line(key, edges[key], supporters))
         return iter(sorted(lines))
 
-    def export(self, path: Path, tenant: str | None = None) -> int:
-        return write_lines(path, self.dump(tenant), self.files)
-
     def close(self) -> None:
-        """Nothing to end."""
-
-    def __enter__(self) -> MemoryGraph:
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
+        """Nothing is open."""

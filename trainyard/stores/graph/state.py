@@ -1,7 +1,7 @@
 """What a batch of mutations does to a graph, as arithmetic: the same rules for every place a graph is kept.
 
-`State` holds what is needed to decide; a graph in memory loads all of it, a database the keys (once) and whatever the
-documents of a batch touch. `apply` changes the state and tells the net difference, which the database then writes.
+`State` contains what a decision needs; a graph in memory loads all of it, a database the keys (once) and whatever the
+documents of a batch touch. `apply` changes the state and returns the net difference, which the database then writes.
 
 An entity's name and attributes are a function of all documents that mention it (the spelling that most of them use,
 then the smallest), so that the order in which documents arrive makes no difference.
@@ -21,7 +21,7 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class GraphDocument:
-    """One content of one stream. Several names may hold it; without any it is gone."""
+    """One content of one stream. Several names may refer to it; without any it is gone."""
 
     tenant: str
     stream: str
@@ -130,7 +130,7 @@ class State:
     def replaced_by(self, part: Iterable[Mutation]) -> set[str]:
         """Documents that lose a name to a part of a batch."""
         found = [(one.document, self.slots.get((one.tenant, one.stream, one.name))) for one in part]
-        return {held for key, held in found if held is not None and held != key}
+        return {current for key, current in found if current is not None and current != key}
 
     def apply(self, part: Sequence[Mutation]) -> tuple[list[MutateResult], Changes]:
         """Take checked mutations in, one after the other.
@@ -143,8 +143,8 @@ class State:
 
     def take(self, given: Mutation) -> MutateResult:
         key, slot = given.document, (given.tenant, given.stream, given.name)
-        held = self.slots.get(slot)
-        if held == key:
+        current = self.slots.get(slot)
+        if current == key:
             return MutateResult(key, already=True)
         already, entities, changed, relations = key in self.documents, 0, 0, 0
         if not already:
@@ -152,7 +152,7 @@ class State:
             self.contents[key] = given.contents
             entities, changed, relations = self.add(given.tenant, self.contents[key])
         self.name(key, slot)
-        gone = self.release(held, slot) if held is not None else (0, 0, 0)
+        gone = self.release(current, slot) if current is not None else (0, 0, 0)
         return MutateResult(key, entities, changed + gone[1], relations, gone[0], gone[2], already)
 
     def name(self, key: str, slot: Slot) -> None:

@@ -41,11 +41,11 @@ QUERY_S = 30
 POOL_BYTES = 256 << 20
 
 
-Columns = dict[str, list[str]]
+Rows = list[tuple[str, ...]]
 
 
 class Tables:
-    """One open database. Not for several threads."""
+    """One open database. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -62,7 +62,7 @@ class Tables:
         self.database.close()
 
     def rows(self, cypher: str, **parameters: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of one of our own statements."""
+        """Yield the rows of a statement that Trainyard wrote."""
         found: Any = self.connection.execute(cypher, parameters)
         table = found.get_as_arrow(65_536)
         return zip(*(column.to_pylist() for column in table.columns), strict=True)
@@ -86,7 +86,7 @@ class Tables:
         return state
 
     def load_touched(self, part: Sequence[Mutation]) -> None:
-        """What `State.apply` needs beside the keys."""
+        """Load what `State.apply` needs besides the keys."""
         state = self.state
         state.contents = {key: Contents() for key in state.replaced_by(part)}
         if state.contents:
@@ -153,7 +153,7 @@ class Tables:
         return results
 
     def roll_back(self) -> None:
-        """Forget an unfinished transaction, here and in the database; a failed one may have ended by itself."""
+        """Roll back an unfinished transaction, here and in the database, which may have ended a failed one already."""
         if not self.rolled_back():
             self.connection.close()
             self.connection = ladybug.Connection(self.database, num_threads=2)
@@ -168,43 +168,23 @@ class Tables:
 
     def write(self, changes: Changes) -> None:
         self.remove(changes)
-        documents, entities = changes.new_documents, changes.new_entities
-        relations, mentions, statements = changes.new_relations, changes.mentions, changes.statements
-        self.create("Document", {
-            "key": list(documents),
-            "tenant": [one.tenant for one in documents.values()],
-            "stream": [one.stream for one in documents.values()],
-            "names": [names_text(one) for one in documents.values()],
-            "content_sha256": [one.content_sha256 for one in documents.values()],
-            "version": [one.version for one in documents.values()],
-        })  # fmt: skip
-        self.create("Entity", {
-            "key": list(entities),
-            "tenant": [tenant for tenant, _one in entities.values()],
-            "kind": [one.kind for _tenant, one in entities.values()],
-            "name": [one.name for _tenant, one in entities.values()],
-            "attributes": [attributes_text(one) for _tenant, one in entities.values()],
-        })  # fmt: skip
-        self.join("RELATES", ("Entity", "Entity"), {
-            "from": [one.source for one in relations.values()],
-            "to": [one.target for one in relations.values()],
-            "tenant": [one.tenant for one in relations.values()],
-            "kind": [one.kind for one in relations.values()],
-            "key": list(relations),
-        })  # fmt: skip
-        self.join("MENTIONS", ("Document", "Entity"), {
-            "from": [document for document, _key, _one in mentions],
-            "to": [key for _document, key, _one in mentions],
-            "name": [one.name for _document, _key, one in mentions],
-            "attributes": [attributes_text(one) for _document, _key, one in mentions],
-        })  # fmt: skip
-        self.join("STATES", ("Document", "Entity"), {
-            "from": [document for document, _key, _one in statements],
-            "to": [one.source for _document, _key, one in statements],
-            "kind": [one.kind for _document, _key, one in statements],
-            "target": [one.target for _document, _key, one in statements],
-            "relation": [key for _document, key, _one in statements],
-        })  # fmt: skip
+        self.create("Document", ("key", "tenant", "stream", "names", "content_sha256", "version"), [
+            (key, one.tenant, one.stream, names_text(one), one.content_sha256, one.version)
+            for key, one in changes.new_documents.items()
+        ])  # fmt: skip
+        self.create("Entity", ("key", "tenant", "kind", "name", "attributes"), [
+            (key, tenant, one.kind, one.name, attributes_text(one))
+            for key, (tenant, one) in changes.new_entities.items()
+        ])  # fmt: skip
+        self.join("RELATES", ("Entity", "Entity"), ("from", "to", "tenant", "kind", "key"), [
+            (one.source, one.target, one.tenant, one.kind, key) for key, one in changes.new_relations.items()
+        ])  # fmt: skip
+        self.join("MENTIONS", ("Document", "Entity"), ("from", "to", "name", "attributes"), [
+            (document, key, one.name, attributes_text(one)) for document, key, one in changes.mentions
+        ])  # fmt: skip
+        self.join("STATES", ("Document", "Entity"), ("from", "to", "kind", "target", "relation"), [
+            (document, one.source, one.kind, one.target, key) for document, key, one in changes.statements
+        ])  # fmt: skip
         if changes.changed_entities:
             self.run(
                 "UNWIND $rows AS row MATCH (e:Entity) WHERE e.key = row.key "
@@ -228,31 +208,30 @@ class Tables:
         for key in changes.dead_entities:
             self.run("MATCH (e:Entity) WHERE e.key = $key DETACH DELETE e", key=key)
 
-    def create(self, table: str, columns: Columns) -> None:
+    def create(self, table: str, columns: Sequence[str], rows: Rows) -> None:
         """New nodes, whose keys are in none of the tables and occur once."""
-        if self.copied(table, columns):
+        if self.copied(table, columns, rows):
             return
         fields = ", ".join(f"{name}: row.{name}" for name in columns)
-        self.run(f"UNWIND $rows AS row CREATE (:{table} {{{fields}}})", rows=rows_of(columns))
+        self.run(f"UNWIND $rows AS row CREATE (:{table} {{{fields}}})", rows=named(columns, rows))
 
-    def join(self, table: str, ends: tuple[str, str], columns: Columns) -> None:
-        """New edges, each once. The columns `from` and `to` are the keys of the ends."""
-        if self.copied(table, columns):
+    def join(self, table: str, ends: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+        """New edges, each once. The first two columns, `from` and `to`, are the keys of the ends."""
+        if self.copied(table, columns, rows):
             return
-        fields = ", ".join(f"{name}: row.{name}" for name in columns if name not in ("from", "to"))
+        fields = ", ".join(f"{name}: row.{name}" for name in columns[2:])
         self.run(
             f"UNWIND $rows AS row MATCH (a:{ends[0]}), (b:{ends[1]}) WHERE a.key = row.`from` AND b.key = row.`to` "
             f"CREATE (a)-[:{table} {{{fields}}}]->(b)",
-            rows=rows_of(columns),
+            rows=named(columns, rows),
         )
 
-    def copied(self, table: str, columns: Columns) -> bool:
+    def copied(self, table: str, columns: Sequence[str], rows: Rows) -> bool:
         """Write many rows by COPY; True as well where there is nothing to write."""
-        count = len(next(iter(columns.values())))
-        if count >= BULK_ROWS:
-            batch = pa.table(columns)  # noqa: F841 (COPY finds the table by its name)
+        if len(rows) >= BULK_ROWS:
+            batch = pa.table(dict(zip(columns, zip(*rows, strict=True), strict=True)))  # noqa: F841 (COPY finds it)
             self.connection.execute(f"COPY {table} FROM batch")
-        return count >= BULK_ROWS or count == 0
+        return len(rows) >= BULK_ROWS or not rows
 
     # reading
 
@@ -324,8 +303,8 @@ class Tables:
         return sorted(lines)
 
 
-def rows_of(columns: Columns) -> list[dict[str, str]]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def named(columns: Sequence[str], rows: Rows) -> list[dict[str, str]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def names_text(document: GraphDocument) -> str:

@@ -1,8 +1,8 @@
 """The process that has the database: `python -m trainyard.stores.graph.writer PATH`, spoken to by `local.LadybugGraph`.
 
 One JSON line in, one out: {"do": verb, …} and {"ok": value} or {"error": {kind, code, what, why, do}}. A database that
-crashes takes only this process with it. It ends when its input does, so it never outlives who started it, and it
-ignores Ctrl-C: whoever started it decides.
+crashes takes only this process with it. It ends when its input does, so it never outlives its parent, and it
+ignores Ctrl-C: the parent decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainyard.stores.graph.tables import Tables
 
 Verb = Callable[[Tables, dict[str, Any]], Any]
 VERBS: dict[str, Verb] = {
-    "mutate": lambda tables, asked: [asdict(one) for one in tables.mutate([shaped(one) for one in asked["given"]])],
+    "mutate": lambda tables, asked: [asdict(o) for o in tables.mutate([shaped(one) for one in asked["mutations"]])],
     "has": lambda tables, asked: tables.has(asked["documents"]),
     "query": lambda tables, asked: tables.query(asked["cypher"], asked["parameters"]),
     "stats": lambda tables, asked: asdict(tables.stats(asked["tenant"])),
@@ -40,10 +40,10 @@ def answer(tables: Tables, line: bytes) -> dict[str, Any]:
     except TrainyardError as error:
         return {"error": {"kind": type(error).__name__, **error.as_dict()}}
     except RuntimeError as error:  # the database's own; it is open still
-        told = Unavailable(
+        unread = Unavailable(
             "The graph cannot be read.", why=" ".join(str(error).split())[:500], do="Try again.", code="E-GRAPH-STORE"
         )
-        return {"error": {"kind": "Unavailable", **told.as_dict()}}
+        return {"error": {"kind": "Unavailable", **unread.as_dict()}}
 
 
 def serve(path: Path, output: int) -> None:

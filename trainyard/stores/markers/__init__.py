@@ -5,9 +5,9 @@
     <run>-<tenant>-<role>-<bucket>.json.completed  published and verified
     <run>-<tenant>-<role>-<bucket>.json.failed     given up, with the reason
 
-A claim carries a fencing number, which grows with every owner. Whoever slept beyond its lease and was replaced finds a
-higher number, and every later effect of it is refused (`E-MARKER-LOST`); `verify` asks exactly that, right before an
-effect. An owner whose process or machine is gone is replaced at once, any other one when its lease has run out.
+A claim carries a fencing number, which grows with every owner. An owner that slept beyond its lease and was replaced
+finds a higher number, and every later effect of it is refused (`E-MARKER-LOST`); `verify` asks exactly that, right
+before an effect. An owner whose process or machine is gone is replaced at once, any other when its lease has run out.
 
 `LocalMarkers` keeps them in a folder, `ObjectMarkers` in an object store; both are a `MarkerStore`.
 Fencing: M. Kleppmann, Designing Data-Intensive Applications, section 8.4.

@@ -8,16 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import (
-    Files,
-    RealFiles,
-    create_whole,
-    make_folders,
-    nothing,
-    translate_os_errors,
-    write_whole,
-)
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -33,6 +26,7 @@ from trainyard.stores.markers.records import (
     owner_alive,
     renewed,
 )  # fmt: skip
+from trainyard.stores.whole import create_whole, write_whole
 
 LOCK_FILE = ".lock"
 
@@ -52,7 +46,7 @@ class LocalMarkers:
         *,
         lease_s: float = LEASE_S,
         alive: Alive | None = None,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.folder, self.lease_s, self.at = folder, lease_s, at
         self.files: Files = files or RealFiles()
@@ -97,7 +91,7 @@ class LocalMarkers:
 
     def heartbeat(self, claim: Claim) -> Claim:
         with translate_os_errors("The claim was not renewed"), self._locked():
-            renewed = self._renewed(self._held(claim))
+            renewed = self._renewed(self._require_claimed(claim))
             self._write(claim.marker.name, MarkerState.CLAIMED, renewed)
             self.at("marker.renewed")
             return renewed.claim()
@@ -133,7 +127,7 @@ class LocalMarkers:
         with translate_os_errors("The marker was not finished"), self._locked():
             if self._settled(name) is state and self._read(name, state).fence == claim.fence:
                 return
-            record = self._held(claim)
+            record = self._require_claimed(claim)
             again = state is MarkerState.PENDING
             ended = replace(
                 record,
@@ -146,10 +140,10 @@ class LocalMarkers:
             self._rename(name, MarkerState.CLAIMED, state)
             self.at("marker.ended")
 
-    def _held(self, claim: Claim) -> MarkerRecord:
+    def _require_claimed(self, claim: Claim) -> MarkerRecord:
         state = self._settled(claim.marker.name)
         record = self._read(claim.marker.name, state) if state else None
-        if record is None or not record.held_by(claim):
+        if record is None or not record.belongs_to(claim):
             raise lost(claim, record)
         return record
 

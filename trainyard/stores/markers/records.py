@@ -115,7 +115,7 @@ class MarkerRecord:
     def claim(self) -> Claim:
         return Claim(self.marker, self.owner or NOBODY, self.fence, self.expires, self.generation)
 
-    def held_by(self, claim: Claim) -> bool:
+    def belongs_to(self, claim: Claim) -> bool:
         return self.state is MarkerState.CLAIMED and self.owner == claim.owner and self.fence == claim.fence
 
     def to_json(self) -> bytes:
@@ -150,13 +150,13 @@ class MarkerStore(Protocol):
         """Make it pending; False when a marker of this name is there already, whatever its state."""
 
     def pending(self) -> list[Marker]:
-        """Those that nobody holds and that are not finished, oldest name first."""
+        """Return the unclaimed, unfinished markers, oldest name first."""
 
     def expired(self) -> list[Claim]:
         """The claims whose owner is gone or silent: `claim` of such a marker takes it over."""
 
     def claim(self, marker: Marker, owner: Owner) -> Claim | None:
-        """Take it, pending or expired; None when somebody else holds it or it is finished."""
+        """Claim a pending or expired marker; None if another owner has it or it is finished."""
 
     def heartbeat(self, claim: Claim) -> Claim:
         """Renew the lease. Raises `Conflict` (`E-MARKER-LOST`) when another owner has it."""
@@ -183,7 +183,7 @@ class MarkerStore(Protocol):
 def check_name(word: str, value: str, pattern: re.Pattern[str]) -> None:
     if not isinstance(value, str) or not pattern.fullmatch(value) or ".." in value:
         raise InvalidInput(
-            f"{value!r} is no {word} of a marker.",
+            f"{value!r} is not a valid {word} of a marker.",
             why="It becomes a part of a file name: letters, digits and hyphens only, 63 at most."
             if word != "corpus_sha256"
             else "It has to be 64 hexadecimal digits.",
@@ -193,7 +193,7 @@ def check_name(word: str, value: str, pattern: re.Pattern[str]) -> None:
 
 
 def check_same(there: Marker, ours: Marker) -> None:
-    """Hyphens are allowed in names, so that two different markers could meet in one file name; that is told."""
+    """Raise if two different markers meet in one file name; they can, because names may contain hyphens."""
     if any(getattr(there, word) != getattr(ours, word) for word in ("run", "tenant", "role", "bucket")):
         raise Conflict(
             f"The marker name {ours.name} is taken by role {there.role} of tenant {there.tenant}.",
@@ -228,7 +228,7 @@ def is_stale(record: MarkerRecord, clock: Clock, alive: Alive, *, skew_s: float 
 def owner_alive(owner: Owner) -> bool | None:
     """Whether this very process still runs; None when it is (or was) on another machine, where we cannot look.
 
-    Another boot id on our own machine means that the owner died with that boot.
+    Another boot id on this machine means that the owner died with that boot.
     """
     if owner.host != socket.gethostname():
         return None
@@ -245,7 +245,7 @@ def this_owner() -> Owner:
 def lost(claim: Claim, record: MarkerRecord | None) -> Conflict:
     now = "It is gone." if record is None else f"It is {record.state.value} now, with fencing number {record.fence}."
     return Conflict(
-        f"The marker {claim.marker.name} is no longer held with fencing number {claim.fence}.",
+        f"The marker {claim.marker.name} is no longer claimed with fencing number {claim.fence}.",
         why=now,
         do="Stop, and leave the work to the present owner; nothing of it may be published any more.",
         code="E-MARKER-LOST",

@@ -5,7 +5,7 @@
     <prefix>/<name>.json.completed  or .failed: for people and other programs, written after the fact
 
 All decisions fall on the `.claimed` object, so that each of them is one conditional write, which exactly one of any
-number of writers wins. Its metadata holds the record: one listing tells the state of all markers. An acknowledgement
+number of writers wins. Its metadata contains the record: one listing shows the state of all markers. An acknowledgement
 that was lost is looked up by the store (`stores/objects`), and a renewal whose answer never came is recognised by
 owner and fencing number.
 
@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Conflict
 from trainyard.stores.clock import Clock, RealClock
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.records import (
     LEASE_S,
     Alive,
@@ -60,7 +60,7 @@ class ObjectMarkers:
         lease_s: float = LEASE_S,
         skew_s: float = SKEW_S,
         alive: Alive | None = None,
-        at: Callable[[str], None] = nothing,
+        at: Callable[[str], None] = ignore,
     ) -> None:
         self.store, self.prefix, self.lease_s, self.skew_s, self.at = store, checked_name(prefix), lease_s, skew_s, at
         self.clock: Clock = clock or RealClock()
@@ -144,7 +144,7 @@ class ObjectMarkers:
         else:
             record = self._change(claim, lambda one: replace(one, state=state, reason=reason, facts=facts or {}))
         self.at("marker.end-written")
-        self._tell(record)
+        self._write_end(record)
         self.at("marker.ended")
 
     def _change(self, claim: Claim, change: Callable[[MarkerRecord], MarkerRecord]) -> MarkerRecord:
@@ -153,18 +153,18 @@ class ObjectMarkers:
         there: MarkerRecord | None = None
         for _ in range(MOST_LOOKS):
             there = self._record(self.store.head(self._object(name, MarkerState.CLAIMED)))
-            if there is None or not there.held_by(claim):
+            if there is None or not there.belongs_to(claim):
                 raise lost(claim, there)
             changed = change(there)
             try:
                 info = self._put(name, MarkerState.CLAIMED, changed, there.generation)
             except Conflict:
-                continue  # our own earlier write, whose answer never came, or another owner: look again
+                continue  # this process's earlier write, whose answer never came, or another owner: look again
             return replace(changed, generation=info.generation)
         raise lost(claim, there)
 
-    def _tell(self, record: MarkerRecord) -> None:
-        """Write the object that says the end by its name; it decides nothing."""
+    def _write_end(self, record: MarkerRecord) -> None:
+        """Write the object whose name shows the end state; no decision depends on it."""
         try:
             self._put(record.marker.name, record.state, record, 0)
         except Conflict as error:
@@ -183,30 +183,30 @@ class ObjectMarkers:
     def _all(self, *, complete: bool = False) -> dict[str, MarkerRecord]:
         """Name -> record of every marker, from one listing."""
         found: dict[str, MarkerRecord] = {}
-        told: set[str] = set()
+        shown: set[str] = set()
         infos = self.store.list(f"{self.prefix}/")
         for info in infos:  # sorted: <name>.json comes before <name>.json.claimed
             name, dot, state = info.name.removeprefix(f"{self.prefix}/").partition(".json")
             if state in (".completed", ".failed"):
-                told.add(name)
+                shown.add(name)
             elif dot and state in ("", ".claimed"):
                 record = self._record(info)
                 assert record is not None
                 found[name] = record
         for name, record in found.items() if complete else ():
-            if record.state in ENDED and name not in told:
-                self._tell(self.show(name))
+            if record.state in ENDED and name not in shown:
+                self._write_end(self.show(name))
         return dict(sorted(found.items()))
 
     def _record(self, info: ObjectInfo | None) -> MarkerRecord | None:
         """What an object says: by its metadata, or by its bytes where somebody copied it there by hand without any.
 
-        Whoever renames a pending marker to `.claimed` has claimed it without an owner: the next worker takes it over.
+        Renaming a pending marker to `.claimed` by hand claims it without an owner: the next worker takes it over.
         """
         if info is None:
             return None
-        told = info.metadata.get(RECORD)
-        content = told.encode() if told else self.store.get(info.name, generation=info.generation)
+        stored = info.metadata.get(RECORD)
+        content = stored.encode() if stored else self.store.get(info.name, generation=info.generation)
         return MarkerRecord.from_json(info.name, content, generation=info.generation)
 
     def _stale(self, record: MarkerRecord) -> bool:

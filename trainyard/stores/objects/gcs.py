@@ -1,12 +1,12 @@
 """An object store in a Google Cloud Storage bucket.
 
-Every retry is ours to explain: only what may pass by itself is tried again (408, 429, 500, 502, 503, 504, a broken or
+Only errors that may pass without a change are retried (408, 429, 500, 502, 503, 504, a broken or
 silent connection), until one total deadline over all requests of an operation. A write carries a word of its own in
 the object's metadata: when a retry is answered by "precondition failed" or "not found", the object is looked up, and if
 it carries our word, the first try had arrived and only its acknowledgement was lost.
 
 Credentials are Google's application default ones; with STORAGE_EMULATOR_HOST set, that server is used without any.
-Semantics: Cloud Storage JSON API v1, objects: insert, get, list, delete, moveTo; retry strategy page.
+Semantics: Cloud Storage JSON API v1, objects: insert, get, list, delete; retry strategy page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from google.resumable_media import InvalidResponse
 
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.stores.files import RealFiles, make_folders, translate_os_errors
+from trainyard.stores.files import DISK, make_folders, translate_os_errors
 from trainyard.stores.objects.store import (
     ObjectInfo,
     ObjectSettings,
@@ -41,6 +41,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.whole import new_file
 
 WRITER = "trainyard-write"
 """Metadata key of the word that one write carries."""
@@ -50,7 +51,7 @@ DOWNLOAD_TRIES = 3
 GRANULE = 256 << 10
 """Chunks of a resumable upload are multiples of this."""
 NO_BUCKET_LOOKUP = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
-"""The client's switch for asking after the bucket's place beside every call, which only its traces show."""
+"""The client's switch for looking up the bucket's location with every call, which only its traces show."""
 _MESSAGE = re.compile(r'"message": *"([^"]+)"')
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -134,18 +135,10 @@ class GcsStore:
         blob = self._look(name)
         if blob is None:
             raise object_missing(name)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with translate_os_errors(f"The object {name} was not stored as {path.name}"):
-            make_folders(RealFiles(), path.parent)
-            try:
-                with temporary.open("wb") as stream:
-                    self._fetch(name, stream, blob.generation)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                temporary.replace(path)
-                RealFiles().fsync_folder(path.parent)
-            finally:
-                temporary.unlink(missing_ok=True)
+            make_folders(DISK, path.parent)
+            with new_file(path) as temporary, temporary.open("wb") as stream:
+                self._fetch(name, stream, blob.generation)
         return self._info(blob)
 
     def head(self, name: str) -> ObjectInfo | None:
@@ -156,39 +149,6 @@ class GcsStore:
         with self._asking("listed", prefix):
             found = self.bucket.list_blobs(prefix=self.prefix + prefix, **Patience(self.settings).arguments())
             return sorted((self._info(blob) for blob in found), key=lambda info: info.name)
-
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        old = self._look(source)
-        if old is None:
-            raise object_missing(source)
-        if if_source_generation_match not in (None, old.generation):
-            raise precondition_failed(source, if_source_generation_match or 0, self._info(old))
-        word, generation = (old.metadata or {}).get(WRITER), old.generation
-        try:
-            with self._asking("moved", source):
-                moved = self.bucket.move_blob(
-                    old,
-                    self.prefix + checked_name(target),
-                    if_generation_match=if_generation_match,
-                    if_source_generation_match=generation,
-                    **Patience(self.settings).arguments(),
-                )
-        except (api.PreconditionFailed, LookupError) as error:
-            there = self._look(target)
-            if there is not None and word and (there.metadata or {}).get(WRITER) == word:
-                return self._info(there)
-            now = self._look(source)
-            if now is None or now.generation != generation:
-                raise self._failed(source, generation, now) from error
-            raise self._failed(target, if_generation_match, there) from error
-        return self._info(moved)
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         patience = Patience(self.settings)
@@ -287,9 +247,9 @@ def forbidden(address: str, why: str) -> Unavailable:
 
 def first_line(error: BaseException) -> str:
     text = str(getattr(error, "message", "") or error).strip()
-    told = _MESSAGE.search(text)
-    if told:
-        return told[1][:300]
+    message = _MESSAGE.search(text)
+    if message:
+        return message[1][:300]
     return (text.splitlines() or [type(error).__name__])[0][:300]
 
 

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, nothing, translate_os_errors, write_whole
+from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -27,6 +28,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
 LOCK_FILE = ".lock"
@@ -66,7 +68,7 @@ class Book:
 class FolderStore:
     """`ObjectStore` in a folder."""
 
-    def __init__(self, root: Path, files: Files | None = None, *, at: Callable[[str], None] = nothing) -> None:
+    def __init__(self, root: Path, files: Files | None = None, *, at: Callable[[str], None] = ignore) -> None:
         self.root, self.at = root, at
         self.files: Files = files or RealFiles()
 
@@ -128,35 +130,6 @@ class FolderStore:
             names = [name for name in self._names(self.root / BOOKS, "") if name.startswith(prefix)]
             found = [self._book(name).now for name in sorted(names)]
         return [info for info in found if info is not None]
-
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        path, goal = self._path(source), self._path(target)
-        with translate_os_errors(f"The object {source} was not moved"), self._locked():
-            old, book = self._book(source), self._book(target)
-            if old.now is None:
-                raise object_missing(source)
-            expect(source, if_source_generation_match, old.now)
-            expect(target, if_generation_match, book.now)
-            if source == target:
-                return old.now
-            info = ObjectInfo(target, book.last + 1, old.now.size, old.now.crc32c, old.now.metadata)
-            self._make_folder(goal.parent, target)
-            self._announce(book, info)
-            self.files.replace(path, goal)
-            self.files.fsync_folder(goal.parent)
-            self.files.fsync_folder(path.parent)
-            self.at("object.renamed")
-            self._keep(Book(info.generation, info), target)
-            self._keep(Book(old.last), source)
-            self.at("object.settled")
-            return info
 
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         path = self._path(name)

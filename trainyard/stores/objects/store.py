@@ -5,10 +5,10 @@
 
 Every object has a generation that changes with each write. `if_generation_match` makes a write conditional: 0 means
 "only if there is none", a number means "only if it is still that one". An acknowledgement that was lost on the way is
-looked up, so that a retry of our own write is never mistaken for somebody else's. Bytes are checked by CRC32C in both
+looked up, so that a retry of one's own write is never taken for another writer's. Bytes are checked by CRC32C in both
 directions.
 
-    E-OBJECT-EXISTS, E-OBJECT-CHANGED   Conflict      the condition did not hold
+    E-OBJECT-EXISTS, E-OBJECT-CHANGED   Conflict      the condition was not met
     E-NOT-FOUND                    NotFound
     E-OBJECT-STORE                  Unavailable   credentials or bucket: not retried
     E-OBJECT-STORE                      Unavailable   still failing after the total deadline
@@ -93,16 +93,6 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All whose name starts with `prefix`, sorted by name."""
 
-    def move(
-        self,
-        source: str,
-        target: str,
-        *,
-        if_generation_match: int | None = 0,
-        if_source_generation_match: int | None = None,
-    ) -> ObjectInfo:
-        """Rename atomically; `if_generation_match` is about the target."""
-
     def delete(self, name: str, *, if_generation_match: int | None = None) -> bool:
         """False if there was none. Raises `Conflict` (`E-OBJECT-CHANGED`)."""
 
@@ -155,10 +145,10 @@ def checked_name(name: str) -> str:
     elif any(segment.startswith(".") for segment in segments):
         problem = "A part that starts with a dot is reserved for the store's own files."
     elif _CONTROL.search(name) or name != name.encode("utf-8", "replace").decode():
-        problem = "It holds a control character, a backslash, or half a character."
+        problem = "It contains a control character, a backslash, or an unpaired surrogate."
     if problem:
         raise InvalidInput(
-            f"{name[:200]!r} is no object name.",
+            f"{name[:200]!r} is not a valid object name.",
             why=problem,
             do="Use a relative name such as tenant/role/v1/manifest.json.",
             code="E-NAME",
@@ -168,7 +158,7 @@ def checked_name(name: str) -> str:
 
 def wrong_address(address: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"{address!r} is no address of an object store.",
+        f"{address!r} is not a valid address of an object store.",
         why=why,
         do="Write file:///srv/weights or gs://bucket/prefix.",
         code="E-OBJECT-STORE",

@@ -17,20 +17,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.callbacks import ignore
 from trainyard.data.corpora import Corpora
+from trainyard.data.readers.parts import split_document
 from trainyard.errors import TrainyardError
 from trainyard.night.deps import NightDeps, Stores
 from trainyard.night.extracting import Intents
 from trainyard.night.phases import run_night
 from trainyard.night.points import POINTS
 from trainyard.night.report import NightReport
-from trainyard.night.streams import GONE, file_of
+from trainyard.night.streams import GONE, RememberedParse, file_of
 from trainyard.night.worker import poll
-from trainyard.serve.extraction.parts import split_document
+from trainyard.serve.extraction.extraction import MAX_DOCUMENT_CHARS
 from trainyard.spec.night import BucketSpec, NightConfig, Phase2, Serving, StreamSpec, Window
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
 from trainyard.stores.documents import DocumentKey, DocumentLedger, Entry, content_sha256
-from trainyard.stores.files import nothing
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.markers.records import Owner
 from trainyard.testing.nights.cloud import (
@@ -51,6 +52,7 @@ from trainyard.testing.nights.doubles import (
     SimulatedDevice,
     SimulatedServer,
     SimulatedTrainer,
+    parse_here,
     run_in,
 )
 from trainyard.testing.simulated_files import SimulatedFiles
@@ -110,7 +112,7 @@ class WatchedDisk(SimulatedFiles):
         super().replace(source, target)
         first = self.taken.get(target.parent)
         other = target.name == "manifest.json" and first not in (None, self.campaign.acting[-1])
-        if other and self.campaign.cloud is None:  # with a cloud, a number is its marker's, whoever finishes it
+        if other and self.campaign.cloud is None:  # with a cloud, any process may finish its marker
             self.campaign.violated(f"{target.parent} was taken by a process that died, and used again")
 
 
@@ -196,7 +198,7 @@ class NightCampaign:
                 ledger=DocumentLedger(HOME / "acme" / "ledger.jsonl", self.disk, self.clock, at=self.at(process)),
                 graph=self.graph.opened,
                 markers=self.markers(self.at(process)),
-                corpora=Corpora(HOME / "acme" / "corpora", self.disk),
+                corpora=Corpora(HOME / "acme" / "corpora", self.disk, parse_here),
                 versions=versions,
                 objects=self.cloud,
             ),
@@ -206,6 +208,7 @@ class NightCampaign:
             boot_id="boot",
             base_model="base",
             alone=Lease({} if worker else self.lease, process).alone,
+            parse=RememberedParse(parse_here),
             at=self.at(process),
             loop=run_in(self.clock),
         )
@@ -213,7 +216,7 @@ class NightCampaign:
     def training_seconds(self) -> float:
         return 120.0 if self.quiet else self.random.choice([120.0, 600.0, 4_000.0])
 
-    def markers(self, at: Callable[[str], None] = nothing) -> WatchedMarkers:
+    def markers(self, at: Callable[[str], None] = ignore) -> WatchedMarkers:
         lease_s = float(self.config.phase2.lease_s)
         store: WatchedMarkers
         if self.remote and self.cloud is not None:
@@ -279,7 +282,7 @@ class NightCampaign:
         raise Crash
 
     def aside(self, act: Callable[[], object], most: int = 2) -> None:
-        """Another process does something while this one stands still; so many may be in the middle of something."""
+        """Let another process act while this one is paused; at most `most` processes are in the middle of something."""
         if len(self.acting) < most:
             before = self.clock.monotonic()
             act()
@@ -346,10 +349,10 @@ class NightCampaign:
         FLUSH(self.disk, DOCUMENTS / name)
         FLUSH_FOLDER(self.disk, DOCUMENTS)
         self.contents[name] = text
-        self.texts |= {content_sha256(part.encode()): part for part in split_document(text)}
+        self.texts |= {content_sha256(part.encode()): part for part in split_document(text, MAX_DOCUMENT_CHARS)}
 
     def fill_corpora(self, most: int) -> None:
-        corpora = Corpora(HOME / "acme" / "corpora", self.disk)
+        corpora = Corpora(HOME / "acme" / "corpora", self.disk, parse_here)
         for bucket in self.config.buckets:
             count = self.random.randint(0, most)
             start = self.corpora[bucket.name]
@@ -378,7 +381,7 @@ class NightCampaign:
         elif kind == "race":
             faults.append(Fault(kind, passes=chance.randint(1, 12)))
         elif kind != "none":
-            if kind not in ("crash", "power") and point in MARKER_POINTS:  # there its lock is held: nobody else acts
+            if kind not in ("crash", "power") and point in MARKER_POINTS:  # its lock is taken there: nobody else acts
                 point = chance.choice(sorted(POINTS))
             faults.append(Fault(kind, point, chance.choice([1, 1, 1, 2, 3])))
         for word in ("never-ready", "stuck", "external", "refuses", "slow", "dies", "worse"):
@@ -391,7 +394,7 @@ class NightCampaign:
         return faults, trouble
 
     def heal(self) -> None:
-        """No more faults: strangers leave, the disk is sound, connections hold."""
+        """End all faults: other programs leave, the disk is sound, connections stay up."""
         self.heal_connections()
         self.device.holders.clear()
         self.device.stuck = False
@@ -416,7 +419,7 @@ class NightCampaign:
 
     def digests(self, file: str) -> list[str]:
         """What the parts of a document contain now."""
-        return [content_sha256(part.encode()) for part in split_document(self.contents[file])]
+        return [content_sha256(part.encode()) for part in split_document(self.contents[file], MAX_DOCUMENT_CHARS)]
 
     def digest(self, name: str) -> str:
         """What a document, or a part of one, contains now."""
@@ -435,7 +438,7 @@ class NightCampaign:
         except TrainyardError:
             process.dead = True  # the disk took not even the report; the error says so
             return None
-        except Exception as error:  # whatever is no error of ours is a fault of ours
+        except Exception as error:  # anything but a TrainyardError is a bug of Trainyard
             process.dead = True
             self.violated(f"the night broke: {type(error).__name__}: {error}")
             return None
@@ -458,18 +461,20 @@ class NightCampaign:
     def violated(self, what: str) -> None:
         self.violations.append(f"seed {self.seed}: {what}")
 
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Check one invariant."""
+        self.checked += 1
+        if not holds:
+            self.violated(otherwise)
+
     def enters(self, process: Process) -> None:
         others = [one for one in self.inside if not one.dead and one is not process]
-        self.checked += 1
-        if others:
-            self.violated("two nights at once")
+        self.expect(not others, "two nights at once")
         self.inside.append(process)
 
     def training_begins(self, device: SimulatedDevice) -> None:
-        self.checked += 1
         present = device.present(self.clock.monotonic())
-        if present:
-            self.violated(f"a training began while the device was held by {', '.join(sorted(present))}")
+        self.expect(not present, f"a training began while the device was held by {', '.join(sorted(present))}")
 
     def effect(self, what: str, marker: str, version: AdapterVersion | None = None) -> None:
         """Something that others can see happens for a marker: its owner has to be the one who acts."""
@@ -478,7 +483,7 @@ class NightCampaign:
         self.checked += 1
         record = self.markers().show(marker)
         if record.owner != self.acting[-1].owner:
-            self.violated(f"{what} for {marker} by a process that does not hold it")
+            self.violated(f"{what} for {marker} by a process that has not claimed it")
         if version is not None:
             live = AdapterRegistry(HOME / "adapters", self.disk).live(version.tenant, version.role).version or 0
             if version.version < live:

@@ -103,8 +103,8 @@ class Watched:
         if taken is None:
             return None
         holder = before.owner if before.state is MarkerState.CLAIMED else None
-        held = holder is not None and self.clock.monotonic() <= before.expires_monotonic
-        if holder is not None and held and self.watcher.alive(holder):
+        valid = holder is not None and self.clock.monotonic() <= before.expires_monotonic
+        if holder is not None and valid and self.watcher.alive(holder):
             self.watcher.violated(f"{marker.name} was taken from an owner who lives")
         if (marker.name, taken.fence) in self.watcher.given:
             self.watcher.violated(f"{marker.name} has two owners with fencing number {taken.fence}")

@@ -1,8 +1,8 @@
 """What a simulated night has instead of the world: a clock, disks that forget, a device, a model, a trainer, a cloud.
 
 Only these are faked: the clock, file-system calls, HTTP (the model's and the graph server's answers, the object store's
-connection), the ends of processes and the trainer's weights. Stores, markers, ledger, registry and the night's own
-functions are the product's.
+connection), the ends of processes, the trainer's weights, and the children that parse documents. Stores, markers,
+ledger, registry and the night's own functions are the product's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.backends.results import TrainingStopped
+from trainyard.data.limited.items import parse_item
+from trainyard.data.limited.requests import ParsedItem, ParseItem
 from trainyard.errors import Conflict, Unavailable
 from trainyard.night.deps import NightVerdict, Trained, TrainingRequest
 from trainyard.serve.extraction.extraction import Complete, Messages, document_of
 from trainyard.spec.chain import canonical_json
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion
-from trainyard.stores.files import make_folders, write_whole
+from trainyard.stores.files import make_folders
 from trainyard.stores.graph.facts import MutateResult, Mutation
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import Owner
 from trainyard.stores.processes import boot_id
+from trainyard.stores.whole import write_whole
 from trainyard.testing.simulated_files import SimulatedFiles
 
 EPOCH = 1_800_000_000.0
@@ -42,7 +45,7 @@ class Crash(BaseException):
 
 
 class SimulatedClock:
-    """Wall and monotonic time, moved by whoever waits."""
+    """Wall and monotonic time; waiting advances it."""
 
     def __init__(self) -> None:
         self.wall, self.steady = EPOCH, 1_000.0
@@ -134,9 +137,9 @@ class SimulatedDevice:
     """Who computes on it: `server`, `training`, `external`."""
 
     holders: dict[str, float] = field(default_factory=dict)
-    """Holder -> monotonic second at which it leaves by itself; infinity: never."""
+    """Holder -> monotonic second at which it leaves; infinity: never."""
     stuck: bool = False
-    """The server does not end when it is told to."""
+    """The server does not end when it is asked to."""
 
     def present(self, now: float) -> set[str]:
         self.holders = {name: until for name, until in self.holders.items() if until > now}
@@ -199,7 +202,12 @@ class SimulatedServer:
         if self.device.present(self.clock.monotonic()):
             self.clock.sleep(timeout_s)
         if self.device.present(self.clock.monotonic()):
-            raise Conflict("Somebody holds the device.", do="End that program.", code="E-DEVICE-OCCUPIED")
+            raise Conflict("The device is in use.", do="End that program.", code="E-DEVICE-OCCUPIED")
+
+
+def parse_here(items: Sequence[ParseItem]) -> list[ParsedItem]:
+    """`requests.Parse` in this process: the bytes are the simulator's own, and a child for each night costs seconds."""
+    return list(map(parse_item, items))
 
 
 def answer_of(text: str) -> str:
@@ -238,7 +246,7 @@ class FlakyGraph(MemoryGraph):
 
 @dataclass
 class SimulatedTrainer:
-    """Makes adapters whose weights are the digest of what they learned from; stops and goes on like a real one."""
+    """Makes adapters whose weights are the digest of what they learned from; stops and resumes like a real one."""
 
     clock: SimulatedClock
     disk: SimulatedFiles
@@ -264,7 +272,7 @@ class SimulatedTrainer:
         if not self.disk.exists(result / "training.json"):
             self.work(order, saved)
             if "dies" in self.trouble:
-                raise Unavailable("The training ended by itself.", do="Read its log.", code="E-KILLED")
+                raise Unavailable("The training ended unexpectedly.", do="Read its log.", code="E-KILLED")
             self.leave(order, result)
         return Trained(result, json.loads(self.disk.read(result / "training.json")))
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from trainyard.stores.documents import Entry
 from trainyard.stores.markers import local, records, remote
 from trainyard.testing.nights import doubles
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.store_faults.swaps import Swap, swapped
+from trainyard.testing.simulation import Swap
 
 
 def no_fsync(self: SimulatedFiles, path: Path) -> None:
@@ -47,15 +47,15 @@ def not_asked(self: claim.ClaimLease) -> None:
     """The claim is never looked at again."""
 
 
-def complete_first(hold: claim.ClaimLease, config: Any, deadline: float) -> Any:
-    world, marker = hold.world, hold.claim.marker
+def complete_first(lease: claim.ClaimLease, config: Any, deadline: float) -> Any:
+    world, marker = lease.world, lease.claim.marker
     version = publish.registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
-        trained, verdict = claim.train_and_judge(hold, config, deadline)
+        trained, verdict = claim.train_and_judge(lease, config, deadline)
         if not verdict.better:
-            return claim.reject(hold, trained, verdict)
-        version = claim.keep(hold, trained, verdict)
-    world.stores.markers.complete(hold.claim, {"version": version.name, "published": True})
+            return claim.reject(lease, trained, verdict)
+        version = claim.keep(lease, trained, verdict)
+    world.stores.markers.complete(lease.claim, {"version": version.name, "published": True})
     world.at("night.complete.after")
     publish.publish(world, version, lambda: None)
     publish.point(world, version, lambda: None)
@@ -63,7 +63,7 @@ def complete_first(hold: claim.ClaimLease, config: Any, deadline: float) -> Any:
 
 
 def never_registered(*_given: Any) -> None:
-    """Every attempt trains and registers anew."""
+    """Train and register again in every attempt."""
 
 
 def manifest_first(world: NightDeps, objects: Any, version: Any, sure: Callable[[], None]) -> None:
@@ -100,7 +100,7 @@ RENEWED = records.renewed
 
 
 def put_anyway(self: remote.ObjectMarkers, name: str, place: Any, record: Any, _generation: int) -> Any:
-    """The object store is not told which generation is meant: the last of two writers wins."""
+    """Write without the expected generation: the last of two writers wins."""
     return PUT(self, name, place, record, None)  # type: ignore[arg-type]
 
 
@@ -203,8 +203,3 @@ def table() -> dict[str, tuple[Swap, ...]]:
 
 
 INJECTED_BUGS = tuple(table())
-
-
-def injected_bug(name: str | None) -> AbstractContextManager[None]:
-    """The night with this bug in it; None changes nothing."""
-    return swapped(table()[name] if name else ())

@@ -1,4 +1,4 @@
-"""What has to hold after every attempt of a simulated night, whatever happened in it, and what at the end.
+"""The invariants after every attempt of a simulated night, whatever happened in it, and at the end.
 
 Each check counts, so that the last line of a simulation says how often something was looked at. What a state promised
 once (a completed marker, a version's number, a ledger's entry) is remembered in the campaign: a disk that loses it is
@@ -22,7 +22,7 @@ from trainyard.stores.graph.facts import Mutation, document_key
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerRecord, MarkerState
 from trainyard.testing.nights.campaign import HOME, NightCampaign
-from trainyard.testing.nights.doubles import answer_of
+from trainyard.testing.nights.doubles import answer_of, parse_here
 
 STREAMS = {"md": "notes", "json": "records"}
 SLACK_S = 60.0
@@ -30,7 +30,7 @@ SLACK_S = 60.0
 
 
 def check(campaign: NightCampaign) -> None:
-    """After an attempt: no process is at work, everything that was acknowledged is there and fits together."""
+    """Check after an attempt that no process is running, and all that was acknowledged is there and consistent."""
     for rule in (ledger_and_graph, versions, markers, cloud):
         guarded(campaign, rule)
 
@@ -65,9 +65,7 @@ def ledger_and_graph(campaign: NightCampaign) -> None:
         if entry.status == "done":
             campaign.last_done[entry.key.stream, entry.name] = entry
     kept = {entry.key for entry in ledger_of(campaign).entries()}
-    campaign.checked += 1
-    if campaign.recorded - kept:
-        campaign.violated("the ledger lost an entry that it had acknowledged")
+    campaign.expect(campaign.recorded <= kept, "the ledger lost an entry that it had acknowledged")
     campaign.recorded |= kept
 
 
@@ -90,9 +88,7 @@ def versions(campaign: NightCampaign) -> None:
         if keys.setdefault(version.run_key, version.name) != version.name:
             campaign.violated(f"{version.run_key} has two versions: {keys[version.run_key]} and {version.name}")
     for name in campaign.numbers:
-        campaign.checked += 1
-        if name not in keys.values():
-            campaign.violated(f"{name} is gone")
+        campaign.expect(name in keys.values(), f"{name} is gone")
     for role in {bucket.adapter_role for bucket in campaign.config.buckets}:
         live = registry.live("acme", role).version
         if live is not None and f"acme/{role}/v{live}" not in keys.values():
@@ -131,7 +127,7 @@ def was_due(campaign: NightCampaign, record: MarkerRecord, completed: list[Marke
     """A new marker names a whole snapshot in which enough tuples are new since the last completed training."""
     marker = record.marker
     bucket = next(one for one in campaign.config.buckets if one.name == marker.bucket)
-    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk)
+    corpora = Corpora(HOME / "acme" / "corpora", campaign.disk, parse_here)
     tuples = corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
     earlier = [one.marker for one in completed if one.marker.bucket == marker.bucket]
     known: set[str] = set()
@@ -161,7 +157,7 @@ def readable(campaign: NightCampaign, version: AdapterVersion) -> bool:
 
 
 def cloud(campaign: NightCampaign) -> None:
-    """Whoever sees a manifest sees every file of it; nothing below a version is ever written twice."""
+    """Check that a visible manifest has all its files, and that no file of a version is ever written twice."""
     store = campaign.cloud
     if store is None:
         return
@@ -222,12 +218,10 @@ def everything_read(campaign: NightCampaign) -> None:
         found = parse(answer_of(campaign.texts[sha256]))
         given = (campaign.config.tenant, stream, name, sha256, version)
         oracle.mutate([Mutation(*given, found.entities, found.relations)])
-    campaign.checked += 1
-    if list(oracle.dump()) != list(campaign.graph.dump()):
-        campaign.violated("the graph is not what the documents say")
-    campaign.checked += 1
-    if half := campaign.doubtful():
-        campaign.violated(f"writes to the graph were begun and never recorded: {sorted(half)}")
+    same = list(oracle.dump()) == list(campaign.graph.dump())
+    campaign.expect(same, "the graph is not what the documents say")
+    half = campaign.doubtful()
+    campaign.expect(not half, f"writes to the graph were begun and never recorded: {sorted(half)}")
     for file in campaign.contents:
         for number, sha256 in enumerate(campaign.digests(file), 1):
             campaign.checked += 1
@@ -240,9 +234,8 @@ def everything_read(campaign: NightCampaign) -> None:
             if wanted == "done" and (own is None or own.key.content_sha256 != sha256):
                 campaign.violated(f"{name} is not known to have its present content")
     for entry in entries.values():
-        campaign.checked += 1
-        if campaign.digest(entry.name) == GONE != entry.key.content_sha256:
-            campaign.violated(f"{entry.name} still has facts, and its document has no such part")
+        stale = campaign.digest(entry.name) == GONE != entry.key.content_sha256
+        campaign.expect(not stale, f"{entry.name} still has facts, and its document has no such part")
 
 
 def half_written(
@@ -272,7 +265,6 @@ def everything_trained(campaign: NightCampaign) -> None:
             for one in registry.list("acme", bucket.adapter_role)
             if store.states().get(one.run_key) is MarkerState.COMPLETED
         ]
-        campaign.checked += 1
         live = registry.live("acme", bucket.adapter_role).version
-        if published and live != max(published):
-            campaign.violated(f"v{live} of {bucket.adapter_role} is live, published are {published}")
+        newest = not published or live == max(published)
+        campaign.expect(newest, f"v{live} of {bucket.adapter_role} is live, published are {published}")

@@ -40,7 +40,7 @@ KEYS = tuple(letter * 64 for letter in "ab")
 ROLES = ("bot", "coder")
 
 
-class Death(Exception):
+class Death(BaseException):
     """The process ends here."""
 
 
@@ -51,6 +51,7 @@ class StoreCampaign:
     seed: int
     violations: list[str] = field(default_factory=list)
     checked: int = 0
+    attempts: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -168,7 +169,7 @@ class StoreCampaign:
             registry.promote(version.name)
             self.live[role] = {version.version}
 
-    # What has to hold.
+    # The invariants.
 
     def check(self) -> None:
         """Everything that was promised is there and whole."""
@@ -227,6 +228,7 @@ class StoreCampaign:
 
     def attempt(self, act: Callable[[], None], *, quiet: bool) -> None:
         """One call by one process, which a fault may strike; afterwards perhaps a power cut."""
+        self.attempts += 1
         kind = "none" if quiet else self.random.choice(["death", "death", "power", "power", "failed", "none"])
         if kind in ("death", "power"):
             self.left, self.power = self.random.randint(1, MOST_CALLS), kind == "power"

@@ -5,13 +5,12 @@ python -m trainyard.testing.store_faults.simulate --campaigns 2000 --inject foun
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from trainyard.stores import adapters, artifacts, files, whole
 from trainyard.testing.simulated_files import SimulatedFiles
-from trainyard.testing.store_faults.swaps import Swap, swapped
+from trainyard.testing.simulation import Swap
 from trainyard.train import checkpoints
 
 
@@ -39,13 +38,10 @@ def flushes_files_only(disk: files.Files, folder: Path) -> None:
     disk.fsync_folder(folder)
 
 
-def manifest_before_flush(disk: files.Files, folder: Path, manifest: bytes) -> None:
-    files.write_whole(disk, folder / whole.MANIFEST, manifest)
-
-
-def not_sealed(folder: Path, at: Any, known: Any, facts: Any, disk: files.Files) -> None:
-    described = whole.describe(disk, folder) if known is None else known
-    artifacts.write_json_durably(folder / whole.MANIFEST, {**facts, "files": described}, disk)
+def manifest_before_flush(
+    disk: files.Files, folder: Path, described: Any, facts: Any = whole.NO_FACTS, *_: Any
+) -> None:
+    whole.write_json_durably(folder / whole.MANIFEST, {**facts, "files": described}, disk)
 
 
 def believes_the_name(disk: files.Files, path: Path) -> None:
@@ -77,26 +73,21 @@ def renames_unflushed(disk: files.Files, path: Path, data: bytes) -> None:
 
 def table() -> dict[str, tuple[Swap, ...]]:
     """Name -> what is replaced."""
-    writers = (files, artifacts, whole, adapters)
+    settling = (artifacts, checkpoints, whole)
     return {
         "no-fsync": ((SimulatedFiles, "fsync", no_flush),),
         "no-folder-fsync": ((SimulatedFiles, "fsync_folder", no_flush),),
-        "moved-not-flushed": tuple((one, "move_folder", moves_without_flush) for one in (artifacts, checkpoints)),
+        "moved-not-flushed": tuple((one, "move_folder", moves_without_flush) for one in settling),
         "new-folder-not-flushed": ((artifacts, "move_folder", moves_into_an_unflushed_folder),),
-        "sub-folders-not-flushed": tuple((one, "flush_tree", flushes_files_only) for one in (whole, checkpoints)),
-        "rename-before-fsync": ((artifacts, "seal", manifest_before_flush), (checkpoints, "seal", not_sealed)),
+        "sub-folders-not-flushed": ((whole, "flush_tree", flushes_files_only),),
+        "rename-before-fsync": tuple((one, "seal", manifest_before_flush) for one in (artifacts, whole)),
         "found-not-flushed": ((artifacts, "flush_name", believes_the_name),),
         "found-checkpoint-not-flushed": ((checkpoints, "flush_name", believes_the_name),),
         "found-version-not-flushed": ((adapters.AdapterRegistry, "flushed", believes_the_version),),
-        "old-removed-first": ((artifacts, "settle", removes_first), (checkpoints, "settle", removes_first)),
-        "written-in-place": tuple((one, "write_whole", writes_in_place) for one in writers),
-        "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in writers),
+        "old-removed-first": tuple((one, "settle", removes_first) for one in settling),
+        "written-in-place": tuple((one, "write_whole", writes_in_place) for one in (adapters, whole)),
+        "file-renamed-before-fsync": tuple((one, "write_whole", renames_unflushed) for one in (adapters, whole)),
     }  # fmt: skip
 
 
 INJECTED_BUGS = tuple(table())
-
-
-def injected_bug(name: str | None) -> AbstractContextManager[None]:
-    """The stores with this mistake in them; None changes nothing."""
-    return swapped(table()[name] if name else ())

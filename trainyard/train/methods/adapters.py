@@ -34,7 +34,7 @@ NEW, EARLIER, REFERENCE = "default", "earlier", "reference"
 Weights = dict[str, torch.Tensor]
 PREFIX = "base_model.model."
 SHAPE = ("r", "lora_alpha", "lora_dropout", "oft_block_size", "use_rslora", "layers_to_transform")
-"""What of an adapter's shape a continued one keeps, whatever the settings say; the targets are compared beside it."""
+"""Fields of its shape that a continued adapter keeps, whatever the settings say; targets are compared separately."""
 
 
 def inject(model: Any, config: PeftConfig, name: str) -> PeftModel:
@@ -71,7 +71,7 @@ def read_config(folder: Path, head: Head, *, trainable: bool) -> Any:
         )
     check_adapter_folder(folder)
     config: Any = PeftConfig.from_pretrained(str(folder))
-    config.base_model_name_or_path = None  # folders move; `require_same_base` tells whether it is the same base
+    config.base_model_name_or_path = None  # folders move; `require_same_base` checks that it is the same base
     config.task_type, config.inference_mode = TASKS[head], not trainable
     if not trainable:
         for dropout in ("lora_dropout", "module_dropout"):
@@ -123,7 +123,7 @@ def is_embedding(key: str) -> bool:
 
 
 def tuner(model: PeftModel) -> Any:
-    """PEFT's switchboard of a model's adapters, which takes several at a time."""
+    """Return PEFT's tuner of a model, which can activate several adapters at a time."""
     return model.base_model
 
 
@@ -132,14 +132,14 @@ def written_in(model: PeftModel) -> Any:
     try:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
-        raise diverged("The adapter holds numbers that are not finite.") from error
+        raise diverged("The adapter contains values that are not finite.") from error
 
 
 def diverged(what: str, why: str = "A merged model would be broken.") -> TrainyardError:
     return TrainyardError(
         what,
         why=why,
-        do="Serve the adapter beside its base, or train it again with a lower learning rate.",
+        do="Serve the adapter with its base, or train it again with a lower learning rate.",
         code="E-MERGE",
     )
 
@@ -188,7 +188,7 @@ def require_sum(*configs: Any) -> None:
     shared = set.intersection(*whole) if whole else set()
     if shared:
         raise InvalidInput(
-            f"Both adapters hold the whole module {sorted(shared)[0]!r}.",
+            f"Both adapters contain the whole module {sorted(shared)[0]!r}.",
             why="One of the two would be lost.",
             do="Leave it out of lora.modules_to_save here, or use `adapter: continue`.",
             code="E-ADAPTER-MISMATCH",

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | none              | a new adapter                         | the base, adapter off       | the new adapter       |
 | continue          | the earlier adapter                   | a frozen copy of it         | the earlier, moved    |
-| stack             | a new one beside the frozen earlier   | base with the earlier       | both, as one adapter  |
+| stack             | a new one on top of the frozen one    | base with the earlier       | both, as one adapter  |
 | merge             | a new one on base + earlier           | base + earlier, adapter off | both, as one adapter  |
 | any, whole model  | all or some weights of base + earlier | a frozen copy               | the whole model       |
 
@@ -131,7 +131,7 @@ COMPOSITIONS: dict[str, Way] = {"continue": continued, "stack": stacked, "merge"
 
 
 def merged_base(request: PolicyRequest, spec: MethodSpec) -> Any:
-    """Base plus earlier adapter as one model: summed in float32, then in the number format of the method."""
+    """Return base plus earlier adapter as one model: summed in float32, then cast to the dtype of the method."""
     assert request.adapter is not None
     options = {"trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32}
     if request.attention is not None:

@@ -43,7 +43,7 @@ class Policy:
     """A `PeftModel` for the methods with an adapter, the transformers model itself for the others."""
     reference: Callable[[], AbstractContextManager[Any]] | None
     """Opens the frozen reference: a model in evaluation mode without gradients, until the context ends. None when it
-    was not asked for; setting None frees what it holds."""
+    was not asked for; setting None frees its memory."""
     facts: dict[str, Any]
     lineage: list[dict[str, Any]]
     """Every model and adapter that this one comes from, oldest first: {stage, method, sha256, parents}."""
@@ -55,7 +55,7 @@ class MethodSpec:
     """One row of the table of methods: an adapter (`adapter_config`) or a choice of weights (`choose`)."""
 
     load: Callable[[PolicyRequest, str], Any]
-    """(request, folder) -> the base on its device, in the number format that the method trains on."""
+    """(request, folder) -> the base on its device, in the dtype or quantization format of the method."""
     groups: Callable[[torch.nn.Module, TrainerConfig], Groups]
     adapter_config: Callable[[Any, PolicyRequest], PeftConfig] | None = None
     choose: Callable[[Any, PolicyRequest], list[str]] | None = None

@@ -1,6 +1,6 @@
 """Freeze: the last blocks move with the final norm, everything before them stays.
 
-Cheaper than full training by the gradients and optimizer states of the rest, and nothing has to be kept beside a base.
+Cheaper than full training by the gradients and optimizer states of the frozen rest; the base is changed in place.
 """
 
 from __future__ import annotations

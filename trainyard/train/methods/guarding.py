@@ -1,16 +1,19 @@
 """That the base keeps its weights while adapters come and go: a digest of them in memory, and what compares it.
 
 The digest sums the bits of each weight tensor as integers, and those sums weighted by their place, at the speed of the
-memory: 0.05 s a gigabyte. It finds what a library changes by design or mistake; it is no signature.
+memory: 0.05 s a gigabyte. It finds what a library changes by design or mistake; it is not a signature.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel, get_peft_model_state_dict
 
 from trainyard.errors import TrainyardError
+from trainyard.stores.models import read_safetensors_header
 
 ROW = 1024
 """Words that are summed before they are weighted; an exchange of two words within a row is not seen."""
@@ -44,6 +47,21 @@ def weight_digest(weight: torch.Tensor) -> tuple[int, int]:
     rest = bits[whole:].to(torch.int64)
     rests = rest * torch.arange(1, len(rest) + 1, device=bits.device)
     return int(sums.sum() + rest.sum()), int((sums * places).sum() + rests.sum())
+
+
+def attach_adapter(model: Any, folder: Path, name: str) -> Any:
+    """The model with one more adapter under this name, in PEFT's wrapper. Raises `ValueError` and what PEFT raises.
+
+    PEFT only warns when names do not meet, and would then answer as the base under the adapter's name.
+    """
+    tensors = set(read_safetensors_header(folder / "adapter_model.safetensors"))
+    if isinstance(model, PeftModel):
+        model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+    else:
+        model = PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=False)
+    if unmatched := tensors ^ set(get_peft_model_state_dict(model, adapter_name=name)):
+        raise ValueError(f"{len(unmatched)} tensors have no counterpart, such as {min(unmatched)}")
+    return model
 
 
 def require_unchanged_base(before: Digests, model: Any, adapter: str) -> None:

@@ -28,7 +28,7 @@ from trainyard.train.methods.contract import Head, PolicyRequest
 from trainyard.train.precision import ATTENTION_NAMES, AttentionSupport, native_bf16
 
 TRAINING_FILE = "training.json"
-"""Record of a training, beside the weights that it made."""
+"""Record of a training, in the folder of the weights that it made."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 KINDS: dict[Head, Any] = {"causal": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
 
@@ -117,7 +117,7 @@ def load_model(folder: str, head: Head, options: dict[str, Any]) -> Any:
 
 
 def base_dtype(request: PolicyRequest) -> torch.dtype:
-    """Number format of the base's weights in memory."""
+    """Return the dtype of the base's weights in memory."""
     asked = request.config.hyperparameters.precision
     moves = not request.config.method.facts.adapter
     if moves or request.device == "cpu" or asked is Precision.FP32:
@@ -128,7 +128,7 @@ def base_dtype(request: PolicyRequest) -> torch.dtype:
 
 
 def training_record(folder: str | Path) -> dict[str, Any]:
-    """What `training.json` beside some weights says; empty for weights that were trained elsewhere."""
+    """Return the `training.json` of a folder of weights; empty for weights that were trained elsewhere."""
     path = Path(folder) / TRAINING_FILE
     if not path.is_file():
         return {}
@@ -137,7 +137,7 @@ def training_record(folder: str | Path) -> dict[str, Any]:
 
 
 def require_same_base(adapter: Path, base_sha256: str, node: str | None = None) -> None:
-    """An adapter goes on only with the very weights that it was trained on. Raises `Refused` (`R-BASE-MISMATCH`)."""
+    """Raise `Refused` (`R-BASE-MISMATCH`) unless the adapter was trained on exactly these base weights."""
     recorded = training_record(adapter).get("base_sha256")
     if recorded and base_sha256 and recorded != base_sha256:
         because = f"The earlier adapter belongs to base {recorded[:12]}, this trainer has base {base_sha256[:12]}."

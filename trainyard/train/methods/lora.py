@@ -52,7 +52,7 @@ def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | l
 def targets(model: Any, lora: LoraSettings) -> str | list[str]:
     """Modules that get an adapter, as PEFT takes them.
 
-    Raises `InvalidInput`: `E-TRAINABLE` for a name that no module has (PEFT itself is content when one of several
+    Raises `InvalidInput`: `E-TRAINABLE` for a name that no module has (PEFT itself accepts a list if any of its names
     fits), `E-TRAINABLE` for a block that the model does not have.
     """
     require_layers(model, lora)

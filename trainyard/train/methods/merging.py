@@ -1,6 +1,6 @@
 """Write adapters into a base for good, and prove that the model still says the same.
 
-The base is loaded anew in float32: a sum in 4 bits rounds the adapter away (it moves logits by more than one), and in
+The base is loaded again in float32: a sum in 4 bits rounds the adapter away (it moves logits by more than one), and in
 bfloat16 it loses the small half of it. The logits of the merged model are compared with those of base plus adapters
 before anything is kept.
 """
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from trainyard.errors import Conflict, InvalidInput
-from trainyard.train.checkpoints import whole_or_nothing
+from trainyard.stores.whole import write_folder
 from trainyard.train.methods.adapters import NEW, diverged, load_adapter, read_config, written_in
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base, training_record
@@ -124,11 +124,11 @@ def largest_difference(left_BTV: torch.Tensor, right_BTV: torch.Tensor) -> float
 
 def write(model: Any, base: str, adapters: Sequence[Path], target: Path) -> None:
     """The model and its tokenizer, whole or not at all."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_nothing(temporary):
-        model.save_pretrained(temporary)
-        places = [adapter / "tokenizer" for adapter in adapters if (adapter / "tokenizer").is_dir()]
-        source = str(places[-1]) if places else base
-        AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(temporary)
-        temporary.rename(target)
+    places = [adapter / "tokenizer" for adapter in adapters if (adapter / "tokenizer").is_dir()]
+    source = str(places[-1]) if places else base
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(folder)
+
+    write_folder(target, save, facts=None)

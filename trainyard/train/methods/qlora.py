@@ -1,4 +1,4 @@
-"""QLoRA (arXiv 2305.14314): a low-rank adapter through a base that is held in 4 or 8 bits and never moves."""
+"""QLoRA (arXiv 2305.14314): a low-rank adapter on a frozen base that is quantized to 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainyard.train.quantization.formats import align_train_eval, convert, load
 
 
 def load_quantised(request: PolicyRequest, folder: str) -> Any:
-    """The base in the asked number format (default nf4 with double quantisation) on the request's device.
+    """Return the base in the requested quantization format (default nf4, double quantization) on the request's device.
 
     Norms are float32, as in the paper's code; embeddings and the output layer keep the format that they are loaded in.
     """

@@ -92,7 +92,7 @@ def load_config(format: Quantization, device: str, stored: Mapping[str, Any] | N
     row = format.facts
     if row.use != "base":
         raise InvalidInput(
-            f"A base is never held in {format.value} while an adapter is trained.",
+            f"A base cannot be in {format.value} while an adapter is trained.",
             why=row.note,
             do="Use quantization nf4, fp4 or int8.",
             code="E-QUANTIZATION",
@@ -173,7 +173,7 @@ def to_hqq(layer: torch.nn.Linear, device: str) -> Any:
 
 
 def is_hqq(layer: torch.nn.Module) -> bool:
-    """Whether a layer is hqq's, which is no subclass of torch's linear layer; asked without importing hqq."""
+    """Return whether a layer is hqq's, which is not a subclass of torch's; does not import hqq."""
     return type(layer).__name__ == "HQQLinear"
 
 

@@ -63,8 +63,8 @@ def four_bits(kind: str) -> Callable[[torch.Tensor], Stored]:
     """nf4 or fp4 as a base is loaded in it: with double quantisation. The code books belong to no layer."""
 
     def store(weight: torch.Tensor) -> Stored:
-        held, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type=kind)
-        return functional.dequantize_4bit(held, state), size_of(held, state.absmax, state.state2.absmax)
+        packed, state = functional.quantize_4bit(weight, compress_statistics=True, quant_type=kind)
+        return functional.dequantize_4bit(packed, state), size_of(packed, state.absmax, state.state2.absmax)
 
     return store
 
@@ -82,12 +82,12 @@ def hqq(weight: torch.Tensor) -> Stored:
 def torchao_int8(weight: torch.Tensor) -> Stored:
     layer = linear(weight)
     load("torchao.quantization:quantize_")(layer, load("torchao.quantization:Int8WeightOnlyConfig")(version=2))
-    held: Any = layer.weight
-    return held.dequantize(), size_of(held.qdata, held.scale)
+    quantized: Any = layer.weight
+    return quantized.dequantize(), size_of(quantized.qdata, quantized.scale)
 
 
 def fp8(weight: torch.Tensor) -> Stored:
-    """The weight as a float8 product sees it: the outputs for the unit vectors, which float8 holds exactly.
+    """Return the weight as a float8 product sees it: the outputs for the unit vectors, which are exact in float8.
 
     Nothing is stored in float8: a training step moves the weight in full precision.
     """

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "tokens_per_second": "{:,.0f} tokens/s"}
-"""Field -> how it is shown beside the bar."""
+"""Field -> its format next to the bar."""
 
 
 class ProgressBar:
-    """Draws itself a few times a second from what it was last told; a step only leaves a note."""
+    """Draw a few times a second from the last reported record; a step only stores its record."""
 
     def __init__(self, terminal: TextIO) -> None:
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""What a run has trained on: counted in the batches themselves, whatever the data set holds.
+"""Count what a run has trained on, in the batches themselves, whatever the data set contains.
 
 A run that ends before its first epoch does has seen a part of the rows, one of three epochs has seen each row three
 times. So the record of a run has two accounts: `data`, the ledger of one pass over the set, and `tokens` with `rows`,

@@ -1,6 +1,6 @@
 """Trackers are fed from a thread of their own, so that a slow network costs training nothing.
 
-What waits is bounded: when a tracker is that far behind, records are left out and counted, and the count is told.
+What waits is bounded: when a tracker is that far behind, records are left out and counted, and the count is reported.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ CLOSE_S = 30.0
 
 
 class TrackerFeed:
-    """Hands every record to every tracker; `tell` gets a warning {code, text} when something is lost."""
+    """Send every record to every tracker; `warn` gets a warning {code, text} when something is lost."""
 
     def __init__(
         self,
         trackers: Mapping[str, Tracker],
-        tell: Callable[[dict[str, str]], None],
+        warn: Callable[[dict[str, str]], None],
         *,
         waiting: int = WAITING,
         close_s: float = CLOSE_S,
     ) -> None:
         self.trackers, self.close_s = dict(trackers), close_s
         self.left_out, self.failures = 0, Counter[str]()
-        self._tell = tell
+        self._report = warn
         self._queue: queue.Queue[tuple[int, dict[str, float]]] = queue.Queue(waiting)
         self._ended = threading.Event()
         # A daemon: a tracker that hangs must not keep the process alive.
@@ -46,7 +46,7 @@ class TrackerFeed:
             self.left_out += 1
 
     def close(self) -> None:
-        """Deliver what waits, for a limited time, and tell what was lost."""
+        """Deliver what waits, for a limited time, and report what was lost."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -70,16 +70,16 @@ class TrackerFeed:
             self._attempt(name, tracker.close)
 
     def _attempt(self, name: str, act: Callable[..., None], *given: Any) -> None:
-        """A tracker is somebody else's program: whatever it raises is told once and counted."""
+        """Call a tracker, which is external code: its first error is reported, every further one is counted."""
         try:
             act(*given)
         except Exception as error:
             self.failures[name] += 1
             if self.failures[name] == 1:
-                self._warn(f"{name} failed: {type(error).__name__}: {error}. The training goes on.")
+                self._warn(f"{name} failed: {type(error).__name__}: {error}. The training continues.")
 
     def _warn(self, text: str) -> None:
-        self._tell({"code": "E-TRACKER", "text": text})
+        self._report({"code": "E-TRACKER", "text": text})
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

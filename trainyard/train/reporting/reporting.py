@@ -3,7 +3,7 @@
     with reporting(events.emit, Place(folder, project, run, config), trackers=("tensorboard",)) as report:
         report.on_step({"step": 1, "total_steps": 300, "loss": 2.1, ...})
 
-A record is what the `progress` event holds: plain numbers, no tensors. Nobody here may hold training up: a step costs
+A record is the content of a `progress` event: plain numbers, no tensors. Nothing here may block training: a step costs
 one line in the events file and one entry in a queue.
 """
 
@@ -46,7 +46,7 @@ class EventLog:
         self.emit("progress", **record)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no record is buffered."""
 
 
 class Reporting:
@@ -88,7 +88,7 @@ def reporting(
 
 
 def memory_bytes(device: str) -> int:
-    """Memory in use: the peak of this process on a CUDA device, else what it holds in the machine's memory now."""
+    """Return the memory in use: this process's peak on a CUDA device, else its resident memory now."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     return int(psutil.Process().memory_info().rss)

@@ -33,7 +33,7 @@ class TrackedRun:
     project: str
     run: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Shown beside the curves; nested mappings and plain values."""
+    """Shown next to the curves; nested mappings and plain values."""
 
     @property
     def name(self) -> str:

@@ -22,9 +22,10 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import InvalidInput, TrainyardError, Unavailable
+from trainyard.stores.files import DISK, make_folders
 from trainyard.stores.objects import store as objects
-from trainyard.stores.whole import MANIFEST, fsync_path
-from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, put_aside, whole_or_nothing
+from trainyard.stores.whole import MANIFEST, flush_tree, move_folder, new_file, whole_or_nothing
+from trainyard.train.checkpoints import FoundCheckpoint, damage_of, newest_valid, quarantine
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
 STEP = re.compile(r"step-(\d{10})/(.+)")
@@ -54,12 +55,9 @@ class FolderMirror:
 
     def put(self, name: str, path: Path) -> None:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.copyfile(path, temporary)
-        fsync_path(temporary)
-        temporary.rename(target)
-        fsync_path(target.parent)
+        make_folders(DISK, target.parent)
+        with new_file(target) as temporary:
+            shutil.copyfile(path, temporary)
 
     def get(self, name: str, path: Path) -> None:
         shutil.copyfile(self.root / name, path)
@@ -250,19 +248,16 @@ def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
     """Bring a mirrored step to `root`; what is wrong with it, or None if it is whole and in its place."""
     name = f"step-{step:010d}"
     temporary = root / f".{name}.fetched.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     with whole_or_nothing(temporary):
         folder = temporary / name
         folder.mkdir()
         damage = download(store, name, folder) or damage_of(folder)
         if damage is None:
-            for path in folder.iterdir():
-                fsync_path(path)
-            folder.rename(root / name)
+            flush_tree(DISK, folder)
+            move_folder(DISK, folder, root / name)
         else:
-            put_aside(root, folder)
+            quarantine(root, folder)
     temporary.rmdir()
-    fsync_path(root)
     return damage
 
 

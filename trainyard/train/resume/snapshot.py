@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.whole import fsync_path
-from trainyard.train.checkpoints import damage_of, seal, whole_or_nothing
+from trainyard.stores.whole import write_folder
+from trainyard.train.checkpoints import damage_of
 from trainyard.train.resume.state import Tensors, flatten, rebuild
 from trainyard.train.session.parallelism import ONE_PROCESS
 
@@ -141,13 +140,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
     final = root / "saved" / name
     if final.exists():
         raise Conflict(f"A state named {name!r} is there already.", do="Choose another name.", code="E-FILE-EXISTS")
-    temporary = final.with_name(f".{name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    with whole_or_nothing(temporary):
-        write_state(temporary, *snapshot.flat())
-        seal(temporary)
-        temporary.rename(final)
-    fsync_path(final.parent)
+    write_folder(final, lambda folder: write_state(folder, *snapshot.flat()))
     return {"name": name, "path": str(final), "kind": kind, "sha256": digest_of(final)}
 
 

@@ -26,8 +26,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt
-from trainyard.train.checkpoints import Described, checkpoints, commit, damage_of, drop, nothing
+from trainyard.stores.whole import Described
+from trainyard.train.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.resume.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
 from trainyard.train.resume.mirror import Mirror, newest
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
@@ -52,10 +54,6 @@ class Staged:
     """… for an earlier save that was not finished."""
 
 
-def no_report(_record: dict[str, Any]) -> None:
-    """Default receiver of reports."""
-
-
 class CheckpointWriter:
     """Writes the checkpoints of one run under `root`; keeps the newest `keep` and the `best` by its metric.
 
@@ -75,8 +73,8 @@ class CheckpointWriter:
         *,
         keep: int = 2,
         mirror: str | None = None,
-        at: Callable[[str], None] = nothing,
-        report: Callable[[dict[str, Any]], None] = no_report,
+        at: Callable[[str], None] = ignore,
+        report: Callable[[dict[str, Any]], None] = ignore,
         best: Best = min,
         may_overflow: tuple[str, ...] = (),
     ) -> None:

@@ -14,12 +14,12 @@ from trainyard.stores.whole import file_sha256
 from trainyard.train.stages.contract import Batch
 
 INLINE_BYTES = 8 << 20
-"""Most bytes of logits or hidden states that a reply holds itself; more goes by reference."""
+"""Most bytes of logits or hidden states that a reply contains; larger outputs are returned by reference."""
 OUTPUTS = ("logits", "hidden_states")
 
 
 def require_outputs(names: Sequence[str]) -> None:
-    """Raise `InvalidInput` (`E-NAME`) for a name that is no output."""
+    """Raise `InvalidInput` (`E-NAME`) for an unknown name of an output."""
     unknown = set(names) - set(OUTPUTS)
     if unknown:
         raise InvalidInput(
@@ -47,7 +47,7 @@ def hand_out(name: str, value: torch.Tensor, path: Path, *, inline: bool) -> dic
     size = value.numel() * value.element_size()
     if inline and size > INLINE_BYTES:
         raise InvalidInput(
-            f"{name} takes {size:,} bytes, and a reply holds at most {INLINE_BYTES:,}.",
+            f"{name} takes {size:,} bytes, and a reply contains at most {INLINE_BYTES:,}.",
             do="Leave inline out: the reply then names a file.",
             code="E-STEP",
         )

@@ -23,14 +23,14 @@ class SingleProcess:
     """One process. Also the contract of every other way to share a session."""
 
     layout: dict[str, Any] = ONE_PROCESS
-    """Who holds what; a state goes on only where this is the same."""
+    """How tensors are distributed over ranks; a state is loaded only where the layout is the same."""
     is_sharded = False
-    """Whether the weights are held in parts, so that no process has a model that could be written down."""
+    """Whether the weights are sharded, so that no process has a complete model to save."""
     leading = True
     """Whether this process takes the calls and writes the files."""
 
     def parameters(self, model: Any) -> list[torch.Tensor]:
-        """The tensors that move, as this process holds them."""
+        """Return the trainable tensors of this process (its shards)."""
         return [value for value in model.parameters() if value.requires_grad]
 
     def run(self, model: Any, work: Callable[[Any], Found]) -> Found:
@@ -54,7 +54,7 @@ class SingleProcess:
         """
 
     def norm(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Norm of the whole gradient as it stands before a step."""
+        """Return the norm of the whole gradient before a step."""
         return torch.nn.utils.get_total_norm([value.grad for value in parameters if value.grad is not None])
 
     def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
@@ -74,7 +74,7 @@ class SingleProcess:
         state.restore_weights(model, saved)
 
     def gradients(self, model: Any) -> state.Tensors:
-        """The accumulated gradients, as this process holds them."""
+        """Return the accumulated gradients of this process (its shards)."""
         return state.gradients(model)
 
     def take_gradients(self, model: Any, saved: state.Tensors) -> None:

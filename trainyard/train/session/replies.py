@@ -22,7 +22,7 @@ class Forward:
 
     forward_id: str
     loss: torch.Tensor
-    """Detached, on the device: reading it is a synchronisation, which is left to whoever wants it."""
+    """Detached, on the device: reading it is a synchronisation, which is left to the caller."""
     units: int
     """What the loss is a mean over, unless a normalizer was given."""
     metrics: Metrics

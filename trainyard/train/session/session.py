@@ -75,7 +75,7 @@ class TrainState:
 
 
 class Session:
-    """One model in training. Not for several threads at once."""
+    """One model in training. Not thread-safe."""
 
     def __init__(self, engine: TrainState, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -281,7 +281,7 @@ class Session:
         return Stepped(skipped, self.global_step, float(rate), norm)
 
     def _overridden(self, learning_rate: float | None) -> list[Any]:
-        """Put a step's own learning rate in place, the groups in their proportion; returns what stood there."""
+        """Set a step's own learning rate, keeping the ratio of the groups; returns the previous rates."""
         groups = self.engine.optimizer.param_groups
         if learning_rate is None:
             return []
@@ -359,7 +359,7 @@ class Session:
         return identity(self.config_sha256, self.engine.precision.value, self.parallelism.layout)
 
     def restore(self, snapshot: Snapshot, *, optimizer: bool = True) -> None:
-        """Go on where the snapshot was taken; with `optimizer=False` only its weights are taken.
+        """Load a snapshot and continue from it; with `optimizer=False` load only its weights.
 
         Raises `Corrupt` for one that does not fit, and then nothing has changed.
         """

@@ -22,7 +22,7 @@ from trainyard.train.head import Head
 from trainyard.train.tokens import Encoded, TokenLedger
 
 Batch = dict[str, torch.Tensor]
-"""`input_ids`, `attention_mask`, `labels` (B, T) and what the stage's loss needs beside them."""
+"""`input_ids`, `attention_mask`, `labels` (B, T) and what else the stage's loss needs."""
 Scores = dict[str, torch.Tensor]
 """What a model says of a batch, by name; differentiable for the policy, detached for the reference."""
 Metrics = dict[str, torch.Tensor]

@@ -1,8 +1,8 @@
 """CPT, continued pretraining: predict every token of running text.
 
 Documents are tokenised, each ended by the end-of-text token, laid end to end and cut into blocks of `max_length`: no
-padding, and every token occurs once. A block may hold parts of several documents, and attention crosses their borders
-as it does in pretraining: the end-of-text token is what tells the model. The first token of a block has no
+padding, and every token occurs once. A block may contain parts of several documents, and attention crosses their
+borders as it does in pretraining: the end-of-text token marks them. The first token of a block has no
 predecessor in it and is masked, one in `max_length`.
 """
 
@@ -25,7 +25,7 @@ from trainyard.train.tokens import Encoded, TokenLedger, training_rows
 def encode(
     rows: Iterable[TextRow | DocumentRow], tokenizer: PreTrainedTokenizerBase, config: TrainerConfig
 ) -> tuple[Sequence[Encoded], TokenLedger]:
-    """Blocks as {input_ids, labels}, kept on disk. No document is too long: a long one fills several blocks."""
+    """Return blocks as {input_ids, labels}, stored on disk. No document is too long: it may fill several blocks."""
     ledger = TokenLedger()
     texts = (TextRow(row.text) if isinstance(row, DocumentRow) else row for row in rows)
     packer = StreamPacker(config.hyperparameters.max_length)
@@ -56,7 +56,7 @@ def documents(rows: Iterable[TextRow], tokenizer: PreTrainedTokenizerBase, ledge
     if end is None:
         raise InvalidInput(
             "The tokenizer has no end-of-text token.",
-            why="Without one the model cannot tell where a document ends.",
+            why="Without one the model cannot see where a document ends.",
             do="Set eos_token in the base model's tokenizer_config.json.",
             code="E-TOKENIZER",
         )

@@ -40,7 +40,7 @@ from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.tokens import Encoded, TokenLedger
 
 NEARLY_CERTAIN = -1e-7
-"""Log-probability above which odds are no longer told apart: those of an answer with log-probability 0 are infinite."""
+"""Odds are clamped above this log-probability: those of an answer with log-probability 0 are infinite."""
 IMITATE = "imitate"
 """Mark of an example whose chosen row is imitated as a whole."""
 

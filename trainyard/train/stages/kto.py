@@ -31,7 +31,7 @@ from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, training_rows
 
 MISMATCHED = "kl_"
-"""Prefix of a batch's tensors that hold the rows for KL."""
+"""Prefix of a batch's tensors with the mismatched rows of the KL estimate."""
 
 
 def encode(
@@ -39,7 +39,7 @@ def encode(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Rows as {prompt_ids, completion_ids, desirable: [0 or 1], limit: [max_length]}.
 
-    Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would hold the policy back.
+    Raises `InvalidInput` (`E-BATCH`) when all rows have the same label: nothing would constrain the policy.
     """
     given = list(rows)
     examples, ledger = within_length(lambda limit: encode_labelled(given, tokenizer, limit), width, share, config)

@@ -14,7 +14,7 @@ NO_LIMIT = sys.maxsize
 
 
 class TokenShare(NamedTuple):
-    """How an example stands in the ledger."""
+    """The entry of an example in the token ledger."""
 
     trained: int
     masked: int
@@ -28,7 +28,7 @@ def within_length(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Encode with a limit of tokens per row, as `engine.too_long` says.
 
-    `encode(limit)` cuts every row to `limit` tokens; `width` is an example's number of tokens and `share` what it holds
+    `encode(limit)` cuts every row to `limit` tokens; `width` is an example's number of tokens and `share` its entry
     in the ledger. Raises `InvalidInput` (`E-DATA-TOO-LONG`) with the number of long rows and the longest.
     """
     limit, policy = config.hyperparameters.max_length, config.engine.too_long

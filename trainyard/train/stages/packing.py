@@ -22,13 +22,13 @@ WRITE_AT_ONCE = 1 << 20
 class StreamPacker:
     """Cuts documents, laid end to end, into blocks of `block` tokens.
 
-    What does not fill a block waits for the next document; `finish` gives the rest as a shorter block. The state holds
-    what waits and how many documents were taken, so a stream that is opened again can be continued at that document.
+    What does not fill a block waits for the next document; `finish` returns the rest as a shorter block. The state is
+    this rest and how many documents were taken, so a stream that is opened again can be continued at that document.
     """
 
     def __init__(self, block: int) -> None:
         if block < 1:
-            raise InvalidInput(f"A block of {block} tokens holds nothing.", do="Use 1 or more.", code="E-BATCH")
+            raise InvalidInput(f"A block of {block} tokens is too small.", do="Use 1 or more.", code="E-BATCH")
         self.block = block
         self.documents = 0
         """Documents taken."""
@@ -59,12 +59,12 @@ class StreamPacker:
         return {"block": self.block, "documents": self.documents, "waiting": list(self.waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was taken. Raises `InvalidInput` (`E-BATCH`) for blocks of another length."""
+        """Continue where the state was saved. Raises `InvalidInput` (`E-BATCH`) for blocks of another length."""
         if state["block"] != self.block:
             raise InvalidInput(
                 f"The packer's state is of blocks of {state['block']} tokens, and this one makes {self.block}.",
                 why="Other blocks would begin at other tokens: the rest of the run would not be the same run.",
-                do="Continue with the same max_length, or start anew.",
+                do="Continue with the same max_length, or start again from the base.",
                 code="E-BATCH",
             )
         self.documents, self.waiting = state["documents"], list(state["waiting"])

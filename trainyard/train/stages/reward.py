@@ -2,7 +2,7 @@
 
 loss of a pair = -log sigmoid(r_chosen - r_rejected - margin) + c (r_chosen + r_rejected)^2
 
-The centring term (Eisenstein et al. 2023, arXiv 2312.09244) holds the rewards near zero, which pairs alone leave open;
+The centring term (Eisenstein et al. 2023, arXiv 2312.09244) keeps the rewards near zero, which pairs alone do not;
 0.01 is a usual weight. The model is transformers' `AutoModelForSequenceClassification` with one label: it reads the
 reward off the last token that is not padding, so its config must name the padding token.
 

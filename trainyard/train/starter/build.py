@@ -26,11 +26,13 @@ from typing import Any
 
 import psutil
 
+from trainyard.callbacks import ignore
 from trainyard.errors import TrainyardError
 from trainyard.inherited import UMASK, child_environment
 from trainyard.spec.chain import digest
+from trainyard.stores.files import DISK
 from trainyard.stores.models import STARTER, ModelSource, resolve_folder
-from trainyard.stores.whole import fsync_path
+from trainyard.stores.whole import flush_tree, move_folder, write_whole
 from trainyard.train.starter.corpus import PackageSource, corpus_sources
 from trainyard.train.starter.recipe import MANIFEST, StarterRecipe
 
@@ -40,10 +42,6 @@ POLL_S = 0.2
 Report = Callable[[float, str], None]
 
 
-def ignore_progress(fraction: float, text: str) -> None:
-    """Default of `report`: nobody watches."""
-
-
 def build_starter(
     home: Path,
     *,
@@ -51,7 +49,7 @@ def build_starter(
     packages: tuple[str, ...] | None = None,
     threads: int | None = None,
     force: bool = False,
-    report: Report = ignore_progress,
+    report: Report = ignore,
 ) -> ModelSource:
     """Build the starter under `home/models/starter`, or return the build that is already there.
 
@@ -106,17 +104,14 @@ def only_one_builder(root: Path, report: Report) -> Iterator[None]:
 
 
 def point_current_at(root: Path, key: str) -> None:
-    temporary = root / f".current.{os.getpid()}.tmp"
-    temporary.write_text(key + "\n", encoding="utf-8")
-    temporary.rename(root / CURRENT)
-    fsync_path(root)
+    write_whole(DISK, root / CURRENT, f"{key}\n".encode())
 
 
 def train_into(
     root: Path, key: str, recipe: StarterRecipe, sources: list[PackageSource], *, threads: int, report: Report
 ) -> None:
     """Train in a temporary folder, then rename: the folder of a key exists whole or does not exist."""
-    for left_over in root.glob(".build-*"):  # we hold the lock, so the process that made these is dead
+    for left_over in root.glob(".build-*"):  # this process has the lock, so the one that made these is dead
         shutil.rmtree(left_over)
     work = Path(tempfile.mkdtemp(prefix=".build-", dir=root))
     try:
@@ -125,12 +120,10 @@ def train_into(
         (work / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         run_child(work, report)
         model = work / "model"
-        for path in model.iterdir():
-            fsync_path(path)
+        flush_tree(DISK, model)
         if (root / key).exists():
             (root / key).rename(work / "replaced")
-        model.rename(root / key)
-        fsync_path(root)
+        move_folder(DISK, model, root / key)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -27,13 +27,13 @@ PACKAGES = {
 }  # fmt: skip
 """Packages that are read, with their licences: dependencies of Trainyard, pinned in `constraints.txt`."""
 SKIPPED_FOLDERS = frozenset(("test", "tests", "testing", "_vendor", "third_party", "vendor"))
-HELD_OUT = 100
+HELD_OUT_EVERY_EVERY = 100
 """One passage of so many, chosen by its digest, is never trained on; the loss on them is the model's metric."""
 MAX_DOCSTRING_CHARS = 2500
 MAX_ANSWER_CHARS = 320
 MIN_ANSWER_CHARS = 12
 MIN_PHRASE_CHARS = 4
-MAX_FOREIGN = 0.1
+MAX_NON_ASCII = 0.1
 """Share of characters outside ASCII above which a docstring is left out."""
 
 WORDINGS = {
@@ -92,7 +92,7 @@ class Passage:
     @property
     def held_out(self) -> bool:
         """By the text alone, so that a sentence and the questions for it are on one side."""
-        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:4], "big") % HELD_OUT == 0
+        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:4], "big") % HELD_OUT_EVERY_EVERY == 0
 
 
 def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:
@@ -145,7 +145,7 @@ def read_module(source: bytes, module: str) -> Iterator[Passage]:
     except (SyntaxError, ValueError):
         return
     for name, kind, doc in documented(tree, module):
-        if sum(not character.isascii() for character in doc) > MAX_FOREIGN * len(doc):
+        if sum(not character.isascii() for character in doc) > MAX_NON_ASCII * len(doc):
             continue
         yield Passage(f"{kind} {name}\n{doc[:MAX_DOCSTRING_CHARS]}")
         yield from phrase_questions(doc, name)

@@ -28,7 +28,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.devices import Precision
-from trainyard.stores.artifacts import write_json_durably
+from trainyard.stores.whole import write_json_durably
 from trainyard.train.muon import Muon, scale_by_shape
 from trainyard.train.precision import choose_precision, cpu_bf16
 from trainyard.train.starter.card import model_card

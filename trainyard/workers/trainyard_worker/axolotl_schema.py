@@ -40,10 +40,10 @@ def validate(config: dict[str, Any]) -> dict[str, Any]:
     try:
         AxolotlInputConfig(**config)
     except ValidationError as error:
-        told = [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()]
+        problems = [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()]
     else:
-        told = []
-    return {"errors": told, "unknown": found}
+        problems = []
+    return {"errors": problems, "unknown": found}
 
 
 def main(config: Path, result: Path) -> None:

@@ -1,8 +1,9 @@
-"""Names and event lines that a supervised child and the workers below it agree on."""
+"""Names and the writer of events that a supervised child and the workers below it agree on."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 import time
@@ -26,11 +27,24 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def event_line(event: str, fields: dict[str, Any]) -> bytes:
-    """One event as a line of JSON. Numbers that are not finite become null, as JSON has no name for them."""
-    return orjson.dumps({"event": event, "time": time.time(), **fields}, default=str, option=orjson.OPT_APPEND_NEWLINE)
+class EventWriter:
+    """Appends events to a file, each as one write: several threads and processes may write to the same file."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-def open_events(path: Path) -> int:
-    """A descriptor that appends; several processes may write to the same file, each event as one write."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def emit(self, event: str, **fields: Any) -> None:
+        """Append one line of JSON; numbers that are not finite become null, as JSON has no name for them.
+
+        Raises `OSError`; nothing of the line is left then, so that the next line is whole.
+        """
+        value = {"event": event, "time": time.time(), **fields}
+        line = orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        written = os.write(self._descriptor, line)
+        if written < len(line):
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""What the processes of a ZeRO run hold of a model: measured, saved, loaded and gathered (DeepSpeed's interpreter).
+"""The shards of a model that the ranks of a ZeRO run keep: measure, save, load, gather (DeepSpeed's interpreter).
 
 Stage 1 shares the optimizer's state, stage 2 the gradients too, stage 3 the weights as well. Nothing here believes the
 configuration: `measure` looks at the tensors that this process really has.
@@ -39,20 +39,21 @@ def measure(engine: Any, sizes: dict[str, int], stage: int, world: int) -> dict[
         for name, parameter in parameters.items():
             require_share(name, parameter, sizes[name], world)
     if world > 1 and stage >= 1 and state > math.ceil(trained / world) + padding(engine, world):
-        raise not_sharded(f"The optimizer holds {state:,} of {trained:,} elements in one of {world} processes.")
-    weights = sum(map(held, parameters.values()))
+        raise not_sharded(f"The optimizer of one of {world} ranks contains {state:,} of {trained:,} elements.")
+    weights = sum(map(count_local, parameters.values()))
     return {"weights": sum(sizes.values()), "weights_here": weights, "trained": trained, "optimizer_here": state}
 
 
-def held(parameter: torch.nn.Parameter) -> int:
-    """Elements of a parameter in this process's memory; stage 3 keeps its share under another name."""
+def count_local(parameter: torch.nn.Parameter) -> int:
+    """Return the number of a parameter's elements in this process's memory; stage 3 stores its share in `ds_tensor`."""
     share = getattr(parameter, "ds_tensor", None)
     return int(parameter.numel() if share is None else share.numel())
 
 
 def require_share(name: str, parameter: torch.nn.Parameter, size: int, world: int) -> None:
-    if size > 1 and (parameter.numel() == size or held(parameter) > math.ceil(size / world)):
-        raise not_sharded(f"{name} is whole in one of {world} processes: {held(parameter):,} of {size:,} elements.")
+    if size > 1 and (parameter.numel() == size or count_local(parameter) > math.ceil(size / world)):
+        here = count_local(parameter)
+        raise not_sharded(f"{name} is not sharded: one of {world} ranks has {here:,} of {size:,} elements.")
 
 
 def state_elements(engine: Any, stage: int) -> int:
@@ -90,12 +91,12 @@ def save(engine: Any, folder: Path, state: dict[str, Any], facts: dict[str, Any]
     # The frozen base is not part of an adapter's checkpoint: it is where it was.
     engine.save_checkpoint(str(temporary), tag=f"global_step{state['step']}", exclude_frozen_parameters=adapter)
     torch.distributed.barrier()
-    told: dict[str, Any] = {}
+    event: dict[str, Any] = {}
     if first:
         write_whole(temporary / STATE_FILE, state)
-        told = commit(folder, state["step"], facts)
+        event = commit(folder, state["step"], facts)
     torch.distributed.barrier()
-    return told
+    return event
 
 
 def load(engine: Any, checkpoint: Path, *, adapter: bool) -> tuple[int, list[list[float]], int]:
@@ -105,7 +106,7 @@ def load(engine: Any, checkpoint: Path, *, adapter: bool) -> tuple[int, list[lis
     if path is None:
         raise WorkerError(
             f"DeepSpeed found nothing to load in {checkpoint}.",
-            do="Remove that folder: the training goes on from the one before it.",
+            do="Remove that folder: the training resumes from the checkpoint before it.",
             code="E-CHECKPOINT-CORRUPT",
         )
     return int(state["step"]), state["losses"], int(state["tokens"])

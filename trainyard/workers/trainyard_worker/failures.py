@@ -35,7 +35,7 @@ def rank_lost(size: str) -> dict[str, str]:
     """Another process of a distributed training is gone."""
     return {
         "what": f"One of the {size} processes of the training is gone.",
-        "why": "It was ended from outside, perhaps because the memory did not suffice for all of them.",
+        "why": "It was killed from outside, perhaps because the machine ran out of memory.",
         "do": "Look into the log; with less memory, use fewer processes or a smaller batch_size.",
         "code": LOST_CODE,
     }
@@ -54,7 +54,7 @@ def nonfinite_loss(step: int, loss: float) -> dict[str, str]:
 def nonfinite_weights(name: str) -> dict[str, str]:
     """A trained tensor that contains NaN or infinity."""
     return {
-        "what": f"The trained weights hold NaN or infinite numbers, first in {name}.",
+        "what": f"The trained weights contain NaN or infinite values, first in {name}.",
         "why": "The training diverged; nothing of it is worth keeping.",
         "do": "Lower hyperparameters.learning_rate, or use precision: fp32.",
         "code": "E-NON-FINITE",
@@ -66,7 +66,7 @@ def crash(error: BaseException) -> dict[str, str]:
     last_line = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     if isinstance(error, MemoryError):
         return {
-            "what": "The memory of this machine did not suffice.",
+            "what": "This machine ran out of memory.",
             "why": last_line,
             "do": "Lower batch_size or max_length, or close other programs.",
             "code": "E-MEMORY",

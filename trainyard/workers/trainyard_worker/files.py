@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from . import names
-from .contract import EVENTS_FILE, SPEC_FILE, event_line, open_events
+from .contract import EVENTS_FILE, SPEC_FILE, EventWriter
 from .failures import WorkerError, nonfinite_loss
 
 CHECKPOINT_FOLDER, MANIFEST, KEPT = "checkpoints", "manifest.json", 2
@@ -49,14 +49,8 @@ class WorkerFiles:
         self.config: dict[str, Any] = self.spec["config"]
         self.hyper: dict[str, Any] = self.config["hyperparameters"]
         self.started = time.monotonic()
-
-    def emit(self, event: str, **fields: Any) -> None:
-        """Append one event as one write, next to the runner that appends to the same file."""
-        descriptor = open_events(self.folder / EVENTS_FILE)
-        try:
-            os.write(descriptor, event_line(event, fields))
-        finally:
-            os.close(descriptor)
+        self.emit = EventWriter(folder / EVENTS_FILE).emit
+        """Appends one event to the file to which the runner appends, too."""
 
     def examples(self) -> list[dict[str, list[int]]]:
         """Token ids and labels of every row."""
@@ -85,7 +79,7 @@ class WorkerFiles:
         )
 
     def begin(self, **facts: Any) -> None:
-        """Tell how the run starts; `restarted_from` is None, {step} or "zero"."""
+        """Report how the run starts; `restarted_from` is None, {step} or "zero"."""
         total = self.plan["total_steps"]
         restarted = self.resume["restarted_from"]
         epochs = round(total / self.plan["steps_per_epoch"], 4)
@@ -107,16 +101,27 @@ class WorkerFiles:
         write_whole(self.folder / names.MADE_FOLDER / names.REPORT_FILE, facts)
 
 
+def flush(path: Path) -> None:
+    """Flush the bytes of a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: Path, value: Any) -> None:
+    """Replace a JSON file durably: a reader sees the old text or the new one, never a half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(orjson.dumps(value, default=str))
-        stream.flush()
-        os.fsync(stream.fileno())
+    temporary.write_bytes(orjson.dumps(value, default=str))
+    flush(temporary)
     temporary.rename(path)
+    flush(path.parent)
 
 
-# Checkpoints, in the form that `train.checkpoints` verifies: a manifest with the digest of every file, then a rename
+# Checkpoints. This is `stores.whole.write_folder` for the one case of a worker, in another interpreter: it has neither
+# the error classes of the package nor its `Files`. A shared module would have to live here, where `stores` may not
+# import it. `tests/unit/backends/test_worker_checkpoints.py` compares the two: manifest, flushes and exchange.
 
 
 def checkpoint_places(folder: Path, step: int) -> tuple[Path, Path]:
@@ -129,20 +134,20 @@ def checkpoint_places(folder: Path, step: int) -> tuple[Path, Path]:
 def commit(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
     """Seal the temporary folder of a step, make it the checkpoint and keep the newest two. Returns its facts."""
     temporary, final = checkpoint_places(folder, step)
+    replaced = final.with_name(f".{final.name}.replaced")
     files = {}
-    for path in sorted(one for one in temporary.rglob("*") if one.is_file()):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            os.fsync(stream.fileno())
-        files[path.relative_to(temporary).as_posix()] = {"sha256": digest, "bytes": path.stat().st_size}
+    for path in sorted(temporary.rglob("*"), reverse=True):  # the deepest first
+        if path.is_file():
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            files[path.relative_to(temporary).as_posix()] = {"sha256": digest, "bytes": path.stat().st_size}
+        flush(path)
     write_whole(temporary / MANIFEST, {**facts, "files": files})
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
     temporary.rename(final)
-    descriptor = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     present = sorted((path for path in final.parent.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)), reverse=True)
     for path in present[KEPT:]:
         shutil.rmtree(path)

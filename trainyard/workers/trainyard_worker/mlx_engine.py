@@ -1,12 +1,12 @@
-"""A job by `mlx_lm.tuner.trainer.train`, in the interpreter of the mlx environment (mlx; nothing of ours but light).
+"""Train with `mlx_lm.tuner.trainer.train`, in the interpreter of the mlx environment (mlx, no heavy Trainyard module).
 
 The loop, the layers, the optimizer and the files are mlx-lm's. What it takes as arguments is ours: the batches (the
 rows of each step as every backend gets them), the loss (the mean over the labelled tokens of the whole step, so a token
 counts the same in any micro-batch; mlx-lm's own also counts one padding token of each row), and the learning rates.
 Clipping, which mlx-lm has no option for, is a step of the optimizer.
 
-A checkpoint holds the weights that move and the optimizer, and each micro-batch is drawn with a seed of its own (for
-dropout), so a stopped run goes on to the same bits on a CPU. mlx-lm's own resume takes the weights alone.
+A checkpoint contains the trainable weights and the optimizer state. Each micro-batch has its own seed (for dropout), so
+a resumed run is bit-identical on a CPU. mlx-lm's own resume restores the weights only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .files import StopFlag, WorkerFiles, checkpoint_places, commit, require_fin
 
 IGNORED = -100
 PAD_TO = 32
-"""Widths of batches are multiples of this, as in mlx-lm: each new width is compiled anew."""
+"""Widths of batches are multiples of this, as in mlx-lm: each new width is compiled again."""
 START_FOLDER, OWN_FOLDER, ADAPTER_FILE = "start", "mlx", "adapters.safetensors"
 STATE_FILE, OPTIMIZER_FILE, WEIGHTS_FILE = "state.json", "optimizer.safetensors", "weights.safetensors"
 SEEDS = 1 << 32
@@ -92,7 +92,7 @@ def device_name() -> str:
 
 
 def cast(model: nn.Module, asked: str) -> str:
-    """The number format of the weights: as asked for, or bfloat16 where Metal computes and float32 on a CPU."""
+    """Return the dtype of the weights: the requested one, or bfloat16 with Metal and float32 on a CPU."""
     name = asked if asked in PRECISIONS else ("fp32" if device_name() == "cpu" else "bf16")
     model.set_dtype(PRECISIONS[name])
     return name
@@ -113,8 +113,8 @@ def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
         return None
     start = files.place / START_FOLDER
     if files.spec["adapter"] is not None:
-        told = json.loads((start / "adapter_config.json").read_text(encoding="utf-8"))
-        parameters: dict[str, Any] = told["lora_parameters"]
+        config = json.loads((start / "adapter_config.json").read_text(encoding="utf-8"))
+        parameters: dict[str, Any] = config["lora_parameters"]
     else:
         parameters = new_parameters(model, files)
     linear_to_lora_layers(model, -1, parameters, use_dora=files.config["method"] == "dora")
@@ -257,7 +257,7 @@ class MlxTraining(TrainingCallback):
         self.files.emit("checkpoint", **commit(self.files.folder, self.done, {"step": self.done, "backend": "mlx"}))
 
     def restore(self) -> int:
-        """Go on from the checkpoint that the runner found; returns the steps that are done."""
+        """Resume from the checkpoint that the runner found. Returns the number of finished steps."""
         if self.files.resume is None or self.files.resume.get("path") is None:
             return 0
         path = Path(self.files.resume["path"])
@@ -281,12 +281,12 @@ class MlxTraining(TrainingCallback):
         own.mkdir()
         shutil.copyfile(adapter, own / ADAPTER_FILE)
         source = self.files.place / ("adapter" if self.files.spec["adapter"] is None else START_FOLDER)
-        told = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+        config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         value = {
             "fine_tune_type": self.files.config["method"],
             "num_layers": -1,
             "lora_parameters": self.shape,
-            "peft": told.get("peft", told),
+            "peft": config.get("peft", config),
         }
         (own / "adapter_config.json").write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
 
@@ -328,7 +328,7 @@ def write_model(trained: dict[str, mx.array], base: Path, target: Path) -> None:
 
 def no_layout(why: str) -> WorkerError:
     return WorkerError(
-        "mlx-lm holds this model in another layout than transformers.",
+        "mlx-lm stores this model in another layout than transformers.",
         why=why,
         do="Train it with method lora, or with another backend.",
         code="E-CONVERT",

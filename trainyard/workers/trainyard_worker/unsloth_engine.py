@@ -95,7 +95,7 @@ class UnslothCallback(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Make what transformers has just written a checkpoint of ours."""
+        """Commit what transformers has just written as a checkpoint of Trainyard."""
         temporary, _final = checkpoint_places(self.files.folder, state.global_step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)

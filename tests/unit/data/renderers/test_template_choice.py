@@ -12,8 +12,8 @@ import pytest
 from trainyard.data.renderers.choice import MAX_TEMPLATE_CHARS, choose, recognise, shipped
 from trainyard.data.renderers.contract import DEFAULT
 from trainyard.data.renderers.rendering import renderer_for
-from trainyard.data.renderers.role_colon import PLAIN_TEMPLATE
 from trainyard.data.renderers.table import RENDERERS
+from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.data.renderers.verify import toy_tokenizer
 from trainyard.errors import InvalidInput, NotFound, Refused
 

@@ -157,7 +157,7 @@ def test_half_an_adapter_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(Corrupt, match="E-CORRUPT: The matrices of the adapter"):
         peft_to_mlx(source, tmp_path / "mlx")
     save_file({"base_model.model.score.weight": torch.zeros(2)}, source / WEIGHTS_FILE)
-    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*score\.weight, which is no part of a low-rank pair"):
+    with pytest.raises(InvalidInput, match=r"E-ADAPTER-INVALID.*score\.weight, which is not part of a low-rank pair"):
         peft_to_mlx(source, tmp_path / "mlx")
     with pytest.raises(NotFound, match="E-ADAPTER-NOT-FOUND"):
         peft_to_mlx(tmp_path / "nothing", tmp_path / "mlx")

@@ -240,5 +240,5 @@ def test_a_whole_module_in_both_is_refused(request_of: Request, tmp_path: Path) 
     request = request_of("lora", lora={"modules_to_save": ("norm",)})
     save(build(request, with_reference=False), request, tmp_path / "first")
     again = request_of("lora", how="stack", adapter=tmp_path / "first", lora={"modules_to_save": ("norm",)})
-    with pytest.raises(InvalidInput, match="E-ADAPTER-MISMATCH: Both adapters hold the whole module 'norm'"):
+    with pytest.raises(InvalidInput, match="E-ADAPTER-MISMATCH: Both adapters contain the whole module 'norm'"):
         build(again, with_reference=False)

@@ -71,7 +71,7 @@ def test_a_broken_adapter_is_not_merged(trained: Trained, tiny_model: Path, tmp_
     name = next(name for name in weights if "lora_B" in name)
     weights[name] = torch.full_like(weights[name], float("nan"))
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TrainyardError, match="E-MERGE: The adapter holds numbers that are not finite"):
+    with pytest.raises(TrainyardError, match="E-MERGE: The adapter contains values that are not finite"):
         merge(str(tiny_model), [folder], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 

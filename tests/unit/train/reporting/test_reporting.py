@@ -123,7 +123,7 @@ def test_broken_tracker_is_told_once_and_counted_and_the_others_go_on() -> None:
     feed.close()
     assert len(whole.logged) == 5
     assert [warning["code"] for warning in told] == ["E-TRACKER"] * 2
-    assert told[0]["text"] == "broken failed: ConnectionError: no route. The training goes on."
+    assert told[0]["text"] == "broken failed: ConnectionError: no route. The training continues."
     assert told[1]["text"] == "broken did not take 5 records."
 
 

@@ -30,7 +30,8 @@ from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound, Trainyar
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.stages import Stage
-from trainyard.train.checkpoints import seal
+from trainyard.stores.files import DISK
+from trainyard.stores.whole import describe_files, seal
 from trainyard.train.resume.snapshot import PARTS, Snapshot, require_same
 from trainyard.train.resume.state import flatten, random_state, rebuild, restore_random_state
 from trainyard.train.session.session import Session
@@ -282,7 +283,7 @@ def change(folder: Path, **identity: Any) -> None:
     values["identity"] |= identity
     (folder / "state.json").write_text(json.dumps(values))
     (folder / "manifest.json").unlink()
-    seal(folder)
+    seal(DISK, folder, describe_files(folder))
 
 
 def test_a_state_that_is_not_there_is_told_with_those_that_are(busy: Session) -> None:
@@ -305,7 +306,7 @@ def test_a_state_that_was_never_one_is_refused(busy: Session, tmp_path: Path) ->
     folder = tmp_path / "saved" / "here"
     (folder / "state.safetensors").write_bytes(b"not tensors")
     (folder / "manifest.json").unlink()
-    seal(folder)
+    seal(DISK, folder, describe_files(folder))
     refuse(busy, Corrupt, "E-CHECKPOINT-CORRUPT: The state in here cannot be read")
 
 

@@ -20,6 +20,7 @@ class ReasonRow(Response):
     field: str
     because: str
     instead: str
+    row: str = ""
     line: str
 
 

@@ -29,6 +29,6 @@ def read_pdf(data: bytes, name: str) -> tuple[str, str]:
         raise BadRow("unreadable", f"the PDF is damaged ({type(error).__name__}: {error})"[:300]) from error
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
-        raise BadRow("no_text", "the PDF holds no text; scanned pages need text recognition first")
+        raise BadRow("no_text", "the PDF contains no text; scanned pages need text recognition first")
     first = text.splitlines()[0].strip()
     return title.strip() or (first if len(first) <= 100 else ""), text + "\n"

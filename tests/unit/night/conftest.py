@@ -1,0 +1,15 @@
+"""One reading service for all tests of this folder: most of them parse documents, and a start takes half a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from trainyard.data.limited.service import ReadingService, kept_service
+
+
+@pytest.fixture(scope="session", autouse=True)
+def service() -> Iterator[ReadingService]:
+    with kept_service() as kept:
+        yield kept

@@ -1,0 +1,11 @@
+"""Callbacks for callers that have none: the defaults of every `at`, `report`, `on_event` and `give_up`."""
+
+from __future__ import annotations
+
+
+def ignore(*_: object) -> None:
+    """Do nothing with what is reported."""
+
+
+def never() -> bool:
+    return False
