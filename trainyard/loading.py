@@ -1,12 +1,11 @@
-"""Import what a table names, when it is needed: heavy and optional packages stay out of a process until then."""
+"""Import what a table names when it is first used: a process does without heavy and optional packages until then."""
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 
 def load(path: str) -> Any:
-    """The object at `module:name`. Raises `ImportError` or `AttributeError` if it is not there."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
+    return pkgutil.resolve_name(path if ":" in path else f"{path}:")

@@ -5,8 +5,8 @@
         events.jsonl    one line per event: {"time", "node", "event", …}; `--watch` tails it
         result.json     per node: state, seconds, outputs, facts, message
 
-It lives beside Prefect's own state, which stays the truth about the run: losing this folder wedges no server, and
-losing Prefect's database loses no result.
+Prefect's own state remains the truth about the run: losing this folder blocks no server, and losing Prefect's
+database loses no result.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import Reference
 from trainyard.stores.files import translate_os_errors
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
-"""A run with this tag makes every result anew, also those that are finished."""
+"""A run with this tag makes every result again, including finished ones."""
 JOB_TAG = "job"
-"""Runs with a trainer carry this tag: they are what `trainyard jobs` speaks of."""
+"""Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 PROGRESS_EVERY_S = 0.5
-"""Least time between two progress lines of one node: a reader's eye is no faster, and a file stays small."""
+"""Least time between two progress lines of one node: nobody reads faster, and the file stays small."""
 
 
 class NodeState(StrEnum):
-    """Where one node of a run stands."""
+    """State of one node of a run."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -140,7 +141,7 @@ class RunRecord:
                 writer.close()
 
     def finish(self, result: RunResult) -> None:
-        write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
+        write_json_durably(self.folder / "result.json", versioned("run", result.model_dump(mode="json")))
 
 
 def read_events(folder: Path) -> Iterator[Event]:
@@ -150,4 +151,4 @@ def read_events(folder: Path) -> Iterator[Event]:
 
 def read_result(folder: Path) -> RunResult | None:
     path = folder / "result.json"
-    return RunResult.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return RunResult.model_validate(read_versioned("run", path.read_bytes(), path)) if path.is_file() else None

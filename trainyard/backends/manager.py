@@ -198,7 +198,7 @@ class LocalBackend:
         return handle
 
     def status(self, handle: Handle) -> JobStatus:
-        """Where a job stands; of a job that another process submitted, what its events say."""
+        """Return the status of a job; for a job of another process, what its events say."""
         if handle in self.running:
             return self.running[handle].status
         return replayed(read_events(events_file(self.settings.runs / "training" / handle.id)))
@@ -254,8 +254,8 @@ class TrainingManager:
         record = JobRecord(
             id=new_job_id(),
             name=name,
-            stage=config.stage,
-            method=config.method,
+            stage=config.stage.type,
+            method=config.method.type,
             backend=config.backend,
             base_model=config.base_model or job.base,
             work=str(work_folder(job, self.settings)),
@@ -274,7 +274,7 @@ class TrainingManager:
         self.store.put(record)
 
     def status(self, job_id: str) -> JobStatus:
-        """Where a job stands, how far it is and what it came to. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
+        """Return the state of a job, its progress and its result. Raises `NotFound` (`E-JOB-NOT-FOUND`)."""
         record = self.store.get(job_id)
         progress, metrics = self.progress(job_id), self.metrics(job_id)
         return JobStatus(state=record.state, reason=record.detail, progress=progress, metrics=metrics)

@@ -224,7 +224,7 @@ def with_digest(value: Value) -> CorpusTuple:
 
 
 def checked(one: CorpusTuple | str, where: str = "") -> CorpusTuple:
-    """Raises `InvalidInput` (`E-CORPUS`) for a line that is no tuple."""
+    """Raises `InvalidInput` (`E-CORPUS`) for a line that is not a tuple."""
     if isinstance(one, str):
         raise bad(f"{where}{one}")
     return one
@@ -242,7 +242,7 @@ def bad(why: str) -> InvalidInput:
 def tuple_of(value: Any, method: str) -> CorpusTuple:
     """A value in its one spelling. Raises `InvalidInput` (`E-CORPUS`) with the reason."""
     if not isinstance(value, Mapping):
-        raise bad("it is no JSON object")
+        raise bad("it is not a JSON object")
     return with_digest(engineering(value) if method == "sft" else apprenticeship(value))
 
 

@@ -63,7 +63,7 @@ TASKS = {
     ),
 }
 DOCUMENT_PROMPT = "Document: {title}\n\n{text}\n\nWrite exactly {pairs} pairs on this document, about different facts."
-PART_PROMPT = " This is request {part} of {parts} on the same text: take facts that stand in that part of it."
+PART_PROMPT = " This is request {part} of {parts} on the same text: take facts from that part of it."
 FIELDS = {
     GenerationTemplate.INSTRUCTION: ("instruction", "response"),
     GenerationTemplate.CODE: ("task", "code"),
@@ -127,12 +127,6 @@ class Prompter:
             user = DOCUMENT_PROMPT.format(title=document["title"], text=document["text"], pairs=pairs)
             user += PART_PROMPT.format(part=part, parts=parts) if parts > 1 else ""
         return [{"role": "system", "content": self.system}, {"role": "user", "content": user}]
-
-
-def check_prompt(prompt: str) -> None:
-    """Render an own prompt once with a sample document. Raises as `Prompter` does."""
-    with Prompter(GenerationTemplate.QA, wordings=1, prompt=prompt) as prompter:
-        prompter.messages(SAMPLE, pairs=1)
 
 
 class PromptChild:

@@ -28,6 +28,7 @@ from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
 from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
@@ -35,7 +36,7 @@ REPORT_FILE = "report.json"
 
 
 def fits() -> str:
-    """Nothing is known against a training on this machine."""
+    """Return no reason against a training on this machine."""
     return ""
 
 
@@ -60,7 +61,7 @@ class LocalTrainer:
         return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
 
     def train(self, order: TrainingRequest) -> Trained:
-        """Train in a child; a finished training of the same order is taken as it is."""
+        """Train in a child; a finished training of the same request is reused."""
         done = order.work / DONE_FILE
         if not done.is_file():
             order.work.mkdir(parents=True, exist_ok=True)
@@ -73,8 +74,8 @@ class LocalTrainer:
                 settings=self.settings,
                 train=self.in_time(order.budget_s),
             )
-            write_json_durably(done, produced.facts)
-        return Trained(order.work / "adapter", orjson.loads(done.read_bytes()))
+            write_json_durably(done, versioned("trained", produced.facts))
+        return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
     def in_time(self, budget_s: float) -> Callable[..., Produced]:
         """`run` with what is left of the order's budget, or of the config's where that is shorter."""
@@ -87,7 +88,7 @@ class LocalTrainer:
         return train
 
     def job(self, order: TrainingRequest) -> TrainingJob:
-        """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
+        """Return the child's job: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         rows = order.work / "rows"
         share = self.config.phase2.holdout
@@ -153,7 +154,7 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
 
 
 def still(order: TrainingRequest) -> Any:
-    """`wanted` of a supervised child: go on, after the claim was renewed if it was time for that."""
+    """Return `wanted` for a supervised child: always to continue, after the claim was renewed if that was due."""
 
     def wanted() -> DesiredState:
         order.renew_if_due()
@@ -163,7 +164,7 @@ def still(order: TrainingRequest) -> Any:
 
 
 def reference(folder: Path, kind: Port) -> Reference:
-    """A folder of ours as an input of an evaluation or a deployment."""
+    """Return a folder of the night as an input of an evaluation or a deployment."""
     files = describe_files(folder)
     return Reference(
         uri=f"file://{folder}",

@@ -1,7 +1,7 @@
 """A chain, as asked for and as resolved: typed nodes in a line, or with `needs` as a DAG. Data only, never code.
 
 `ChainSpec` is what a user writes. `spec/graph.py` turns it into a `ResolvedChain`: every id, edge, port and default
-written out, stored beside the results, with one digest for one meaning whatever its spelling was.
+written out, stored with the results, with one digest for one meaning whatever its spelling was.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import rfc8785
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.load.limits import MAX_NODES
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
-from trainyard.spec.training import Strict
 
 
 class ChainSpec(Strict):
@@ -41,7 +41,7 @@ class ResolvedNode(Strict):
 
     `inputs` names for each port that the node takes where it comes from. The key is what the node wants and the
     source's own port is what the earlier node made: a trainer that learns the chosen side of pairs has
-    `{sft: (source.preference,)}`. Two sources at one port stand for a set whose kind shows when it is read: exactly one
+    `{sft: (source.preference,)}`. Two sources at one port mean a set whose kind is known when it is read: exactly one
     of them will exist; only an evaluator has a second adapter, its control.
     """
 

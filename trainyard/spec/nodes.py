@@ -1,4 +1,4 @@
-"""The six words a chain author may use, as configs. What each does is told in its docstring and in docs/nodes.md."""
+"""The six words a chain author may use, as configs. Their docstrings and docs/nodes.md describe them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -38,7 +39,7 @@ class SourceSet(Strict):
     def one_place(self) -> SourceSet:
         places = [name for name in ("path", "url", "repository") if getattr(self, name)]
         if self.data_worker and places != ["path"]:
-            raise ValueError("a data_worker needs exactly a path beside it")
+            raise ValueError("a data_worker needs exactly a path with it")
         if not self.data_worker and len(places) != 1:
             given = ", ".join(places) or "none"
             raise ValueError(f"exactly one of path, url and repository is needed; given: {given}")
@@ -46,7 +47,7 @@ class SourceSet(Strict):
 
 
 class DataSourceConfig(Strict):
-    """Reads documents or rows. One set by its own fields, or several under `sets`, named by the port they fill."""
+    """Reads documents or rows. One set by its own fields, or more under `sets`, named by the port they fill."""
 
     path: Path | None = Field(None, description="File or folder inside a data root.")
     url: Url | None = Field(None, description="http(s) address of a file.")
@@ -87,7 +88,7 @@ class DataSourceConfig(Strict):
 
 
 class HoldoutRules(Strict):
-    """What is set aside before training, for the evaluator."""
+    """The rows that are held out before training, for the evaluator."""
 
     documents: float = Field(0.1, ge=0, lt=1, description="Share of the source documents, chosen by their hash.")
     min_rows: int = Field(20, ge=0, le=100_000, description="Rows that are held out at least.")
@@ -109,7 +110,7 @@ class AiGeneratorConfig(Strict):
     )
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
-    wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator behind holds the last out.")
+    wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator after it holds out the last one.")
     temperature: float = Field(0.7, ge=0, le=2, description="Of the sampling.")
     max_tokens: int = Field(1024, ge=16, le=131_072, description="Tokens of one reply.")
     concurrency: int = Field(8, ge=1, le=1024, description="Requests at a time.")
@@ -126,7 +127,7 @@ class QualityRules(Strict):
     max_answer_chars: int = Field(20_000, ge=1, description="Longer answers are dropped.")
     max_repeated_line_fraction: float = Field(0.5, ge=0, le=1, description="Share of lines that repeat earlier ones.")
     max_symbol_fraction: float = Field(0.5, ge=0, le=1, description="Share of symbols: no letter, digit or space.")
-    refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer holds one of these is dropped.")
+    refuse_phrases: tuple[str, ...] = Field((), description="A row whose answer contains one of these is dropped.")
 
 
 class SensitiveRules(Strict):
@@ -218,7 +219,7 @@ class Target(Strict):
         None, description="Server's address, asked without a key; default for `embedded`: the one that is up."
     )
     endpoint: EndpointName | None = Field(None, description="Endpoint of trainyard.toml: its address, with its key.")
-    base_model: str | None = Field(None, description="Base that the server holds; must be the trainer's.")
+    base_model: str | None = Field(None, description="Base model of the server; must be the trainer's.")
     max_lora_rank: int | None = Field(None, ge=1, le=256, description="What the server was started with.")
     path_prefix: tuple[Path, Path] | None = Field(None, description="(our folder, the same folder on the server).")
 
@@ -237,7 +238,7 @@ class DeployerConfig(Strict):
 
 
 class NodeBase(Strict):
-    """What every node has beside its config."""
+    """The fields of every node besides its config."""
 
     id: Name | None = Field(None, description="Default: the type, with a number when it repeats.")
     needs: tuple[Name, ...] | None = Field(None, description="Ids of the nodes before it; default: the one above.")

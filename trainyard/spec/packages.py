@@ -12,7 +12,7 @@ class Package(NamedTuple):
     modules: tuple[str, ...]
     """The package itself first, then what it needs and does not bring."""
     install: str
-    """What stands between the quotes of `pip install '…'`: the versions that ran with this product's torch."""
+    """The text between the quotes of `pip install '…'`: the versions that ran with this product's torch."""
 
     @property
     def name(self) -> str:

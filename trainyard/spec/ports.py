@@ -15,27 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
 """Ports that carry rows, in the order in which reports list them."""
-
-FORMAT_PORTS: dict[DataFormat, tuple[Port, ...]] = {
-    DataFormat.ALPACA: (Port.SFT,),
-    DataFormat.SHAREGPT: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
-    DataFormat.OPENAI: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
-    DataFormat.PROMPT_COMPLETION: (Port.SFT,),
-    DataFormat.TOOL_CALLS: (Port.SFT,),
-    DataFormat.PREFERENCE: (Port.PREFERENCE,),
-    DataFormat.LABELLED: (Port.LABELLED,),
-    DataFormat.TEXT: (Port.TEXT,),
-    DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
-}
-"""What a named format may hold. OpenAI's and ShareGPT's spellings also carry preference pairs and labels."""
 
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
@@ -49,7 +37,7 @@ class Offer:
     """What the nodes before some node hand to it on one channel."""
 
     sources: tuple[Source, ...]
-    """The nearest; several only when they are equally near and none was made from another."""
+    """The nearest; more than one only when they are equally near and none was made from another."""
     distance: int
     certain: bool = True
     """False for rows whose kind shows when the file is read."""
@@ -163,7 +151,7 @@ def source_products(config: DataSourceConfig) -> tuple[tuple[Port, ...], frozens
 def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
     """The ports that a set may fill, from its format or its name, without reading it."""
     if given.format is not DataFormat.AUTO:
-        return FORMAT_PORTS[given.format]
+        return given.format.facts.ports
     if given.repository:
         return (Port.DOCUMENTS,)
     name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])
@@ -183,7 +171,7 @@ def take(node: PortNode, offers: Offers) -> Inputs:
     if node.type == "validator":
         return pick(offers, "documents", *map(channel_of, ROW_PORTS)) if has_rows(offers) else {}
     if isinstance(node.config, TrainerConfig):
-        return {**training_data(node.config.stage, offers), **pick(offers, "weights")}
+        return {**training_data(node.config.stage.type, offers), **pick(offers, "weights")}
     if node.type == "evaluator":
         return {**pick(offers, *map(channel_of, ROW_PORTS)), **candidate_and_control(offers)}
     if node.type == "deployer":
@@ -216,7 +204,7 @@ def training_data(stage: Stage, offers: Offers) -> Inputs:
 
 
 def candidate_and_control(offers: Offers) -> Inputs:
-    """The adapter or model under evaluation, and beside it the control's."""
+    """Return the adapter or model under evaluation, and the control's."""
     taken = pick(offers, "weights")
     if taken and "control" in offers:
         (control,) = offers["control"].sources[:1]
@@ -268,7 +256,7 @@ def further(offer: Offer) -> Offer:
 def merge(
     branches: Sequence[Offers], inputs: Mapping[str, Inputs], position: Mapping[str, int]
 ) -> dict[Channel, Offer]:
-    """What several branches offer together: on each channel the nearest."""
+    """Return what all branches offer together: on each channel the nearest."""
     if len(branches) == 1:
         return dict(branches[0])
     merged: dict[Channel, Offer] = {}

@@ -12,7 +12,7 @@ in interpreters without this package, and a test compares their checkpoints with
 
 The three rules behind it, each of which `testing/store_faults` breaks on purpose and has to notice: names are flushed
 like bytes, also those of sub-folders; nothing is renamed before it is flushed; a process that *finds* a result flushes
-its name again, because the process that made it may have died before its last flush.
+its name again, because the one that made it may have died before its last flush.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_json_durably(path: Path, value: Any, files: Files = DISK) -> None:
 def create_whole(files: Files, path: Path, data: bytes, *, word: str = "") -> None:
     """Create a file durably and whole, for exactly one of any number of processes.
 
-    `word` keeps the temporary names of several creators apart (the process id does by default).
+    `word` keeps the temporary names of concurrent creators apart (the process id does by default).
     Raises `Conflict` (`E-FILE-EXISTS`) when the name is taken, and on the disk.
     """
     temporary = path.with_name(f".{path.name}.{word or os.getpid()}.tmp")

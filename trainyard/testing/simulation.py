@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import NotFound
 
-MOST_TOLD = 20
+MAX_SHOWN = 20
 CAMPAIGNS_SHOWN = 20
 Swap = tuple[Any, str, Any]
 """(object, attribute, what is there while the bug is injected)."""
@@ -115,7 +115,7 @@ class Simulator:
     def result(self, inject: str | None, seed: int) -> CampaignResult:
         with swapped(self.bugs()[inject] if inject else ()):
             campaign = self.campaign_of(seed)
-        return seed, campaign.attempts, campaign.checked, campaign.violations[:MOST_TOLD]
+        return seed, campaign.attempts, campaign.checked, campaign.violations[:MAX_SHOWN]
 
 
 def violation_lines(violations: Sequence[str], failed: Sequence[int], replay: str, inject: str | None) -> Iterator[str]:

@@ -55,7 +55,7 @@ class Availability:
 
 
 class CompositeOptimizer:
-    """Several optimizers that step as one, each with its own parameters."""
+    """Optimizers that step as one, each with its own parameters."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = dict(parts)

@@ -100,7 +100,7 @@ def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_pa
         ({"stage": "kto"}, "stage"),
         ({"method": "qlora", "quantization": "nf4"}, "method"),
         ({"hyperparameters": {"optimizer": "muon"}}, "hyperparameters.optimizer"),
-        ({"stage": "dpo", "preference": {"loss": "simpo"}}, "preference.loss"),
+        ({"stage": {"type": "dpo", "loss": "simpo"}}, "stage.loss"),
     ],
 )
 def test_what_the_built_in_script_lacks_your_own_may_have(
@@ -243,7 +243,7 @@ def test_an_edited_template_begins_anew(own: Callable[..., TrainingJob], tmp_pat
         (Port.SFT, {"method": "dora"}),
         (Port.SFT, {"method": "lora_plus"}),
         (Port.SFT, {"method": "oft"}),
-        (Port.SFT, {"method": "freeze", "engine": {"freeze_blocks": 1}}),
+        (Port.SFT, {"method": {"type": "freeze", "blocks": 1}}),
         (Port.TEXT, {"stage": "cpt"}),
         (Port.PREFERENCE, {}),
         (Port.PREFERENCE, {"method": "full", "preference": {"loss": "ipo"}}),

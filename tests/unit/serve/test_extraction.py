@@ -93,7 +93,7 @@ def test_thoughts_and_fences_are_taken_off(text: str) -> None:
         (EMPTY[:-1], "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ("<think>and so on", "reasoning did not end"),
-        ("[]", "does not hold"),
+        ("[]", "fails for"),
         ('{"entities":[]}', "required"),
         (answer([{"kind": "robot", "name": "Overlord"}]), "entities/0/kind: enum"),
         (answer([{**JANE, "tenant": "other"}]), "additionalProperties"),

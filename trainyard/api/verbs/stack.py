@@ -21,6 +21,7 @@ from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_file
 from trainyard.stores.models import resolve_model
+from trainyard.stores.schema import EarlierFiles, earlier_files
 
 
 class UpOutput(Response):
@@ -30,7 +31,7 @@ class UpOutput(Response):
     ui_url: str
     own_server: bool
     auth_file: Path | None
-    """The file with the text for the login of the pages; None where none is asked for, or the server is another's."""
+    """The file with the login of the UI; None if the server asks for none, or is not this home's."""
     worker_pid: int
     watchdog_pid: int
     embedded_url: str | None
@@ -71,7 +72,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
-    """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    """Start a worker, after ending what the previous one left running and marking its dead runs as crashed."""
     for line in sweep_leftovers(settings.home):
         say(line)
     for pid in sweep(settings.home):
@@ -80,7 +81,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Serv
         operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
         for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in slots.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+        for device in slots.free_unheld_slots(settings) if stack.external_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 
@@ -129,7 +130,7 @@ def env(_: Nothing, context: Context) -> EnvOutput:
     return EnvOutput(variables=stack.prefect_environment(context.settings, url))
 
 
-# What earlier versions wrote. Adapters, checkpoints, the night's ledger and its markers are read as they are. Work
+# What earlier versions wrote. Files in an earlier form are read as they are (`stores/schema.py`) and counted here. Work
 # folders of trainings are named by a digest that a new setting changes; a run of the same training renames its own
 # folder, and this operation all of them.
 
@@ -146,6 +147,8 @@ class Migration(Response):
 
     dry_run: bool
     folders: tuple[MigratedFolder, ...]
+    earlier: tuple[EarlierFiles, ...] = ()
+    """Files in an earlier form, which are read as they are and get the present one when they are written again."""
 
 
 def migrate(given: MigrateInput, context: Context) -> Migration:
@@ -155,4 +158,4 @@ def migrate(given: MigrateInput, context: Context) -> Migration:
     for before, now in () if given.dry_run else found:
         rename_work_folder(before, now, settings)
     folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)
-    return Migration(dry_run=given.dry_run, folders=folders)
+    return Migration(dry_run=given.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))

@@ -39,7 +39,7 @@ def parse_line(item: ParseItem, method: str) -> ParsedItem:
     try:
         value = orjson.loads(item.data)
     except orjson.JSONDecodeError as error:
-        raise bad(f"it is no JSON: {error}") from error
+        raise bad(f"it is not valid JSON: {error}") from error
     return ParsedItem(value=tuple_of(value, method).value)
 
 

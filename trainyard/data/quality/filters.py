@@ -1,6 +1,6 @@
 """Format compliance, JSON Schema and quality rules: what a row has to be, whatever it says.
 
-Every rule has a name; a row that breaks several is counted under the first.
+Every rule has a name; a row that breaks multiline is counted under the first.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Turns, values
+from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Sieve, Turns, values
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import QualityRules, ValidatorConfig
+from trainyard.spec.nodes import QualityRules
 
 ROLES = ("system", "user", "assistant", "tool")
 Check = tuple[str, np.ndarray, Detail]
 """Reason, mask of the rows that break the rule, and why."""
 
 
-class FilterSieve(Protocol):
-    """What these steps need of the run that they are steps of."""
+class FilterSieve(Sieve, Protocol):
+    """What the filters need besides that."""
 
-    config: ValidatorConfig
-    ledger: RowLedger
     row_validator: Validator | None
 
 
@@ -212,8 +210,8 @@ def characters(texts: pa.Array) -> np.ndarray:
 def repeated_lines(block: Block, rules: QualityRules) -> Check:
     """Check the share of repeated lines in the answer (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
     shares = np.zeros(len(block))
-    several = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
-    for index in np.flatnonzero(several).tolist():
+    multiline = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
+    for index in np.flatnonzero(multiline).tolist():
         lines = [line for text in block.answer[index].as_py().split("\n") if (line := text.strip())]
         shares[index] = 1 - len(set(lines)) / max(len(lines), 1)
     most = rules.max_repeated_line_fraction

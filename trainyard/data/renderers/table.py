@@ -1,7 +1,7 @@
 """The renderers by name, family by family.
 
 A row says which chat templates belong to it, in which kinds of conversation their turns extend one another, how an
-answer becomes a message, and which stop tokens there are beside those that the template writes.
+answer becomes a message, and which stop tokens there are besides those that the template writes.
 """
 
 from __future__ import annotations

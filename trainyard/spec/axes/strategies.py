@@ -1,4 +1,4 @@
-"""Strategies: how several processes share a training. `train/parallel` and the backends' launchers carry them out."""
+"""Strategies: how a distributed training is shared. `train/parallel` and the backends' launchers implement them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARDED = StrategyFacts(divided=("optimizer", "gradients", "weights"), sharded=T
 
 
 class Strategy(AxisValue):
-    """How several processes share a training; `single` is one process."""
+    """How the processes of a training share it; `single` is one process."""
 
     facts: StrategyFacts
 

@@ -1,4 +1,4 @@
-"""What is allowed and seldom meant: told by `plan` and at the start of a training, never refused."""
+"""Settings that are allowed but rarely intended: reported by `plan` and at the start of a training, never refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.optimizers import Optimizer
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -16,7 +17,7 @@ USUAL_RANKS = (8, 64)
 
 
 class Advice(NamedTuple):
-    """One row: when it is told, and the sentence, filled from the config."""
+    """One row: when it is reported, and the sentence, filled from the config."""
 
     when: Callable[[TrainerConfig], bool]
     says: str
@@ -26,21 +27,20 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    ranked = config.method.facts.low_rank and config.lora.rank is not None
-    return ranked and not least <= (config.lora.rank or least) <= most
+    return not least <= (rank_of(config.method) or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
-    """Whether the loss compares the rows of a micro-batch, of which a step has several."""
-    pairs = config.stage is Stage.DPO and config.preference.loss.facts.compares_rows
-    several = config.hyperparameters.gradient_accumulation > 1
-    return config.backend is BackendName.NATIVE and several and (pairs or config.stage.facts.compares_rows)
+    """Return whether the loss compares the rows of a micro-batch, and a step has more than one micro-batch."""
+    pairs = isinstance(config.stage, DpoSettings) and config.stage.loss.facts.compares_rows
+    accumulates = config.hyperparameters.gradient_accumulation > 1
+    return config.backend is BackendName.NATIVE and accumulates and (pairs or config.stage.facts.compares_rows)
 
 
 ADVICE = (
     Advice(
         unusual_rank,
-        f"lora.rank is {{config.lora.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
+        f"method.rank is {{config.method.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
     ),
     Advice(
         lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method.facts.adapter,

@@ -1,4 +1,4 @@
-"""Rows on evaluators and deployers: rows set aside, reports, and what a server can load."""
+"""Rows on evaluators and deployers: held-out sets, reports, and what a server can load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, MessageArgs, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
@@ -18,7 +18,7 @@ LM_EVAL_PREFIX = "lm_eval:"
 
 
 SETS = ("unseen_wording", "unseen_documents")
-"""What a validator can set aside."""
+"""The held-out sets that a validator can make."""
 
 
 SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
@@ -30,8 +30,8 @@ def only_control(_: Any, at: NodeView) -> Match:
     return missing is not None and missing.only_control
 
 
-def set_aside(at: NodeView) -> frozenset[str]:
-    """Names of the sets that are held out of the data that reaches a node."""
+def held_out_sets(at: NodeView) -> frozenset[str]:
+    """Return the names of the sets that are held out of the data that reaches a node."""
     found: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
         for node in at.sources(port):
@@ -43,31 +43,31 @@ def set_aside(at: NodeView) -> frozenset[str]:
 def held_out_by(config: ValidatorConfig, at: NodeView, port: Port) -> Iterator[str]:
     if config.holdout.documents > 0:
         yield "unseen_documents"
-    if config.holdout.wording and several_wordings(at, port):
+    if config.holdout.wording and multiple_wordings(at, port):
         yield "unseen_wording"
 
 
-def several_wordings(at: NodeView, port: Port) -> bool:
+def multiple_wordings(at: NodeView, port: Port) -> bool:
     """Whether the rows of a validator have questions in more than one wording, which only a qa generator writes."""
     for node in at.sources(port):
         if isinstance(node.config, AiGeneratorConfig):
             return node.config.template is GenerationTemplate.QA and node.config.wordings > 1
         if isinstance(node.config, ValidatorConfig):
-            return several_wordings(at.at(node), port)
+            return multiple_wordings(at.at(node), port)
     return False
 
 
-def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Match:
+def no_held_out_sets(config: EvaluatorConfig, at: NodeView) -> Match:
     brings_rows = [
         line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in config.benchmarks
     ]
     needed = not brings_rows or not all(brings_rows)
-    return needed and not set_aside(at)
+    return needed and not held_out_sets(at)
 
 
 def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
     """A benchmark on a set that is not held out, where others are."""
-    there = set_aside(at)
+    there = held_out_sets(at)
     if not there:
         return False
     asked = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
@@ -77,8 +77,8 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
 
 
 def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
-    name, slash, held = (config.primary or "").partition("/")
-    fits = [line.name == name and (not slash or line.set in (held, None)) for line in config.benchmarks]
+    name, slash, chosen = (config.primary or "").partition("/")
+    fits = [line.name == name and (not slash or line.set in (chosen, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
         return False
     return {"names": listed(line.name for line in config.benchmarks)}
@@ -94,7 +94,7 @@ def other_report(_: Any, at: NodeView) -> Match:
 
 
 def targets(condition: Callable[[Any, TrainerConfig], Match]) -> When:
-    """Each target for which a condition on it and on the trainer holds."""
+    """Match each target for which a condition on it and on the trainer is true."""
 
     def when(config: Any, at: NodeView) -> Match:
         trainer = at.trainer()
@@ -119,8 +119,8 @@ def unread_by_target(config: DeployerConfig, _: NodeView) -> Match:
 
 
 def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
-    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, trainer.lora.rank or 0
-    return trainer.method.facts.low_rank and limit is not None and rank > limit and {"limit": limit, "rank": rank}
+    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, rank_of(trainer.method)
+    return limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
 
 def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
@@ -133,9 +133,10 @@ def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> 
 
 def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     trainer = at.trainer()
-    return trainer is not None and trainer.method.facts.adapter and [
+    method = trainer.method if trainer is not None else None
+    return isinstance(method, AdapterSettings) and [
         {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
-        for what in unserved(target.type, trainer.method, trainer.lora.modules_to_save)
+        for what in unserved(target.type, method.type, method.modules_to_save)
     ]  # fmt: skip
 
 
@@ -166,14 +167,14 @@ EVALUATOR_ROWS = (
         "Name the trainer without `control` in `needs` too.", chained=True,
     ),
     Row(
-        "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", nothing_set_aside,
-        "No rows are set aside for the evaluation: what training saw proves nothing.",
+        "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", no_held_out_sets,
+        "No rows are held out for the evaluation: rows that training saw prove nothing.",
         "Put a validator before the trainer, or give every benchmark a path.", chained=True,
     ),
     Row(
         "no-set", "R-EVALUATION", "evaluator", "config.{where}", set_not_there,
         "No set {set} is held out; there is {there}.",
-        "Use {there}, or let the validator set it aside; unseen wordings need a qa generator with several wordings.",
+        "Use {there}, or let the validator make it; unseen wordings need a qa generator with several wordings.",
         chained=True,
     ),
     Row(
@@ -214,18 +215,18 @@ DEPLOYER_ROWS = (
     Row(
         "target-adapter", "R-TARGET", "deployer", "config.targets.{index}.type", unserved_adapters,
         "A server of type {target.type} does not serve {what}.",
-        "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
+        "Train with method lora and without method.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
         "rank-server", "R-TARGET", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
         "The adapter has rank {rank}, and the server takes at most {limit}.",
-        "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use `lora.rank: {limit}`.",
+        "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use method.rank {limit}.",
         chained=True,
     ),
     Row(
         "target-base-mismatch", "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
         targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
-        "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
+        "The server has the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
         "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
     ),
     Row(

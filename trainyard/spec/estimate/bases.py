@@ -42,7 +42,7 @@ class BaseFacts:
     model_type: str
     layout: ModelLayout
     vocabulary: int | None = None
-    """Rows of the embedding. None for a model of several parts, whose text part may have rows of its own for images."""
+    """Rows of the embedding. None for a multimodal model, whose text part may have its own rows for images."""
     tokens: int | None = None
     """One more than the highest id that the tokenizer gives."""
 

@@ -1,6 +1,6 @@
 """What a run will take: rows and steps, trained parameters, memory, disk and time; arithmetic only, nothing is loaded.
 
-Every figure comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
+Every number comes with its basis in words, because it is a bound or an assumption and not a measurement. What is not
 known (the rows of a file that nobody has read, the shape of a model that is not here) stays None, with the reason.
 
     shape.py     the sizes of a model          memory.py    bytes at the peak of a training step
@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
@@ -22,7 +23,7 @@ from trainyard.spec.estimate.memory import Memory, memory_of, trainable
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
-from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 KEPT_CHECKPOINTS = 2
 """Of a backend that does not say how many it keeps."""
@@ -33,7 +34,7 @@ class Known:
     """What `plan` found out. Everything may be left empty."""
 
     rows: Mapping[str, Mapping[Port, int]] = field(default_factory=dict)
-    """Node id -> port -> rows that its files hold, or that its finished result has."""
+    """Node id -> port -> rows in its files, or in its finished result."""
     shapes: Mapping[str, ModelShape] = field(default_factory=dict)
     """Base model's name -> shape."""
     device: Device = Device.CPU
@@ -43,7 +44,7 @@ class Known:
 
 
 class Estimate(Strict):
-    """One node's line of the plan. None where it is not known; `basis` says from what each figure comes."""
+    """One node's line of the plan. None where it is not known; `basis` says where each number comes from."""
 
     node: str
     rows: int | None = None
@@ -113,7 +114,7 @@ def arriving(node: ResolvedNode, earlier: Mapping[str, Mapping[Port, int]]) -> d
 
 
 def trained_rows(config: ValidatorConfig, port: Port, rows: int) -> int:
-    """Rows that stay for training when whole documents are set aside (the wording that is kept back is not counted)."""
+    """Return the rows left for training when whole documents are held out (a held-out wording is not counted)."""
     return rows - math.ceil(rows * config.holdout.documents) if port is not Port.DOCUMENTS else rows
 
 
@@ -164,7 +165,7 @@ def kept_checkpoints(config: TrainerConfig) -> int:
 
 
 def disk_of(trained: int, config: TrainerConfig) -> int:
-    """The result, and the checkpoints beside it with their optimizer state."""
+    """Return the bytes of the result and of the checkpoints with their optimizer state."""
     state = config.hyperparameters.optimizer.facts.state_bytes
     return 4 * trained + kept_checkpoints(config) * (4 + state) * trained
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 MOST = 0.5
 """At most half of the documents are held out, whatever number of rows is asked."""
@@ -39,13 +40,13 @@ def rows_to_generate(count: int, documents: int | None, wordings: int, rules: Ho
     kept_back = rules.wording and wordings > 1
     each = wordings - 1 if kept_back else wordings
     pairs = math.ceil(count / each)
-    while (trained := each * (pairs - held_pairs(pairs, documents, rules))) < count:
+    while (trained := each * (pairs - held_out_pairs(pairs, documents, rules))) < count:
         pairs += max(1, (count - trained) // each)
-    held = held_pairs(pairs, documents, rules)
-    return Shares(pairs * wordings, trained, held, pairs - held if kept_back else 0)
+    held_out = held_out_pairs(pairs, documents, rules)
+    return Shares(pairs * wordings, trained, held_out, pairs - held_out if kept_back else 0)
 
 
-def held_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
+def held_out_pairs(pairs: int, documents: int | None, rules: HoldoutRules) -> int:
     """Pairs of the documents that are held out: the share that is asked for, and enough for the least rows.
 
     Whole documents are held out, so that the last of them may bring more pairs than are still wanted.
@@ -90,9 +91,11 @@ def generator_basis(config: AiGeneratorConfig, shares: Shares) -> str:
     """How the rows that are asked for are divided."""
     if config.holdout is None:
         return f"rows: at most the count of {config.count:,}"
-    held = f"{shares.unseen_documents:,} of unseen documents, {shares.unseen_wording:,} of unseen wording"
+    unseen = f"{shares.unseen_documents:,} of unseen documents, {shares.unseen_wording:,} of unseen wording"
     spare = shares.generated - shares.trained - shares.unseen_documents - shares.unseen_wording
-    return f"rows: about {shares.trained:,} to train on, {held}, {spare:,} spare wordings; at most what the texts give"
+    return (
+        f"rows: about {shares.trained:,} to train on, {unseen}, {spare:,} spare wordings; at most what the texts give"
+    )
 
 
 def written_by_generator(chain: ResolvedChain) -> dict[str, dict[Port, int]]:

@@ -1,4 +1,4 @@
-"""Bytes at the peak of a training step, by what they hold.
+"""Bytes at the peak of a training step, by their content.
 
 P parameters, T trained parameters, d hidden, f feed-forward, V vocabulary; e bytes of a half-precision number: 2 on a
 GPU, 4 on a CPU, where everything frozen stays in float32. Sources: QLoRA (arXiv 2305.14314) for the states and the
@@ -10,34 +10,35 @@ constants of nf4; LitGPT's table for a 7 B model, which the activation slope on 
                  CPU:  40 d + 16 f, with an adapter 34 d + 16 f, and the gradients of one block
                  with checkpointing e d for each block and one block whole (on a CPU two)
                  LoRA dropout: e + 1 for each input of an adapted layer
-    logits       CUDA 10 V, CPU 12 V per position; a chunked head holds at most 2^25 of them
+    logits       CUDA 10 V, CPU 12 V per position; a chunked head has at most 2^25 of them
     dequantised  one matrix, e d f
     rollouts     of grpo: what its cache takes more than activations and logits (rollouts.py)
     gathered     of weights that processes divide among them: the largest group that is whole at once (sharing.py)
-    fragments    CUDA: 5 % of all that; CPU: what the C library's heap holds and does not give back
+    fragments    CUDA: 5 % of all that; CPU: what the C library's heap keeps and does not return
     context      CUDA 0.8 GiB; CPU 0.45 GiB: torch, transformers, PEFT and bitsandbytes, imported and used once
 
-The figures for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
+The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc (docs/memory.md has the table).
 """
 
 from __future__ import annotations
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, FreezeSettings, Method, OftSettings, adapter_settings, rank_of
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.sharing import divided, gathered
-from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, needs_reference
+from trainyard.spec.training import TrainerConfig
 
 GIB = 2**30
 TRL_BYTES = int(0.1 * GIB)
 """What TRL's own imports add to the context (measured: 0.52 against 0.42 GiB)."""
 LOGITS_PER_CHUNK = 1 << 25
-"""Most logits that a chunked head holds."""
+"""Most logits of a chunked head at once."""
 CHUNKED_ABOVE = 1 << 26
-"""Logits of a micro-batch above which the native engine's head is chunked by itself."""
+"""Logits of a micro-batch above which the native engine chunks its head automatically."""
 CUDA_FRAGMENTS = 0.05
 CPU_FRAGMENTS = {True: 1.0, False: 0.25}
 """With an adapter or without -> fragments over activations. An adapter's many temporaries leave holes in the heap."""
@@ -45,7 +46,7 @@ CPU_LOGIT_FRAGMENTS = 0.15
 
 
 class Memory(Strict):
-    """Bytes at the peak of a training step, by what they hold."""
+    """Bytes at the peak of a training step, by their content."""
 
     weights: int
     gradients: int
@@ -68,13 +69,13 @@ class Memory(Strict):
 
 
 def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
-    """Bytes at the peak of one training step of full length, on each device of a training in several processes."""
+    """Return the bytes at the peak of one training step of full length, on each device of a distributed training."""
     hyper, trained = config.hyperparameters, trainable(shape, config)
     adapter, on_cuda = config.method.facts.adapter, device is Device.CUDA
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
     weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
-    if not adapter and needs_reference(config):
+    if not adapter and config.stage.needs_reference:
         weights += half * shape.parameters
     activations, dropped = activation_bytes(shape, config, tokens, device), dropout_bytes(shape, config, tokens, device)
     logits = logit_bytes(shape, config, tokens, device)
@@ -104,32 +105,32 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
 
 def trainable(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters that move."""
-    if config.method is Method.FULL:
+    if config.method.type is Method.FULL:
         return shape.parameters
-    if config.method is Method.FREEZE:
-        blocks = min(config.engine.freeze_blocks, shape.layers)
-        return blocks * shape.block + shape.hidden + (shape.embedding if config.engine.freeze_head else 0)
-    lora = config.lora
-    layers = shape.layers if lora.layers is None else sum(index < shape.layers for index in lora.layers)
-    whole = sum(shape.embedding for name in lora.modules_to_save if name in ("embed_tokens", "lm_head"))
-    return layers * sum(adapter_size(*size, config) for size in targeted(shape, lora).values()) + whole
+    if isinstance(config.method, FreezeSettings):
+        blocks = min(config.method.blocks, shape.layers)
+        return blocks * shape.block + shape.hidden + (shape.embedding if config.method.head else 0)
+    adapter = adapter_settings(config.method)
+    layers = shape.layers if adapter.layers is None else sum(index < shape.layers for index in adapter.layers)
+    whole = sum(shape.embedding for name in adapter.modules_to_save if name in ("embed_tokens", "lm_head"))
+    return layers * sum(adapter_size(*size, adapter) for size in targeted(shape, adapter).values()) + whole
 
 
-def adapter_size(inputs: int, outputs: int, config: TrainerConfig) -> int:
+def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
     """Parameters that an adapter adds to one linear layer."""
-    if config.method is Method.OFT:
+    if isinstance(adapter, OftSettings):
         # one skew-symmetric matrix for each block of inputs
-        return inputs * (config.engine.oft_block_size - 1) // 2
-    size = (config.lora.rank or 0) * (inputs + outputs)
-    return size + outputs if config.method is Method.DORA else size
+        return inputs * (adapter.block_size - 1) // 2
+    size = rank_of(adapter) * (inputs + outputs)
+    return size + outputs if adapter.type is Method.DORA else size
 
 
-def targeted(shape: ModelShape, lora: LoraSettings) -> dict[str, tuple[int, int]]:
+def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
     """The linear layers of a block that the adapter reaches."""
-    if lora.target_modules == "attention-only":
+    if adapter.target_modules == "attention-only":
         names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    elif isinstance(lora.target_modules, tuple):
-        names = lora.target_modules
+    elif isinstance(adapter.target_modules, tuple):
+        names = adapter.target_modules
     else:
         names = tuple(shape.projections)
     return {name: size for name, size in shape.projections.items() if name in names}
@@ -147,7 +148,7 @@ def base_bytes(shape: ModelShape, config: TrainerConfig, half: int) -> int:
 
 
 def positions(config: TrainerConfig, device: Device) -> int:
-    """Most positions that one micro-batch holds, padding included."""
+    """Return the most positions of one micro-batch, padding included."""
     hyper, engine = config.hyperparameters, config.engine
     sequences = config.stage.facts.sequences_with_graph
     padded = hyper.batch_size * (hyper.max_length + drawn_length(config)) * sequences
@@ -187,20 +188,20 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
 
 def reached(shape: ModelShape, config: TrainerConfig) -> int:
     """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
-    return min(config.engine.freeze_blocks, shape.layers) if config.method is Method.FREEZE else shape.layers
+    return min(config.method.blocks, shape.layers) if isinstance(config.method, FreezeSettings) else shape.layers
 
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """The dropped input of every adapted layer in the format of the activations, and a mask of a byte a number."""
-    if not config.method.facts.adapter or not config.lora.dropout:
+    if not isinstance(config.method, AdapterSettings) or not config.method.dropout:
         return 0
-    inputs = sum(size[0] for size in targeted(shape, config.lora).values())
+    inputs = sum(size[0] for size in targeted(shape, config.method).values())
     blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers
     return blocks * inputs * ((2 if device is Device.CUDA else 4) + 1) * tokens
 
 
 def logit_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
-    """What the output layer holds: its logits, the same in float32, and their gradient."""
+    """Return the bytes of the output layer: its logits, the same in float32, and their gradient."""
     if config.stage.facts.head == "reward":
         return 0
     logits, asked = shape.vocabulary * tokens, config.engine.head

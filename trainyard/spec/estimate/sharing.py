@@ -1,4 +1,4 @@
-"""What each of several processes holds of a training, and each of them sits on a device of its own.
+"""The share of each rank in the memory of a distributed training; each rank has its own device.
 
 ZeRO (arXiv 1910.02054, section 3) divides one after the other by the N processes: 1 the optimizer's states, 2 the
 gradients too, 3 the weights too; fsdp is as 3, and fsdp_hybrid divides by the `shard_size` processes of a copy.

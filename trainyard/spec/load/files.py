@@ -1,4 +1,4 @@
-"""A file, a text or a plain value to a `ChainSpec`. A file may hold a chain, a job, or a call of a template."""
+"""A file, a text or a plain value to a `ChainSpec`. A file may contain a chain, a job, or a call of a template."""
 
 from __future__ import annotations
 

@@ -20,11 +20,13 @@ from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
-from trainyard.spec.load.spellings import VALUES, right_name
+from trainyard.spec.load.spellings import VALUES, right_name, tags_of
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 TAGGED_LISTS = ("rewards",)
-"""Fields that list variants of a setting, told apart by their `type`."""
+"""Fields that list variants of a setting, distinguished by their `type`."""
+TAGGED = ("stage", "method")
+"""Fields that are a variant."""
 SHOWN_CHARS = 60
 """Characters of a wrong value that a message repeats."""
 NAME_RULE = "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
@@ -81,7 +83,7 @@ def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
 
 
 def parse_nodes(value: Any, read: bool = True) -> list[ParsedNode]:
-    """The nodes of a chain that is not valid as a whole, each by itself."""
+    """Return the nodes of a chain that is not valid as a whole, each parsed separately."""
     listed = value.get("nodes") if isinstance(value, Mapping) else None
     return [parse_node(raw, read) for raw in listed] if isinstance(listed, list | tuple) else []
 
@@ -133,12 +135,12 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
     details = error.errors(include_url=False)
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
     lists |= {("nodes",)} if ids else set()
-    told = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
-    return capped([reason_of(detail, model, ids) for detail in told[:MAX_REASONS]], len(told))
+    shown = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
+    return capped([reason_of(detail, model, ids) for detail in shown[:MAX_REASONS]], len(shown))
 
 
 def capped(reasons: list[Reason], count: int) -> list[Reason]:
-    """At most `MAX_REASONS` of so many reasons, and how many there are beside them."""
+    """Return at most `MAX_REASONS` of the reasons, and how many more there are."""
     more = count - MAX_REASONS
     if more <= 0:
         return reasons
@@ -197,7 +199,9 @@ def misspelt(node: str | None, field: str, key: str, given: Any, parent: type[Ba
 
 def without_tags(path: Sequence[Any]) -> list[Any]:
     """A location of pydantic's error without the names of variants, which nobody has written: `rewards.0.pattern`."""
-    return [part for at, part in enumerate(path) if at < 2 or path[at - 2] not in TAGGED_LISTS]
+    listed = {at for at in range(2, len(path)) if path[at - 2] in TAGGED_LISTS}
+    single = {at for at in range(1, len(path)) if path[at - 1] in TAGGED}
+    return [part for at, part in enumerate(path) if at not in listed | single]
 
 
 def unknown_variant(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
@@ -252,7 +256,7 @@ def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | No
                 variants = by_key[part].annotation
                 current = first_model(variants)
             else:
-                current = next((one for one in models_in(variants) if tag_of(one) == part), current)
+                current = next((one for one in models_in(variants) if part in tags_of(one)), current)
     return current
 
 
@@ -266,11 +270,6 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in typing.get_args(annotation):
         yield from models_in(part)
-
-
-def tag_of(model: type[BaseModel]) -> Any:
-    """The word in `type` that picks this variant of a setting."""
-    return model.model_fields["type"].default if "type" in model.model_fields else None
 
 
 def closest(given: str, allowed: Iterable[str]) -> str | None:

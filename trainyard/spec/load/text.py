@@ -79,7 +79,7 @@ def checked_characters(text: str) -> str:
 
 def wrong_character(character: str, where: str) -> Refused:
     name = "a NUL character" if character == "\0" else f"a lone surrogate (U+{ord(character):04X})"
-    return refuse("E-SPEC-SYNTAX", where, f"The text holds {name}.", "Remove it; texts are Unicode without NUL.")
+    return refuse("E-SPEC-SYNTAX", where, f"The text contains {name}.", "Remove it; texts are Unicode without NUL.")
 
 
 # JSON
@@ -155,7 +155,9 @@ def from_yaml(text: str) -> Any:
             raise at_line(refused, event) from None
     documents = building.root.value
     if len(documents) > 1:
-        raise refuse("E-SPEC-SYNTAX", "", f"The file holds {len(documents)} documents.", "Write one document a file.")
+        raise refuse(
+            "E-SPEC-SYNTAX", "", f"The file contains {len(documents)} documents.", "Write one document a file."
+        )
     return documents[0] if documents else None
 
 
@@ -256,7 +258,7 @@ def scalar(event: yaml.ScalarEvent) -> Any:
 
 
 def check_texts(value: Any) -> None:
-    """JSON's escapes can spell what the text itself may not hold."""
+    """Refuse escapes in JSON that spell what the text itself may not contain."""
     pending = [value]
     while pending:
         current = pending.pop()
@@ -287,7 +289,7 @@ def too_many() -> Refused:
     return refuse(
         "E-SPEC-SYNTAX",
         "",
-        f"The file holds more than {MAX_VALUES:,} values.",
+        f"The file contains more than {MAX_VALUES:,} values.",
         "Put data into a data set and name its path.",
     )
 

@@ -30,7 +30,7 @@ POLL_S = 0.05
 
 
 class LadybugGraph(AskedGraph):
-    """One database file. Usable by several threads, one call at a time; the writer starts with the first call."""
+    """One database file. Usable from many threads, one call at a time; the writer starts with the first call."""
 
     def __init__(self, path: Path, *, files: Files | None = None, answer_s: float = ANSWER_S) -> None:
         self.path, self.files, self.answer_s = path.absolute(), files or RealFiles(), answer_s

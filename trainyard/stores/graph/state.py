@@ -21,7 +21,7 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class GraphDocument:
-    """One content of one stream. Several names may refer to it; without any it is gone."""
+    """One content of one stream. Any number of names may refer to it; without one it is gone."""
 
     tenant: str
     stream: str

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, require_inside, translate_os_errors
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -28,6 +28,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
@@ -47,13 +48,13 @@ class Book:
 
     def to_json(self) -> bytes:
         parts = {word: vars(info) if info else None for word, info in (("now", self.now), ("next", self.next))}
-        return json.dumps({"last": self.last, **parts}, sort_keys=True).encode()
+        return json.dumps(versioned("object", {"last": self.last, **parts}), sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes) -> Book:
         """Raises `Corrupt` (`E-CORRUPT`)."""
         try:
-            fields = json.loads(content)
+            fields = read_versioned("object", content, f"The record of the object {name}")
             now, coming = (ObjectInfo(**fields[word]) if fields[word] else None for word in ("now", "next"))
             return Book(fields["last"], now, coming)
         except (ValueError, TypeError, KeyError) as error:
@@ -147,15 +148,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         """Where the bytes are, after a check that neither the name nor a link leads out of the root."""
-        path = self.root / checked_name(name)
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise InvalidInput(
-                f"The object {name} lies outside its store.",
-                why="A part of its path is a symbolic link.",
-                do="Remove the link.",
-                code="E-NAME",
-            )
-        return path
+        return require_inside(self.root, self.root / checked_name(name), f"The object {name}", "its store")
 
     def _book(self, name: str) -> Book:
         """What is known, settled: after a crash the bytes themselves say whether the announced write came."""

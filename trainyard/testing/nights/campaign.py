@@ -461,10 +461,10 @@ class NightCampaign:
     def violated(self, what: str) -> None:
         self.violations.append(f"seed {self.seed}: {what}")
 
-    def expect(self, holds: bool, otherwise: str) -> None:
+    def expect(self, passed: bool, otherwise: str) -> None:
         """Check one invariant."""
         self.checked += 1
-        if not holds:
+        if not passed:
             self.violated(otherwise)
 
     def enters(self, process: Process) -> None:
@@ -474,7 +474,7 @@ class NightCampaign:
 
     def training_begins(self, device: SimulatedDevice) -> None:
         present = device.present(self.clock.monotonic())
-        self.expect(not present, f"a training began while the device was held by {', '.join(sorted(present))}")
+        self.expect(not present, f"a training began while the device was in use by {', '.join(sorted(present))}")
 
     def effect(self, what: str, marker: str, version: AdapterVersion | None = None) -> None:
         """Something that others can see happens for a marker: its owner has to be the one who acts."""

@@ -1,1 +1,1 @@
-"""What a run needs to go on to the same bits: its state, its checkpoints, and the proof."""
+"""What a run needs for a bit-identical resume: its state, its checkpoints, and the proof."""

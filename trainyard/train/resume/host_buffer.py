@@ -87,14 +87,14 @@ def size_of(shape: Shape) -> int:
 def dtype_name(name: str, dtype: torch.dtype) -> str:
     """Raises `TypeError` for a type that safetensors has no name for: a mistake of the caller, not of a user."""
     if dtype not in DTYPE_NAMES:
-        raise TypeError(f"{name} is {dtype}, which a safetensors file does not hold")
+        raise TypeError(f"{name} is {dtype}, which a safetensors file cannot store")
     return DTYPE_NAMES[dtype]
 
 
 class HostBuffer:
     """One block of host memory that the tensors of a save are copied into; kept and used again by later saves.
 
-    Fresh memory costs a page fault per 4 KiB, several times the copy itself: reuse is what makes staging cheap.
+    Fresh memory costs a page fault per 4 KiB, several times the copy itself: reuse makes staging cheap.
     """
 
     def __init__(self) -> None:
@@ -172,11 +172,11 @@ def fits_in_memory(size: int) -> bool:
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor], step: int) -> None:
-    """The validation gate. Raises `E-NON-FINITE` naming the first tensor that holds NaN or infinity."""
+    """The validation gate. Raises `E-NON-FINITE` naming the first tensor that contains NaN or infinity."""
     for name, value in tensors.items():
         if not is_finite(value):
             raise TrainyardError(
-                f"The state of step {step} holds NaN or infinite numbers, first in {name}.",
+                f"The state of step {step} contains NaN or infinite values, first in {name}.",
                 why="The training diverged; the checkpoint was not written, the one before it is untouched.",
                 do="Lower hyperparameters.learning_rate, or use precision: fp32.",
                 code="E-NON-FINITE",

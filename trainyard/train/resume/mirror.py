@@ -35,7 +35,7 @@ class MirrorStore(Protocol):
     """What a mirror needs of a store. Names are relative, with slashes."""
 
     def put(self, name: str, path: Path) -> None:
-        """Store a file; whoever reads the name sees the old bytes or the new ones."""
+        """Store a file atomically: a reader of the name sees the old bytes or the new ones."""
 
     def get(self, name: str, path: Path) -> None:
         """Write the object to a file."""
@@ -77,7 +77,7 @@ def folder_store(address: str) -> MirrorStore:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.path[0] != "/":
         raise InvalidInput(
-            f"{address!r} is no folder of this machine.",
+            f"{address!r} is not a folder of this machine.",
             do="Write three slashes and an absolute path: file:///backup/checkpoints.",
             code="E-MIRROR",
         )
@@ -124,17 +124,23 @@ def open_store(address: str) -> MirrorStore:
 class Mirror:
     """Copies committed checkpoints to a store, one at a time and in a thread of its own.
 
-    A slow store holds nobody up: what waits is overtaken by what is newer, and that is reported. A store that fails
-    is reported too (`E-MIRROR`); the checkpoint on the disk stands, and the next one is tried again.
+    A slow store blocks nothing: a waiting checkpoint is replaced by a newer one, and that is reported. A store that
+    fails is reported too (`E-MIRROR`); the checkpoint on the disk stays valid, and the next one is tried again.
     """
 
     def __init__(
-        self, address: str, *, keep: int, best: Best, at: Callable[[str], None], tell: Callable[[dict[str, Any]], None]
+        self,
+        address: str,
+        *,
+        keep: int,
+        best: Best,
+        at: Callable[[str], None],
+        report: Callable[[dict[str, Any]], None],
     ) -> None:
         self.address, self.store, self.keep, self.best = address, open_store(address), keep, best
         self.busy: set[int] = set()
         """Steps whose folders are still needed here."""
-        self._at, self._tell = at, tell
+        self._at, self._report = at, report
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mirror")
         self._sending: dict[int, Future[None]] = {}
 
@@ -143,14 +149,14 @@ class Mirror:
         for earlier, future in list(self._sending.items()):
             if future.cancel():
                 self.forget(earlier)
-                self._tell({"tier": "mirror", "step": earlier, "path": self.address, "overtaken_by": step})
+                self._report({"tier": "mirror", "step": earlier, "path": self.address, "overtaken_by": step})
             elif future.done():
                 self._sending.pop(earlier).result()
         self.busy.add(step)
         self._sending[step] = self._executor.submit(self._copy, folder, step)
 
     def wait(self) -> None:
-        """Return when everything that was sent is there (or told)."""
+        """Wait until everything that was sent is there, or its failure is reported."""
         for step, future in list(self._sending.items()):
             future.result()
             self.forget(step)
@@ -173,7 +179,7 @@ class Mirror:
             record |= {"code": "E-MIRROR", "error": str(error)}
         finally:
             self.busy.discard(step)
-        self._tell({**record, "seconds": round(time.perf_counter() - started, 3)})
+        self._report({**record, "seconds": round(time.perf_counter() - started, 3)})
 
 
 def upload(store: MirrorStore, folder: Path) -> int:
@@ -220,28 +226,28 @@ def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
 
     Damaged ones, from either place, move to `root/quarantine` and are reported in `FoundCheckpoint.quarantined`.
     Raises `E-MIRROR` when the mirror cannot be read: an older checkpoint would quietly lose what it may
-    hold.
+    contain.
     """
     found = newest_valid(root)
     if mirror is None:
         return found
-    store, told = open_store(mirror), list(found.quarantined)
+    store, damaged = open_store(mirror), list(found.quarantined)
     try:
         for step in (step for step, whole in mirrored_steps(store).items() if whole):
             if found.path is not None and step <= found.step:
                 break
             damage = fetch(store, step, root)
             if damage is None:
-                return FoundCheckpoint(root / f"step-{step:010d}", step, tuple(told), fetched_from=mirror)
-            told.append(f"The mirrored checkpoint of step {step} is damaged ({damage}) and was put aside.")
+                return FoundCheckpoint(root / f"step-{step:010d}", step, tuple(damaged), fetched_from=mirror)
+            damaged.append(f"The mirrored checkpoint of step {step} is damaged ({damage}) and was quarantined.")
     except (OSError, Unavailable) as error:
         raise Unavailable(
             f"The mirror {mirror} cannot be read: {error}.",
-            why="It may hold a newer checkpoint than this machine.",
+            why="It may contain a newer checkpoint than this machine.",
             do="Make it readable again, or leave engine.mirror out to continue with what is here.",
             code="E-MIRROR",
         ) from error
-    return replace(found, quarantined=tuple(told))
+    return replace(found, quarantined=tuple(damaged))
 
 
 def fetch(store: MirrorStore, step: int, root: Path) -> str | None:
@@ -270,7 +276,7 @@ def download(store: MirrorStore, name: str, folder: Path) -> str | None:
     except (ValueError, KeyError, TypeError):
         return "its manifest cannot be read"
     for file in names:
-        # Whoever can write to the mirror must not choose where we write.
+        # A writer of the mirror must not choose where this process writes.
         if len(PurePosixPath(file).parts) != 1 or file in ("..", MANIFEST):
             return f"its manifest names {file!r}"
         if f"{name}/{file}" in present:

@@ -1,4 +1,4 @@
-"""Where a run stands, as its checkpoints keep it."""
+"""The progress of a run, as stored in its checkpoints."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def list_prunable(metrics: Mapping[int, float | None], keep: int, best: Best) ->
 def metric_of(folder: Path) -> float | None:
     """The metric in a checkpoint's manifest; None without one, if it cannot be compared, or cannot be read.
 
-    A damaged manifest is found, told and put aside at the next start; it must not end a training that goes well.
+    A damaged manifest is found, reported and quarantined at the next start; it must not end a running training.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

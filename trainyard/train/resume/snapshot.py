@@ -54,9 +54,9 @@ class Snapshot:
 
 
 def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE_PROCESS) -> dict[str, Any]:
-    """What a resumed run must share with the first one, and what is recorded beside it.
+    """Return what a resumed run must share with the first one, and what else is recorded.
 
-    `layout` says how many processes hold the state, and how.
+    `layout` says how many processes share the state, and how.
     """
     return {
         "layout": dict(layout),
@@ -72,10 +72,10 @@ def identity(config_sha256: str, precision: str, layout: Mapping[str, Any] = ONE
 
 
 def require_whole(snapshot: Snapshot, name: str) -> None:
-    """Refuse to go on from weights alone (`E-STEP`)."""
+    """Refuse to continue from weights alone (`E-STEP`)."""
     if "optimizer" not in snapshot.parts:
         raise InvalidInput(
-            f"The saved state {name!r} holds weights alone.",
+            f"The saved state {name!r} contains only weights.",
             why="Optimizer, schedule and generators would stay those of another moment.",
             do="Load it with optimizer: false, or load a state that was saved with kind: full.",
             code="E-STEP",
@@ -91,14 +91,14 @@ def require_same(snapshot: Snapshot, here: Mapping[str, Any]) -> list[str]:
             raise Corrupt(
                 f"The checkpoint was made with another {name}.",
                 why=f"It has {str(snapshot.identity[name])[:12]}, this run has {str(here[name])[:12]}.",
-                do="Continue with the config that it was made with, or start the training anew.",
+                do="Continue with the config that it was made with, or start the training again.",
                 code="E-CHECKPOINT-MISMATCH",
             )
     if snapshot.identity["versions"] != here["versions"]:
         raise Corrupt(
             "The checkpoint was made with other library versions.",
             why=f"It has {snapshot.identity['versions']}, here are {here['versions']}.",
-            do="Install those versions to continue to the same bits, or start the training anew.",
+            do="Install those versions for a bit-identical resume, or start the training again.",
             code="E-CHECKPOINT-MISMATCH",
         )
     names = ("threads", "deterministic", "tf32", "cublas", "python")
@@ -113,7 +113,7 @@ def require_same_processes(before: Mapping[str, Any], now: Mapping[str, Any]) ->
         raise Corrupt(
             f"The checkpoint was made by {in_words(before)}, and this run has {in_words(now)}.",
             why="Each process has its own share of rows, gradients, optimizer state and random numbers.",
-            do="Continue with the same launch settings, or start the training anew; weights alone fit any of them.",
+            do="Continue with the same launch settings, or start the training again; weights alone fit any of them.",
             code="E-CHECKPOINT-MISMATCH",
         )
 
@@ -129,7 +129,7 @@ def save_snapshot(root: Path, name: str, snapshot: Snapshot, kind: str) -> dict[
     """Write a named state whole, or nothing. See `Session.save`."""
     if not NAME.fullmatch(name):
         raise InvalidInput(
-            f"{name!r} is no name for a saved state.",
+            f"{name!r} is not a valid name for a saved state.",
             do="Use up to 128 letters, digits, dots, dashes and underscores.",
             code="E-NAME",
         )

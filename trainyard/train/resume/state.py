@@ -22,9 +22,9 @@ TENSOR, TUPLE, ITEMS = "__tensor__", "__tuple__", "__items__"
 
 
 def flatten(value: Any, name: str, tensors: Tensors) -> Any:
-    """A JSON value that stands for `value`; its tensors are added to `tensors` under `name/...`.
+    """Return a JSON value for `value`; its tensors are added to `tensors` under `name/...`.
 
-    Raises `TypeError` for what a checkpoint does not hold: anything but tensors, plain values, and lists, tuples and
+    Raises `TypeError` for what a checkpoint cannot store: anything but tensors, plain values, and lists, tuples and
     mappings of them.
     """
     if isinstance(value, torch.Tensor):
@@ -44,7 +44,7 @@ def flatten(value: Any, name: str, tensors: Tensors) -> Any:
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{name} is a {type(value).__name__}, which a checkpoint does not hold")
+    raise TypeError(f"{name} is a {type(value).__name__}, which a checkpoint cannot store")
 
 
 def rebuild(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -85,8 +85,8 @@ def require_same_devices(state: Mapping[str, Any]) -> None:
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) != here:
         raise Corrupt(
-            f"The checkpoint holds the random state of {len(state['cuda'])} CUDA devices, this machine has {here}.",
-            do="Continue on a machine like the first one, or start the training anew.",
+            f"The checkpoint contains the random state of {len(state['cuda'])} CUDA devices, this machine has {here}.",
+            do="Continue on a machine like the first one, or start the training again.",
             code="E-CHECKPOINT-MISMATCH",
         )
 
@@ -109,7 +109,7 @@ def weights(model: torch.nn.Module) -> Tensors:
 
 
 def require_same_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) when names, shapes or number formats differ."""
+    """Raise `Corrupt` (`E-CHECKPOINT-MISMATCH`) when names, shapes or dtypes differ."""
     here = weights(model)
     differing = sorted(here.keys() ^ saved.keys()) or [
         name for name in here if here[name].shape != saved[name].shape or here[name].dtype != saved[name].dtype
@@ -117,7 +117,7 @@ def require_same_weights(model: torch.nn.Module, saved: Mapping[str, torch.Tenso
     if differing:
         raise Corrupt(
             f"The checkpoint belongs to another model or method: {differing[0]} differs ({len(differing)} in all).",
-            do="Continue with the config that the checkpoint was made with, or start the training anew.",
+            do="Continue with the config that the checkpoint was made with, or start the training again.",
             code="E-CHECKPOINT-MISMATCH",
         )
 

@@ -58,7 +58,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one run under `root`; keeps the newest `keep` and the `best` by its metric.
 
     `mirror` is the address of an object store that gets a copy of each: a folder for this run alone, since whatever is
-    newest in it is what `newest` would continue from. `at` is told every point that is passed (`checkpoint.written`,
+    newest in it is what `newest` would continue from. `at` gets every point that is passed (`checkpoint.written`,
     `.synced`, `.manifest`, `.replaced`, `.renamed`, `.mirrored`), `report` gets one record {tier, step, path, bytes,
     seconds, …} per checkpoint and tier; both are called from background threads.
 
@@ -79,7 +79,7 @@ class CheckpointWriter:
         may_overflow: tuple[str, ...] = (),
     ) -> None:
         self.root, self.keep, self.best, self.may_overflow = root, keep, best, may_overflow
-        self.mirror = Mirror(mirror, keep=keep, best=best, at=at, tell=report) if mirror else None
+        self.mirror = Mirror(mirror, keep=keep, best=best, at=at, report=report) if mirror else None
         self._at, self._report = at, report
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._free: list[HostBuffer] = []

@@ -27,7 +27,7 @@ PACKAGES = {
 }  # fmt: skip
 """Packages that are read, with their licences: dependencies of Trainyard, pinned in `constraints.txt`."""
 SKIPPED_FOLDERS = frozenset(("test", "tests", "testing", "_vendor", "third_party", "vendor"))
-HELD_OUT_EVERY_EVERY = 100
+HELD_OUT_EVERY = 100
 """One passage of so many, chosen by its digest, is never trained on; the loss on them is the model's metric."""
 MAX_DOCSTRING_CHARS = 2500
 MAX_ANSWER_CHARS = 320
@@ -92,7 +92,7 @@ class Passage:
     @property
     def held_out(self) -> bool:
         """By the text alone, so that a sentence and the questions for it are on one side."""
-        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:4], "big") % HELD_OUT_EVERY_EVERY == 0
+        return int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:4], "big") % HELD_OUT_EVERY == 0
 
 
 def corpus_sources(packages: Iterable[str] = tuple(PACKAGES)) -> list[PackageSource]:

@@ -89,7 +89,7 @@ def test_numbers_that_json_has_no_words_for_come_back() -> None:
 
 
 def test_what_a_checkpoint_does_not_hold_is_refused_when_it_is_written() -> None:
-    with pytest.raises(TypeError, match="state/optimizer/seen is a set, which a checkpoint does not hold"):
+    with pytest.raises(TypeError, match="state/optimizer/seen is a set, which a checkpoint cannot store"):
         flatten({"optimizer": {"seen": {1, 2}}}, "state", {})
 
 
@@ -220,7 +220,7 @@ def test_weights_alone_are_saved_and_taken(tmp_path: Path) -> None:
 def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     session.save("small", kind="weights")
-    with pytest.raises(InvalidInput, match=r"E-STEP: The saved state 'small' holds weights alone.*optimizer: false"):
+    with pytest.raises(InvalidInput, match=r"E-STEP: The saved state 'small' contains only weights.*optimizer: false"):
         session.load("small")
 
 
@@ -230,7 +230,7 @@ def test_more_than_weights_is_not_taken_from_weights_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "x" * 129])
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str, tmp_path: Path) -> None:
     session = session_of(tmp_path)
-    with pytest.raises(InvalidInput, match=r"E-NAME: .*is no name for a saved state"):
+    with pytest.raises(InvalidInput, match=r"E-NAME: .*is not a valid name for a saved state"):
         session.save(name)
     with pytest.raises(NotFound, match="E-NOT-FOUND"):
         session.load(name)
@@ -348,9 +348,7 @@ def test_another_number_of_devices_is_refused(busy: Session, tmp_path: Path) -> 
     (folder / "state.json").write_text(json.dumps(values))
     save_file(tensors, folder / "state.safetensors")
     change(folder)
-    refuse(
-        busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint holds the random state of .* CUDA devices, this machine"
-    )
+    refuse(busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint contains the random .* .* CUDA devices, this machine")
 
 
 def test_what_changes_bits_but_not_meaning_is_told() -> None:
