@@ -1,9 +1,9 @@
-"""FSDP with hybrid sharding: each replica is a group of processes that hold its weights, gradients and states in parts.
+"""FSDP with hybrid sharding: the processes of a replica share its weights, gradients and optimizer states.
 
 torch's `fully_shard` (FSDP2) on a mesh of replicas x shards: a block's weights are gathered when it computes and given
 back afterwards; its gradients are summed over all processes in the backward, and each keeps its part. The rest of the
 model is one more group, around a module whose forward is whatever is to be done with the model: so the weights are in
-place also for the heads, which ask the decoder and the output layer by themselves, and tied weights stay tied.
+place also for the heads, which call the decoder and the output layer directly, and tied weights stay tied.
 
 Optimizers get plain tensors that share the memory of the parts. Those that look at single elements compute what they
 would in one process; those that look at whole matrices or blocks do not, and are refused.
@@ -113,7 +113,7 @@ class Hybrid(Ddp):
     # The state
 
     def weights(self, model: Any) -> state.Tensors:
-        """The parts of the first replica put together in the process that leads; nothing in the others."""
+        """Gather the shards of the first replica on rank 0; nothing on the other ranks."""
         own = {f"parameter/{name}": value.detach() for name, value in self.own.items()}
         if not self.leading:
             if self.team.rank < self.size:
