@@ -71,7 +71,7 @@ def versioned(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
     """The value of a stored JSON file.
 
-    Raises `ValueError` for text that is not a JSON mapping, `Conflict` (`E-SCHEMA`) for a later version than ours.
+    Raises `ValueError` for text that is not a JSON mapping, `Conflict` (`E-SCHEMA`) for a newer version.
     """
     value = json.loads(data)
     if not isinstance(value, dict):
@@ -104,7 +104,7 @@ def earlier_files(home: Path) -> list[EarlierFiles]:
 
 
 def version_of(path: Path) -> int:
-    """The version of a file; that of the first entry where it has one a line. Text that is not JSON has none."""
+    """Return the version of a file, or of its first entry if each line has one; None for text that is not JSON."""
     text = path.read_bytes()
     try:
         value = json.loads(text.split(b"\n", 1)[0] if path.suffix == ".jsonl" else text)

@@ -62,9 +62,7 @@ def probe(format: Quantization, device: str) -> FormatSupport:
         return FormatSupport(False, why, f"pip install '{row.package.install}'")
     if device not in row.devices:
         why = f"{row.package.name} has no {format.value} on {device}."
-        return FormatSupport(
-            False, why, f"Train on {' or '.join(row.devices)}, or use lora without quantization."
-        )
+        return FormatSupport(False, why, f"Train on {' or '.join(row.devices)}, or use lora without quantization.")
     if format is Quantization.FP8 and device == CUDA and torch.cuda.get_device_capability() < FP8_CAPABILITY:
         return FormatSupport(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
     return FormatSupport(True)
