@@ -194,11 +194,18 @@ def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
 def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
     """A complete config with the settings in the groups of earlier versions, which is what scripts read."""
     words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
+    profile = ADAPTER_PROFILES[config["method"].get("profile", "platform")]
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
-        if words[axis] in readers_of(old):
-            words[group] = {**words[group], key: config[axis][name]}
-    return words
+        readers = readers_of(old)
+        if words[axis] in readers:
+            value = config[axis][name]
+        else:  # earlier versions wrote out the defaults of what is not read
+            kind, model = next(iter(readers.items()))
+            usual = model(type=kind).model_dump(mode="json") | (profile if group == "lora" else {})
+            value = usual[name]
+        words[group] = {**words[group], key: value}
+    return {**words, "rollouts": words["rollouts"] if words["stage"] == Stage.GRPO else None}
 
 
 def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
