@@ -197,13 +197,18 @@ def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
     Settings of another stage or method have their default there, but for one that has none.
     """
     words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
+    profile = ADAPTER_PROFILES[config["method"].get("profile", "platform")]
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
         readers = readers_of(old)
-        usual = next(iter(readers.values())).model_fields[name]
-        if words[axis] in readers or not usual.is_required():
-            words[group] = {**words[group], key: config[axis][name] if words[axis] in readers else usual.default}
-    return words
+        if words[axis] in readers:
+            value = config[axis][name]
+        else:  # earlier versions wrote out the defaults of what is not read
+            kind, model = next(iter(readers.items()))
+            usual = model(type=kind).model_dump(mode="json") | (profile if group == "lora" else {})
+            value = usual[name]
+        words[group] = {**words[group], key: value}
+    return {**words, "rollouts": words["rollouts"] if words["stage"] == Stage.GRPO else None}
 
 
 def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
