@@ -14,7 +14,7 @@ from nodes.runner import NODE_TASK, Make, NodeContext, RunInfo, Upstream, carry_
 from trainyard.api.records import read_events
 from trainyard.api.runs.slots import device_slots
 from trainyard.backends.base import work_folder
-from trainyard.backends.job import TrainingJob, changed_since, job_for
+from trainyard.backends.job import TrainingJob, changed_since, job_for, job_in
 from trainyard.backends.oom import train_within_memory
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.lease import turn_lock
@@ -66,6 +66,9 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
     if not earlier or earlier[-1]["digest"] == job.digest:
         return
     before = Path(earlier[-1]["folder"])
+    known = job_in(before)
+    if known is not None and known.digest == job.digest:  # an earlier version named the same job by another digest
+        return
     changes = "; ".join(changed_since(before, job)) or "what it trains on"
     if not any((before / CHECKPOINT_FOLDER).glob("*")):
         context.say(f"starts from zero, because this has changed since the earlier attempt: {changes}", logging.WARNING)

@@ -8,6 +8,7 @@ and one night (`tests.night_program`) with its state.
 from __future__ import annotations
 
 import json
+import logging
 import tarfile
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from nodes.runner import NodeContext, RunInfo
+from nodes.trainer import require_same
 from tests import night_program
 from tests.conftest import REPOSITORY
 from trainyard.api.context import Context
+from trainyard.api.records import RunRecord
 from trainyard.api.requests.stack import MigrateInput
 from trainyard.api.verbs.stack import migrate
 from trainyard.backends.base import run_training
@@ -27,8 +31,10 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.manager import TrainingManager
 from trainyard.compute.child import SPEC_FILE
 from trainyard.compute.events import Event
+from trainyard.errors import Conflict
 from trainyard.night.phases import run_night
 from trainyard.settings import load_settings
+from trainyard.spec.chain import ResolvedNode
 from trainyard.spec.states import JobState
 from trainyard.stores.adapters import AdapterRegistry
 
@@ -107,3 +113,20 @@ def test_an_earlier_paused_training_continues_and_ends_where_one_that_was_not_pa
     continued = load_file(earlier / "out" / "adapter" / "adapter_model.safetensors")
     # Equal to the bit on the processor that wrote the home; other processors add in another order.
     torch.testing.assert_close(continued, never_paused, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_knows_the_job_that_an_earlier_version_named_by_another_digest(earlier: Path, tmp_path: Path) -> None:
+    settings = load_settings(home=earlier / "home")
+    (work,) = settings.runs.glob("training/*")
+    job = TrainingJob.model_validate_json((work / SPEC_FILE).read_bytes())
+    record = RunRecord(tmp_path / "run")
+    record.begin({})
+    record.emit("trainer", "job", digest=work.name, folder=str(work))
+    node = ResolvedNode(id="trainer", type="trainer", config=job.config)
+    run = RunInfo("a-run", "chain", "default", str(tmp_path / "run"), "default/chain")
+    context = NodeContext(node, {}, run, settings, record, logging.getLogger(__name__))
+    require_same(context, job)
+    hyper = job.config.hyperparameters.model_copy(update={"weight_decay": 0.5})
+    other = job.model_copy(update={"config": job.config.model_copy(update={"hyperparameters": hyper})})
+    with pytest.raises(Conflict, match=r"settings: config\.hyperparameters\.weight_decay: 0\.0 before, 0\.5 now\."):
+        require_same(context, other)

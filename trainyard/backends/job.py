@@ -109,11 +109,18 @@ PLACES = {"threads", "locks", "devices", "run", "node", "data", "base", "adapter
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:
     """What is different from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
-    path = work / SPEC_FILE
-    if not path.is_file():
-        return []
-    changes = list_changes(orjson.loads(path.read_bytes()), job.model_dump(mode="json"))
+    before = job_in(work)
+    changes = list_changes(before.model_dump(mode="json"), job.model_dump(mode="json")) if before else ()
     return [f"{name}: {old} before, {new} now" for name, old, new in changes if name.partition(".")[0] not in PLACES]
+
+
+def job_in(work: Path) -> TrainingJob | None:
+    """The job of a work folder as this version reads it; None if there is none, or one that it cannot carry out."""
+    path = work / SPEC_FILE
+    try:
+        return TrainingJob.model_validate_json(path.read_bytes()) if path.is_file() else None
+    except ValidationError:
+        return None
 
 
 # Work folders of earlier versions: they name the same training by another digest, because a new setting changes it. The
@@ -126,9 +133,8 @@ EARLIER_FILE = "earlier.json"
 def work_folders_of_earlier_versions(trainings: Path) -> Iterator[tuple[Path, Path]]:
     """(folder, folder as this version names it) for each work folder whose name would be another one today."""
     for spec in sorted(trainings.glob(f"*/{SPEC_FILE}")):
-        try:
-            job = TrainingJob.model_validate_json(spec.read_bytes())
-        except ValidationError:  # of a training that this version cannot carry out
+        job = job_in(spec.parent)
+        if job is None:
             continue
         today = trainings / job.digest[: len(spec.parent.name)]
         if today != spec.parent and not today.exists():

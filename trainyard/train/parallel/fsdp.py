@@ -18,13 +18,14 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_
 
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
-from trainyard.train.parallel.zero import norm_over, scale_gradients, spread_overflow
+from trainyard.train.parallel.zero import norm_over, spread_overflow
 from trainyard.train.resume import state
 from trainyard.train.session.parallelism import Found
 
@@ -102,7 +103,7 @@ class Hybrid(Ddp):
 
     def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
         norm = self.norm(parameters)
-        scale_gradients(parameters, norm, limit)
+        clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
     def clear(self, model: Any) -> None:

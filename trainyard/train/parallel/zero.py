@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import clip_grads_with_norm_
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.strategies import Strategy
@@ -67,7 +68,7 @@ class Zero1(Ddp):
 
     def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
         norm = self.norm_of_parts(parameters)
-        scale_gradients(parameters, norm, limit)
+        clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
     def norm_of_parts(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -229,14 +230,6 @@ def norm_over(parts: Sequence[torch.Tensor], group: Any) -> torch.Tensor:
     squares = sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=device))
     dist.all_reduce(squares, group=group)
     return squares.sqrt().float()
-
-
-def scale_gradients(parts: Sequence[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
-    """As `torch.nn.utils.clip_grad_norm_`, with a norm that is known."""
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for value in parts:
-        if value.grad is not None:
-            value.grad.mul_(factor.to(value.grad.device))
 
 
 def spread_overflow(parts: Sequence[torch.Tensor], norm: torch.Tensor) -> None:
