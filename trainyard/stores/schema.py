@@ -104,7 +104,7 @@ def earlier_files(home: Path) -> list[EarlierFiles]:
 
 
 def version_of(path: Path) -> int:
-    """Return the version of a file, or of its first entry if each line has one; None for text that is not JSON."""
+    """Return the version of a file, or of its first entry if each line has one; `UNVERSIONED` without JSON."""
     text = path.read_bytes()
     try:
         value = json.loads(text.split(b"\n", 1)[0] if path.suffix == ".jsonl" else text)
