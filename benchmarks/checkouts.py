@@ -81,6 +81,9 @@ def interval(before: Sequence[float], after: Sequence[float], seed: int = 0) -> 
 def main(before: Path, after: Path, names: Sequence[str]) -> int:
     found: Mapping[str, tuple[float, float, float]] = {}
     for name in names or list(VARIANTS):
+        if not all((place / "benchmarks" / f"{name}.py").is_file() for place in (before, after)):
+            print(f"{name:<20} is not in both checkouts")
+            continue
         ratio, low, high = interval(*rounds_of((before, after), lambda place, name=name: rate_in(place, name)))
         found = {**found, name: (ratio, low, high)}
         verdict = "slower" if high < LEAST else "ok"
