@@ -226,7 +226,7 @@ def require_trainable(config: NightConfig) -> NightConfig:
     Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT`.
     """
     chains = [night_chain(config, method) for method in config.methods]
-    if reasons := [*whole_weights(config), *located(reason for chain in chains for reason in check(chain))]:
+    if reasons := [*whole_weights(config), *locate_reasons(reason for chain in chains for reason in check(chain))]:
         raise Refused(reasons, "A training of this night is refused.")
     return config
 
@@ -252,7 +252,7 @@ def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
     return config.phase2.training.model_copy(update=updates)
 
 
-def located(reasons: Iterable[Reason]) -> list[Reason]:
+def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     """The reasons of the trainers of a night, each once, at their place in its config.
 
     Two stages may differ in what to use instead: what the last one can use is printed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard.data.formats.messages import Record, check_answered, filled, kind_of, read_messages, tools_of
+from trainyard.data.formats.messages import Record, check_answered, kind_of, read_messages, require_text, tools_of
 from trainyard.data.formats.supervised import alpaca_prompt, as_turns, conversation, pair_of, with_system
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow
@@ -37,7 +37,7 @@ def prompt_of(record: Record) -> list[Message] | None:
 
 def side(value: Any, field: str) -> list[Message]:
     if isinstance(value, str):
-        return dialogue(filled(value, field)) or [Message("assistant", value)]
+        return dialogue(require_text(value, field)) or [Message("assistant", value)]
     return as_turns(value, "assistant", field)
 
 

@@ -12,7 +12,7 @@ from peft import OFTConfig
 
 from trainyard.errors import InvalidInput
 from trainyard.train.methods.contract import PolicyRequest
-from trainyard.train.methods.lora import TASKS, adapted, targets
+from trainyard.train.methods.lora import TASKS, list_adapted, targets
 
 
 def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
@@ -20,7 +20,7 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
     PEFT would quietly take another size."""
     lora, size = request.config.lora, request.config.engine.oft_block_size
     wanted = targets(model, lora)
-    for name, inputs in adapted(model, wanted):
+    for name, inputs in list_adapted(model, wanted):
         if inputs % size:
             raise InvalidInput(
                 f"engine.oft_block_size is {size}, and {name} has {inputs} inputs.",

@@ -348,9 +348,7 @@ def test_another_number_of_devices_is_refused(busy: Session, tmp_path: Path) -> 
     (folder / "state.json").write_text(json.dumps(values))
     save_file(tensors, folder / "state.safetensors")
     change(folder)
-    refuse(
-        busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint contains the random .* .* CUDA devices, this machine"
-    )
+    refuse(busy, Corrupt, "E-CHECKPOINT-MISMATCH: The checkpoint contains the random .* .* CUDA devices, this machine")
 
 
 def test_what_changes_bits_but_not_meaning_is_told() -> None:
