@@ -42,7 +42,7 @@ check: setup ## Style, types, import arrows and budgets
 test: setup ## The default tests but those of `make check` (at most six minutes on two cores, offline)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/architecture -m 'not slow and not faults and not gpu and not network and not backends and not chains'
 
-test-fast: setup ## The unit tests that need neither torch nor a Prefect server (a minute on two cores)
+test-fast: setup ## The unit tests without torch, servers and child processes (a minute on two cores)
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder --fast -m 'not slow and not faults and not network' tests/unit
 
 test-chains: setup ## Install the wheel elsewhere, and run all templates and a night on it (three minutes)

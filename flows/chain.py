@@ -1,4 +1,4 @@
-"""Any chain: the flow behind `chain/adhoc`, which carries out whatever spec it is given."""
+"""The flow behind `chain/adhoc`: run any chain that is given as a spec."""
 
 from __future__ import annotations
 

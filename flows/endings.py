@@ -1,8 +1,8 @@
 """How a run ends that is not finished: paused, cancelled, or its machine taken back.
 
-A pause is Prefect's suspension: the run's state says so, and this process has to go without touching it. SIGTERM is
-taken here for as long as a chain is walked, so that trainings save first: then a run that is being cancelled ends as
-cancelled, and any other one is scheduled again, to be continued by whichever worker takes it.
+A pause is Prefect's suspension: the run's state says so, and this process ends without changing the state. SIGTERM is
+handled here while a chain is running, so that trainings save first: then a run that is being cancelled ends as
+cancelled, and any other run is scheduled again and continued by the next worker that takes it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trainyard.api.runs.states import preempted, without_trainer
 from trainyard.api.training_logs import made_no_progress
 
 CONTINUE_AFTER_S = 20.0
-"""A preempted run waits this long, so that nobody takes it who is on the way out, too; workers look 10 s ahead."""
+"""Delay of a preempted run, so that no worker that is shutting down takes it; workers look 10 s ahead."""
 INTERRUPT_GRACE_S = 22.0
-"""Of the 30 s between a worker's SIGTERM and its SIGKILL: what nodes have, before the run's state is written."""
+"""Time for the nodes to save, of the 30 s between a worker's SIGTERM and its SIGKILL; then the state is written."""
 SERVER_TRIES_S, OUTAGE_S = 6.0, 600.0
 
 
@@ -52,14 +52,14 @@ def interruptible() -> Iterator[None]:
 
 
 def stopped(nodes: tuple[NodeResult, ...]) -> bool:
-    """Whether the run was told to stop, rather than finished or failed."""
+    """Return whether the run was asked to stop, rather than finished or failed."""
     return any(node.state is NodeState.CANCELED for node in nodes)
 
 
 async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, unfinished: bool) -> State[Any]:
-    """End a run that was stopped: the state of a cancelled one, or this process's end for one that somebody continues.
+    """End a run that was stopped: return the state of a cancelled one, or end this process if the run will continue.
 
-    Raises Prefect's `Pause`, which leaves the run's state as it stands on the server.
+    Raises Prefect's `Pause`, which leaves the run's state on the server unchanged.
     """
     state = await server_state(run_id)
     words = "; ".join(f"{node.id}: {node.message}" for node in nodes if node.state is NodeState.CANCELED)
@@ -86,7 +86,7 @@ async def leave(run_id: str, nodes: tuple[NodeResult, ...], record: RunRecord, u
 def go(state: State[Any], unfinished: bool) -> None:
     """End this process, leaving the run's state alone; at once if a node cannot be stopped.
 
-    What such a node was making is not in the store, and whoever continues makes it again.
+    What such a node was making is not in the store; the process that continues the run makes it again.
     """
     if unfinished:
         os._exit(0)
@@ -94,7 +94,7 @@ def go(state: State[Any], unfinished: bool) -> None:
 
 
 async def server_state(run_id: str) -> State[Any] | None:
-    """The run's state; None when the server does not answer for seconds."""
+    """Return the run's state; None when the server does not answer for some seconds."""
     deadline = time.monotonic() + SERVER_TRIES_S
     while True:
         state = await asyncio.to_thread(state_now, run_id)
@@ -104,10 +104,10 @@ async def server_state(run_id: str) -> State[Any] | None:
 
 
 async def server_back(run_id: str) -> None:
-    """Wait for a server that is away, some minutes.
+    """Wait some minutes for a server that is away.
 
-    Prefect's own client asks again after a time that doubles: after an outage of two minutes a finished run would
-    read Running for another one.
+    Prefect's own client retries with doubling pauses: after an outage of two minutes a finished run would read
+    Running for several more.
     """
     deadline = time.monotonic() + OUTAGE_S
     while await asyncio.to_thread(state_now, run_id) is None and time.monotonic() < deadline:

@@ -33,9 +33,9 @@ DEFAULT = NightConfig()
 
 @flow(name="nightly", validate_parameters=True, log_prints=False)
 def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
-    """One night. A date that is done is skipped, also when a late run catches up.
+    """Run one night. A date that is done is skipped, also when a late run catches up.
 
-    The device is waited for within the night's window, which begins with the waiting; then the run has failed.
+    Waits for the device within the night's window, which begins with the waiting; after that the run fails.
 
     Args:
         config: Streams, budgets, buckets, and which model reads.
@@ -46,13 +46,13 @@ def nightly(config: NightConfig = DEFAULT) -> State[dict[str, Any]]:
     try:
         require_trainable(config)  # a form makes the config without `read_night`
         with night_slot(own, run=str(flow_run.id), window_s=config.window.window_s) as since:
-            world = make_night_deps(config, own, say=get_run_logger().info, held=True, unfit=unfit_words(config, own))
+            world = make_night_deps(config, own, say=get_run_logger().info, locked=True, unfit=unfit_words(config, own))
             night = begin(config, world, run, since)
             with kept_service():
                 report = carry_out(night) if night else skipped(config, run, "this night is done already")
     except TrainyardError as error:
         return Failed(message=str(error))
-    return told(report)
+    return night_state(report)
 
 
 def carry_out(night: Night) -> NightReport:
@@ -62,7 +62,7 @@ def carry_out(night: Night) -> NightReport:
     return publish.report(night, first, second)
 
 
-def told(report: NightReport) -> State[dict[str, Any]]:
+def night_state(report: NightReport) -> State[dict[str, Any]]:
     """The night's state in Prefect, with its report as an artifact."""
     text = markdown(report)[:MAX_REPORT_CHARS]
     create_markdown_artifact(text, key="nightly-report", description=report.headline)

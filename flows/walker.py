@@ -63,7 +63,7 @@ def task_runner() -> Any:
 
 
 async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = False) -> State[dict[str, Any]]:
-    """Resolve a chain and carry it out; the body of every flow. The state's message is the verdict in words.
+    """Resolve a chain and run it; the body of every flow. The state's message is the verdict in words.
 
     A job whose trainer is not installed is left pending, and this process ends.
     """
@@ -83,7 +83,7 @@ async def run_chain(spec: ChainSpec, table: Table = NODES, *, is_job: bool = Fal
 
 
 async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, Any]]:
-    """Carry out a resolved chain inside the running flow."""
+    """Run a resolved chain inside the running flow."""
     started = time.time()
     run = run_info(chain)
     record = RunRecord(Path(run.folder))
@@ -97,14 +97,14 @@ async def walk(chain: ResolvedChain, table: Table = NODES) -> State[dict[str, An
         result = await conclude(chain, run, record, futures, time.time() - started)
         if stopped(result.nodes):
             return await leave(run.run_id, result.nodes, record, unfinished=not all(map(done, futures.values())))
-    if not await tell_end(progress, result):
+    if not await report_end(progress, result):
         await server_back(run.run_id)
-        await tell_end(progress, result)
+        await report_end(progress, result)
     return final_state(result, name=failed_name(futures))
 
 
-async def tell_end(progress: RunProgress, result: RunResult) -> bool:
-    """The last word of the progress bar, and the report; whether the server took both."""
+async def report_end(progress: RunProgress, result: RunResult) -> bool:
+    """Write the final progress and the report; return whether the server accepted both."""
     return all(await asyncio.gather(quietly(progress.show(result.message)), quietly(publish_report(result))))
 
 
@@ -146,11 +146,11 @@ async def ended_within(ended: asyncio.Event, seconds: float) -> bool:
 
 
 async def quietly(note: Awaitable[None]) -> bool:
-    """A note to the server that may fail: a run does not end because its progress bar could not be moved."""
+    """Await a write to the server that may fail: a run does not end because its progress bar could not be updated."""
     try:
         await note
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-        logger.warning("Prefect's pages could not be told how the run stands: %s", error)
+        logger.warning("The run's state could not be reported to Prefect's pages: %s", error)
         return False
     return True
 
@@ -159,18 +159,18 @@ def done(future: Future) -> bool:
     return future.wrapped_future.done()
 
 
-def state_of(future: Future, told: str = "") -> State[Any]:
-    """How a node ended; `told` is what it said when it was stopped.
+def state_of(future: Future, reason: str = "") -> State[Any]:
+    """Return how a node ended; `reason` is the message of a node that was stopped.
 
     Prefect raises `Pause` in a node that it did not start, or whose end it saw suspended.
     """
     if not done(future):
-        return Cancelled(name=PREEMPTED, message="it was still at work")
+        return Cancelled(name=PREEMPTED, message="it was still running")
     if future.wrapped_future.cancelled():
         return Pending(name="NotReady")
     error = future.wrapped_future.exception()
     if isinstance(error, Pause):
-        return Cancelled(name="Paused", message=told or "the run was paused")
+        return Cancelled(name="Paused", message=reason or "the run was paused")
     if error is not None:
         return Crashed(message=f"{type(error).__name__}: {error}")
     return future.wrapped_future.result()
@@ -210,12 +210,12 @@ def submit(chain: ResolvedChain, run: RunInfo, table: Table) -> Futures:
 async def conclude(
     chain: ResolvedChain, run: RunInfo, record: RunRecord, futures: Futures, seconds: float
 ) -> RunResult:
-    """Every node's end in one result, written beside the run's events."""
+    """Collect every node's end in one result, written next to the run's events."""
     spans = node_seconds(record.folder)
     types = {node.id: node.type for node in chain.nodes}
     given = {one: {"id": one, "type": types[one], "seconds": spans.get(one, 0.0)} for one in chain.order}
-    told = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
-    states = {one: state_of(futures[one], told.get(one, "")) for one in chain.order}
+    why = {event["node"]: str(event["message"]) for event in read_events(record.folder) if event["event"] == "stopped"}
+    states = {one: state_of(futures[one], why.get(one, "")) for one in chain.order}
     nodes = tuple([await node_result(given[one], states[one]) for one in chain.order])
     for node in nodes:
         if node.state is NodeState.SKIPPED:
@@ -248,7 +248,7 @@ def node_seconds(folder: Path) -> dict[str, float]:
 
 
 async def node_result(given: dict[str, Any], state: State[Any]) -> NodeResult:
-    """Prefect's state of one node in our words: a node that was `NotReady` was skipped."""
+    """Return Prefect's state of one node in Trainyard's words: a node that was `NotReady` was skipped."""
     word, message = node_state(state), state.message or ""
     if word.succeeded:
         output: NodeOutput = await state.aresult()
@@ -265,9 +265,9 @@ def verdict(nodes: tuple[NodeResult, ...], run_id: str) -> str:
     skipped = [node.id for node in nodes if node.state is NodeState.SKIPPED]
     if not failed and not skipped:
         reused = sum(node.state is NodeState.REUSED for node in nodes)
-        told = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
+        messages = [node.message for node in nodes if node.type in ("evaluator", "deployer")][-2:]
         count = f"{len(nodes)} nodes finished" + (f", {reused} of them reused" if reused else "")
-        return "; ".join([count, *told]) + "."
+        return "; ".join([count, *messages]) + "."
     lines = [f"{len(failed)} of {len(nodes)} nodes failed: {', '.join(node.id for node in failed)}."]
     if skipped:
         lines.append(f"Skipped because of that: {', '.join(skipped)}.")

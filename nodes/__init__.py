@@ -1,1 +1,1 @@
-"""The six words a chain author may use, each a Prefect task. What each takes and gives is told in docs/nodes.md."""
+"""The six node types of a chain, each a Prefect task. docs/nodes.md describes the inputs and outputs of each."""

@@ -26,7 +26,7 @@ def ai_generator(node: ResolvedNode, upstream: Upstream, run: RunInfo) -> State[
 
 
 def slot(context: NodeContext) -> AbstractContextManager[object]:
-    """A vLLM server of our own takes nearly the whole device, so it waits for its turn like a trainer."""
+    """Take a device slot for a vLLM server that Trainyard starts: it needs nearly the whole device, like a trainer."""
     if context.config(AiGeneratorConfig).engine is not GeneratorKind.VLLM:
         return no_slot(context)
     return device_slots(context.settings, run=context.run.run_id, among=device_numbers()[:1])

@@ -1,4 +1,4 @@
-"""Who answers a generator's prompts: composed of the chain's config, the settings and the servers that are up."""
+"""Which server answers a generator's prompts: chosen by the chain's config, the settings and the running servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trainyard.stores.models import resolve_model
 
 @contextmanager
 def completion(context: NodeContext, read: vllm.Probe = read_gpus) -> Iterator[Complete | None]:
-    """The function that answers prompts; None for the extractive engine, which asks nobody.
+    """Yield the function that answers prompts; None for the extractive engine, which needs no model.
 
-    A server that the engine vllm started is ended with the block. `read` tells the GPUs of this machine.
+    A server that the engine vllm started is ended with the block. `read` lists the GPUs of this machine.
 
     Raises `Refused` (`R-ENDPOINT`) for a model without an endpoint: it is never replaced by another one, and
     `Unavailable` for a server that cannot be started.

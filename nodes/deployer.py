@@ -1,4 +1,4 @@
-"""Registers the adapter and makes it answer, if the evaluation says that it is better."""
+"""Registers the adapter and serves it, if the evaluation says that it is better."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How every node runs: find the finished result by its key, else make it; say what happens; fail in words.
 
-A node module holds one Prefect task and one `prepare` function: context in, `make(folder) -> Produced` out. All that
+A node module contains one Prefect task and one `prepare` function: context in, `make(folder) -> Produced` out. All that
 they share is here, once. Results travel through Prefect as references; finished results live in the artifact store,
 which verifies their bytes, so Prefect's own cache is off: there is one truth about what is finished.
 """
@@ -28,9 +28,9 @@ from trainyard.api.runs.states import BUDGET_EXCEEDED, STOPPED_NAMES
 from trainyard.compute.supervise import DesiredState
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.settings import Settings, settings
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.graph import ResolvedNode
-from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import ArtifactStore, NodeOutput, Produced, Reference
 from trainyard.stores.base_models.hub import download_model
 from trainyard.stores.metrics import TrainingPace
@@ -41,7 +41,7 @@ Make = Callable[[Path], Produced]
 Upstream = dict[str, NodeOutput]
 
 STOPPED = "E-STOPPED"
-"""Code of a node that ended because its run was paused, cancelled or preempted, which is no failure."""
+"""Code of a node that ended because its run was paused, cancelled or preempted, which is not a failure."""
 BUDGET = "budget"
 """Reason of a supervised child that was stopped because its wall time was used up."""
 NODE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": True, "log_prints": False}
@@ -60,7 +60,7 @@ class RunInfo:
     alias: str
     """`<tenant>/<role>` that the chain deploys to, for a comparison with what is live there."""
     refresh: bool = False
-    """Make every result anew, even if a finished one is in the store."""
+    """Make every result again, even if a finished one is in the store."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +77,25 @@ class NodeContext:
     left: tuple[str, ...] = ()
     """Ports that the nodes before it have filled, also those that it does not take."""
     devices: list[int] = field(default_factory=list)
-    """What it has a slot of while it works, by number."""
+    """Numbers of the devices whose slots it has while it is running."""
     pace: TrainingPace = field(default_factory=TrainingPace)
-    """How fast its training goes."""
+    """The rate of its training."""
 
     @property
     def wanted(self) -> Callable[[], DesiredState]:
-        """Whether the run should go on, for whoever supervises a child; one question for all nodes of the run."""
+        """Whether the run should continue, for the supervisors of its children; shared by all nodes of the run."""
         return wanted_of(self.run.run_id)
 
     def config(self, kind: type[Config]) -> Config:
-        """The node's complete config, which the resolved chain holds as the config of its type."""
+        """Return the node's complete config, which the resolved chain contains as the config of its type."""
         assert isinstance(self.node.config, kind)
         return self.node.config
 
     def report(self, fraction: float, text: str) -> None:
-        """Progress of this node: 0 … 1 and a few words.
+        """Report the progress of this node: 0 … 1 and a few words.
 
-        Raises `TrainyardError` (`E-STOPPED`) when this process has been asked to end: what a node does here is made
-        again by whoever continues the run. A pause lets it finish.
+        Raises `TrainyardError` (`E-STOPPED`) when this process has been asked to end: the process that continues the
+        run makes the result again. A pause lets it finish.
         """
         if INTERRUPTED.is_set():
             raise TrainyardError("The node was stopped: its process has to end.", code=STOPPED)
@@ -111,7 +111,7 @@ class NodeContext:
         self.record.emit(self.node.id, "warning" if level >= logging.WARNING else "note", text=text)
 
     def note_failure(self, error: TrainyardError) -> None:
-        """Write the failure among the run's events; where the disk takes it no more, the log of the run has it."""
+        """Write the failure to the run's events; on a full disk, to the run's log alone."""
         try:
             self.record.emit(self.node.id, "failed", message=str(error), error=error.as_dict())
         except TrainyardError as second:
@@ -127,7 +127,7 @@ class NodeContext:
             self.say("started again: an earlier attempt of this run had not finished it", logging.WARNING)
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Hand on what a supervised child says: progress to the bar, warnings and restarts to the log."""
+        """Forward the events of a supervised child: progress to the bar, warnings and restarts to the log."""
         if event["event"] == "progress":
             self.show(event.get("step", 0) / (event.get("total_steps") or 1), self.pace.line(event))
         elif event["event"] in ("warning", "restart"):
@@ -141,7 +141,7 @@ class NodeContext:
             raise InvalidInput(
                 f"The node {self.node.id!r} got no {names}.",
                 why=f"The nodes before it left {', '.join(self.left) or 'nothing'}: "
-                "what a file holds is known only when it is read.",
+                "what a file contains is known only when it is read.",
                 do=f"Give the data source a set that fills {names}, or name the format.",
                 code="E-NODE",
             )
@@ -189,11 +189,11 @@ def stopped_state(context: NodeContext, error: TrainyardError) -> State[NodeOutp
     """The state of a node that was stopped, named after the reason; a budget that is used up is a failure."""
     reason = getattr(error, "reason", "")
     if reason == BUDGET:
-        message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it goes on for as long again."
+        message = f"{error.what} Its budget of wall time is used up. Do: Resume it, and it continues for as long again."
         context.record.emit(context.node.id, "failed", message=message, error=error.as_dict())
         return Failed(name=BUDGET_EXCEEDED, message=message)
     if reason not in STOPPED_NAMES:
-        # The child was told by somebody else, or the node is no training: the run's own state says why.
+        # Another process stopped the child, or the node is not a trainer: the run's own state says why.
         reason = context.wanted().value
     reason = reason if reason in STOPPED_NAMES else DesiredState.PREEMPT.value
     context.record.emit(context.node.id, "stopped", message=error.what, reason=reason)
@@ -222,8 +222,8 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     store = ArtifactStore(context.settings.artifacts)
     fetch_models(context)
     key = content_key(context.node, context.inputs, context.settings, context.run.run_id)
-    anew = context.run.refresh and key not in made_here(context)
-    found = None if anew else store.find(key)
+    again = context.run.refresh and key not in made_here(context)
+    found = None if again else store.find(key)
     if found is not None:
         return found
     if context.wanted() is not DesiredState.RUN:
@@ -231,9 +231,9 @@ def reuse_or_make(context: NodeContext, prepare: Prepare, slot: Slot) -> NodeOut
     context.begin(key)
     with slot(context):
         # Another run may have made the same result while this one waited for the slot.
-        found = None if anew else store.find(key)
+        found = None if again else store.find(key)
         if found is None:
-            found = store.produce(key, prepare(context), replace=anew)
+            found = store.produce(key, prepare(context), replace=again)
     return found
 
 

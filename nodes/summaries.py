@@ -9,7 +9,7 @@ from trainyard.stores.artifacts import NodeOutput
 
 
 def summary(node_type: str, output: NodeOutput) -> str:
-    """What came out of a node, in words."""
+    """Return the result of a node in words."""
     return SUMMARIES[node_type](output)
 
 
@@ -34,16 +34,16 @@ def balance(port: str, kept: int | None, facts: Mapping[str, Any] | None) -> str
     rest = {"held_out": sum((facts.get("heldout") or {}).values()), **(facts.get("dropped") or {})}
     words = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items() if count)
     noticed = [
-        f"{told['found']:,} {kind.replace('_', ' ')} {DONE[told['action']]}"
-        for kind, told in (facts.get("sensitive") or {}).items()
-        if told["found"] and told["action"] in DONE
+        f"{match['found']:,} {kind.replace('_', ' ')} {DONE[match['action']]}"
+        for kind, match in (facts.get("sensitive") or {}).items()
+        if match["found"] and match["action"] in DONE
     ]
     line = f"{kept or 0:,} of {facts['read']:,} {port} ({words})" if words else f"{kept or 0:,} {port}"
     return ", ".join([line, *noticed])
 
 
 DONE = {"count": "found", "mask": "masked"}
-"""What became of what is sensitive; rows that were put aside for it are among those that were dropped."""
+"""Action on sensitive data -> its word; quarantined rows are counted among the dropped ones."""
 
 
 def training(output: NodeOutput) -> str:
@@ -59,9 +59,9 @@ def training(output: NodeOutput) -> str:
 def evaluation(output: NodeOutput) -> str:
     facts = output.facts
     line = (facts.get("benchmarks") or {}).get(facts.get("primary"))
-    figures = f" on {facts['primary']} ({line['baseline']:.3f} to {line['candidate']:.3f})" if line else ""
+    metrics = f" on {facts['primary']} ({line['baseline']:.3f} to {line['candidate']:.3f})" if line else ""
     cautions = f", on few rows: {' '.join(facts['cautions'])}" if facts.get("better") and facts.get("cautions") else ""
-    return ("better than the baseline" if facts.get("better") else "not better than the baseline") + figures + cautions
+    return ("better than the baseline" if facts.get("better") else "not better than the baseline") + metrics + cautions
 
 
 def deployment(output: NodeOutput) -> str:

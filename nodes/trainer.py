@@ -57,7 +57,7 @@ def prepare(context: NodeContext) -> Make:
 
 
 def require_same(context: NodeContext, job: TrainingJob) -> None:
-    """Refuse to go on when what an earlier attempt of this run trained has changed, and say what.
+    """Refuse to continue when the job that an earlier attempt of this run trained has changed, and say what changed.
 
     Raises `Conflict` (`E-CHECKPOINT-MISMATCH`): starting from zero would throw the checkpoints of that
     attempt away unasked.
@@ -71,7 +71,7 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
         context.say(f"starts from zero, because this has changed since the earlier attempt: {changes}", logging.WARNING)
         return
     raise Conflict(
-        f"The training of this run cannot go on with something else: {changes}.",
+        f"The training of this run cannot continue with other settings: {changes}.",
         why="Its checkpoints belong to what it was started with.",
         do="Put it back and resume, or start a new run.",
         code="E-CHECKPOINT-MISMATCH",
@@ -79,7 +79,7 @@ def require_same(context: NodeContext, job: TrainingJob) -> None:
 
 
 def job_of(context: NodeContext) -> TrainingJob:
-    """What the training child is told: every input verified, the base resolved and checked."""
+    """Return the training child's job: every input verified, the base model resolved and checked."""
     config = context.config(TrainerConfig)
     data = context.needed(*(port for port in context.node.inputs if port in DATA_PORTS))
     adapter, model = context.first(Port.ADAPTER), context.first(Port.MODEL)

@@ -1,4 +1,4 @@
-"""Keeps the good rows, counts every other one with its reason, and sets evaluation rows aside."""
+"""Keeps the good rows, counts every other one with its reason, and makes held-out sets for the evaluator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prepare(context: NodeContext) -> Make:
 
 
 def token_counter(config: ValidatorConfig, context: NodeContext) -> TokenCounter:
-    """Tokens as the trainer behind this node will count them."""
+    """Return a tokenizer that counts as the trainer after this node will count."""
     name = config.tokenizer or context.settings.default_base_model
     folder = resolve_model(name, context.settings).path
     if folder is None:

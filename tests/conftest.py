@@ -20,7 +20,7 @@ from tqdm import tqdm
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.fast import is_heavy, needs_a_model
+from tests.fast import EXAMPLES, is_heavy, needs_a_model, starts_processes
 from trainyard import settings as settings_module
 
 REPOSITORY = Path(__file__).parent.parent
@@ -56,13 +56,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="Only tests without torch and without a Prefect server.")
+    parser.addoption("--fast", action="store_true", help="Only tests without torch, servers and child processes.")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files that import torch (`tests/fast.py`)."""
+    """Leave out the files that import torch or start processes (`tests/fast.py`)."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if is_test and config.getoption("fast") and is_heavy(collection_path) else None
+    if not is_test or not config.getoption("fast"):
+        return None
+    return True if is_heavy(collection_path) or starts_processes(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,7 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where coverage is measured, measure the children that read data as well (`child_coverage/sitecustomize.py`)."""
+    """Draw few examples in `--fast`; measure the coverage of reading children (`child_coverage/sitecustomize.py`)."""
+    if config.getoption("fast"):
+        hypothesis_settings.register_profile("fast", hypothesis_settings(), max_examples=EXAMPLES)
+        hypothesis_settings.load_profile("fast")
     if getattr(config.option, "cov_source", None):
         folder = str(REPOSITORY / "tests" / "child_coverage")
         sys.path.insert(0, folder)

@@ -1,7 +1,8 @@
-"""`pytest --fast`: the tests that need neither torch nor a Prefect server, so that a developer can wait for them.
+"""`pytest --fast`: the tests without torch, servers and child processes, which a developer can wait for.
 
 A file is left out if what it imports, directly or through other files of the repository, imports one of `HEAVY` at its
-top level; of the other files, the tests are left out whose fixtures build a model or start a server.
+top level, or if the file itself imports one of `STARTERS`; of the other files, the tests are left out whose fixtures
+build a model or start a server. hypothesis draws `EXAMPLES` examples of each property.
 """
 
 from __future__ import annotations
@@ -16,6 +17,21 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 OWN = ("trainyard", "flows", "nodes", "tasks", "tests")
 HEAVY = frozenset({"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "prefect", "playwright"})
+STARTERS = (
+    "subprocess",
+    "multiprocessing",
+    "trainyard.testing",
+    "trainyard.compute.shim",
+    "trainyard.compute.supervise",
+    "trainyard.data.limited.service",
+    "trainyard.data.prompts",
+    "trainyard.data.renderers.limited",
+    "trainyard.serve.chat_templates",
+    "trainyard.stores.graph.local",
+    "trainyard.train.starter",
+)
+"""What starts processes or servers, or trains; a module counts with those below it."""
+EXAMPLES = 10
 FIXTURES = frozenset({"tiny_model", "prefect", "jobs"})
 
 
@@ -40,6 +56,10 @@ def imported(body: list[ast.stmt]) -> Iterator[str]:
 @cache
 def imports_of(path: Path) -> frozenset[str]:
     return frozenset(imported(ast.parse(path.read_text(encoding="utf-8")).body))
+
+
+def starts_processes(path: Path) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for name in imports_of(path) for one in STARTERS)
 
 
 def is_heavy(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """The command line: a loop over the operations of `api/operations.py`, one command each.
 
-The request of an operation is imported when its options are looked at, its implementation when it is carried out; the
-rest of this product is not imported here. stdout is data, stderr is progress; `--json` prints the operation's result as
+The request of an operation is imported when its options are needed, its implementation when it runs; the rest of this
+product is not imported here. stdout is data, stderr is progress; `--json` prints the operation's result as
 one JSON document. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid or corrupt data, 6 limit,
 7 backend unavailable.
 """
@@ -42,7 +42,7 @@ JSON_OPTION = "as_json"
 
 
 class Place(click.Argument):
-    """A positional argument; whether it may be left out is shown by brackets, its default next to its help."""
+    """A positional argument; brackets show that it is optional, its default is next to its help."""
 
     def make_metavar(self, ctx: click.Context) -> str:
         name = f"{self.metavar}..." if self.nargs == -1 else str(self.metavar)
@@ -87,7 +87,7 @@ def parameter(name: str, field: FieldInfo) -> click.Parameter:
 
 
 def kind_of(annotation: Any) -> tuple[Any, bool]:
-    """What one value of a field is, and whether there may be several: `tuple[Stage, ...]` is (Stage, True)."""
+    """Return the type of one value, and whether there may be more than one: `tuple[Stage, ...]` is (Stage, True)."""
     parts = [one for one in get_args(annotation) if one not in (type(None), ...)]
     origin = get_origin(annotation)
     if origin is tuple:
@@ -98,7 +98,7 @@ def kind_of(annotation: Any) -> tuple[Any, bool]:
 
 
 def values_of(kind: Any) -> list[str]:
-    """The words that a field takes; empty if it takes any."""
+    """Return the values that a field accepts; empty if it accepts any."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     return [str(one.value) for one in kind] if issubclass(kind, Enum) else []
@@ -203,7 +203,7 @@ def help_of(operation: str) -> str:
 
 @click.pass_context
 def carry_out(ctx: click.Context, **given: Any) -> None:
-    """Carry out the operation of a command; errors become one message and an exit code in `main`."""
+    """Run the operation of a command; errors become one message and an exit code in `main`."""
     if ctx.invoked_subcommand is not None:
         return
     assert isinstance(ctx.command, OperationCommand | OperationGroup)
@@ -242,7 +242,7 @@ def install_completion(ctx: click.Context, _param: click.Parameter, wanted: bool
 
 
 def completion_script(shell: str) -> str:
-    """What a shell has to read to complete this program. Raises `InvalidInput` (`E-PARAMETER`) for an unknown shell."""
+    """Return the shell's script for completion. Raises `InvalidInput` (`E-PARAMETER`) for an unknown shell."""
     found = get_completion_class(shell)
     if found is None:
         raise InvalidInput(f"Shell {shell} is not supported.", do="Use bash, zsh or fish.", code="E-PARAMETER")
@@ -263,17 +263,17 @@ app.params = [
 
 
 def shed_secrets() -> None:
-    """Become the same command without the shell's secrets: the environment of a process can be read while it lives."""
+    """Execute the same command without the shell's secrets: the environment of a running process can be read."""
     kept = load("trainyard.inherited:server_environment")()
     if set(os.environ) - set(kept):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
 
 
 def main() -> None:
-    """Entry point of the `trainyard` command. A user meets a message and an exit code, never a traceback.
+    """Run the `trainyard` command. A user sees a message and an exit code, never a traceback.
 
-    The garbage collector is off until everything is imported (`perform` switches it on), and what is there at the end
-    is not looked through again: both together are a quarter of the time of `trainyard check`.
+    The garbage collector is off until everything is imported (`perform` switches it on), and does not run again at
+    the end: both together save a quarter of the time of `trainyard check`.
     """
     gc.disable()
     try:

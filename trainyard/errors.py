@@ -29,7 +29,7 @@ class Reason:
     node: str | None
     """Id of the node it concerns; None for the chain itself."""
     field: str
-    """Dotted path of the field, such as `config.lora.rank`; empty when the whole node is meant."""
+    """Dotted path of the field, such as `config.method.rank`; empty when the whole node is meant."""
     because: str
     """What was given and why it cannot work."""
     instead: str

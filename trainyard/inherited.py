@@ -1,9 +1,9 @@
 """What a process that this product starts inherits: environment variables by one table, and the mode of its files.
 
-A shell holds cloud keys, tokens and the string that opens the Prefect server. A child runs models, data and scripts of
-other people, and needs none of that: it gets the variables of `PASSED`, never one whose name looks like a secret, and
-those that the operator lists in `child_variables` of trainyard.toml. The worker calls the endpoints, so it alone gets
-the variables that hold their keys.
+A shell has cloud keys, tokens and the Prefect server's auth string in its environment. A child runs models, data and
+scripts of other people and needs none of them: it gets the variables of `PASSED`, never one whose name looks like a
+secret, and those that the operator lists in `child_variables` of trainyard.toml. The worker calls the endpoints, so
+only the worker gets the variables with their keys.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Passed:
     names: str
     why: str
 
-    def holds(self, name: str) -> bool:
-        """Whether this row passes a variable on; its own name counts whatever it looks like."""
-        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # this holds a name, and no key
+    def passes(self, name: str) -> bool:
+        """Return whether this row passes a variable on; a name that the row lists may look like a secret."""
+        words, plain = self.names.split(), name.removesuffix("__API_KEY_ENV")  # its value is a name, not a key
         return name in words or (SECRET.search(plain) is None and any(fnmatchcase(name, word) for word in words))
 
 
@@ -83,12 +83,12 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def cloud_variables() -> dict[str, str]:
-    """What opens the object store of the operator; for a child that copies its checkpoints there."""
+    """Return the credentials of the operator's object store; for a child that copies its checkpoints there."""
     return chosen(os.environ, (CLOUD,), frozenset())
 
 
 def server_environment() -> dict[str, str]:
-    """What a server gets that a user starts in a terminal: as a child, and the token that its clients have to send."""
+    """Return the environment of a server that a user starts in a terminal: a child's, and the token of its clients."""
     return chosen(os.environ, (*PASSED, SERVER), frozenset(settings().child_variables))
 
 
@@ -98,12 +98,12 @@ def keep_files_private() -> None:
 
 
 def installer_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What pip and compilers get when a backend's environment is installed: also where pip finds its packages."""
+    """Return the environment of pip and compilers for a backend's installation: with pip's package indexes."""
     return {**chosen(os.environ, (*PASSED, INSTALLED), frozenset(settings().child_variables)), **(more or {})}
 
 
 def service_environment(name: str, given: Settings, keys: Iterable[str] = ()) -> dict[str, str]:
-    """What a service gets that `trainyard up` starts: Prefect's variables too; the worker also those with keys."""
+    """Return the environment of a service of `trainyard up`: with Prefect's variables; for the worker also the keys."""
     listed = frozenset(given.child_variables)
     if name not in KEY_HOLDERS:
         return chosen(os.environ, (*PASSED, SERVICES), listed)
@@ -117,14 +117,14 @@ def key_variables(given: Settings) -> frozenset[str]:
 
 
 def operator_environment() -> dict[str, str]:
-    """For a command that the operator wrote, such as the one that boots a machine: all but what opens Prefect."""
+    """Return the environment of an operator's command, such as one that boots a machine: all but Prefect's login."""
     return {name: value for name, value in os.environ.items() if name not in PREFECT_KEYS}
 
 
 def chosen(given: Mapping[str, str], rows: Iterable[Passed], listed: AbstractSet[str]) -> dict[str, str]:
     """The variables that a row passes on, or that are listed by name."""
     table = tuple(rows)
-    return {name: value for name, value in given.items() if name in listed or any(row.holds(name) for row in table)}
+    return {name: value for name, value in given.items() if name in listed or any(row.passes(name) for row in table)}
 
 
 def close_to_others(home: Path) -> int:

@@ -1,4 +1,4 @@
-"""Import what a table names, when it is needed: heavy and optional packages stay out of a process until then."""
+"""Import what a table names when it is first used: a process does without heavy and optional packages until then."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Endpoint(BaseModel):
 
 
 class MachineSettings(BaseSettings):
-    """What the processes of this machine get: ports, threads, disk space, environment variables."""
+    """Settings of this machine's processes: ports, threads, disk space, environment variables."""
 
     embedded_port: int = Field(0, ge=0, le=65535, description="Port of the embedded model server; 0 picks a free one.")
     prefect_port: int = Field(4200, ge=0, le=65535, description="First port that `trainyard up` tries.")
@@ -97,14 +97,14 @@ class MachineSettings(BaseSettings):
 
 
 class Settings(MachineSettings):
-    """What an operator sets once; nothing here is part of a chain."""
+    """Settings that an operator makes once; nothing here is part of a chain."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINYARD_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     home: Path = Field(default_factory=home_from_environment)
     default_base_model: str = Field("starter", description="Base model of a trainer that names none.")
     working_folder: Path = Field(default_factory=Path.cwd, description="Where relative data paths of a chain start.")
-    data_roots: tuple[Path, ...] = Field((), description="Folders beside the working folder that chains may read.")
+    data_roots: tuple[Path, ...] = Field((), description="Folders besides the working folder that chains may read.")
     endpoints: dict[str, Endpoint] = Field(default_factory=dict, description="Name -> where it answers.")
     tenant: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     allow_private_urls: tuple[str, ...] = Field((), description="Hosts that URL sources may reach on private networks.")
@@ -180,7 +180,7 @@ def settings() -> Settings:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read the settings anew.
+    """Read the settings again.
 
     Raises `InvalidInput` (`E-SETTINGS`) naming the variable or the key of the file that is wrong.
     """

@@ -13,6 +13,8 @@ from enum import Enum
 from itertools import pairwise
 from types import ModuleType
 
+from pydantic import BaseModel
+
 from docs.generator.markdown import cell, code, page, paragraph, table
 from trainyard.spec import axes
 from trainyard.spec.packages import Package
@@ -95,7 +97,8 @@ def meanings_of(facts: type) -> dict[str, str]:
     for line, below in pairwise(tree.body):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
             found[line.target.id] = str(getattr(below.value, "value", ""))
-    return found
+    derived = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.decorator_list)
+    return found | {one.name: ast.get_docstring(one) or "" for one in derived}
 
 
 def fact(value: object) -> str:
@@ -104,14 +107,16 @@ def fact(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        return ", ".join(code(name) for name in value.model_fields if name != "type") or "–"
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) or value < MANY else f"{value:g}"
     if isinstance(value, Enum | Package):
         return code(value.value if isinstance(value, Enum) else value.name)
-    return several(value) if isinstance(value, Mapping | list | tuple | set | frozenset) else cell(str(value))
+    return collection_cell(value) if isinstance(value, Mapping | list | tuple | set | frozenset) else cell(str(value))
 
 
-def several(values: Collection[object]) -> str:
+def collection_cell(values: Collection[object]) -> str:
     if isinstance(values, Mapping):
         between = ", " if isinstance(next(iter(values)), Enum) else "<br>"
         return collected([*values], between.join(pair(key, one) for key, one in values.items()))

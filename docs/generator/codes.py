@@ -93,7 +93,7 @@ def uses_table(found: Mapping[str, list[Use]]) -> str:
 
 
 def codes_in_sources() -> dict[str, list[Use]]:
-    """Every code that the sources name, with the messages that stand next to it, in the order of the codes."""
+    """Return every code that the sources name, with the messages next to it, in the order of the codes."""
     found: dict[str, list[Use]] = {}
     for room in ("trainyard", "flows", "nodes", "tasks"):
         for path in sorted((REPOSITORY / room).rglob("*.py")):
@@ -127,7 +127,7 @@ def codes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, Use]]:
 
 
 def calls_of(tree: ast.AST, names: dict[str, ast.expr]) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
-    """Every call, with the expressions that its function has given to names before it."""
+    """Yield every call, with the expressions that its function has assigned to names before it."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             names[node.targets[0].id] = node.value

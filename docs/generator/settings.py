@@ -45,8 +45,8 @@ class Schema:
             for reference in dict.fromkeys(references(field)):
                 below = self.models[reference]
                 if "properties" in below and reference not in self.seen:
-                    tag = below["properties"].get("type", {}).get("const")
-                    self.seen[reference] = f"{path}.{name}" + (f".{tag}" if tag else "")
+                    tags = variants(below["properties"].get("type", {}))
+                    self.seen[reference] = f"{path}.{name}" + (f".{' or '.join(tags)}" if tags else "")
                     yield self.seen[reference], below
                     yield from self.inner(below, self.seen[reference])
 
@@ -91,6 +91,11 @@ class Schema:
             return " or ".join(dict.fromkeys(self.type_of(one) for one in alternatives if one.get("type") != "null"))
         kind = field.get("format") or field.get("type", "any value")
         return {"string": "text", "boolean": "true or false"}.get(kind, kind)
+
+
+def variants(tag: Mapping[str, Any]) -> list[str]:
+    """The words of `type` that pick a variant, by the schema of that field."""
+    return [tag["const"]] if "const" in tag else list(tag.get("enum", ()))
 
 
 def references(field: Any) -> Iterator[str]:

@@ -62,7 +62,7 @@ RECIPES = {
         ),
         "toy = Config(method='toy')\n"
         "assert refused_settings(toy) == {} and toy.method.facts.adapter\n"
-        "from trainyard.train.methods.table import METHODS; assert METHODS[toy.method].adapter_config\n",
+        "from trainyard.train.methods.table import METHODS; assert METHODS[toy.method.type].adapter_config\n",
     ),
     "stage": Recipe(
         (
@@ -74,7 +74,7 @@ RECIPES = {
         ),
         "from trainyard.spec.training import resolve_trainer; from trainyard.train.stages.table import STAGES\n"
         "toy = resolve_trainer(Config(stage='riddle', backend='script', launch={'script': 'mine'}), 'base')\n"
-        "assert toy.hyperparameters.learning_rate == 1e-4 and STAGES[toy.stage] and refused_settings(toy) == {}\n",
+        "assert toy.hyperparameters.learning_rate == 1e-4 and STAGES[toy.stage.type] and refused_settings(toy) == {}\n",
     ),
     "quantization": Recipe(
         (
@@ -91,7 +91,7 @@ RECIPES = {
             Edit("spec/axes/targets.py", "    EMBEDDED = ", '    TOY = "toy", TargetFacts(server="none")\n'),
             Edit(
                 "serve/targets/table.py", "    TargetType.EMBEDDED: ",
-                "    TargetType.TOY: Actions(no_objection, nothing, nothing, nothing, nothing, nothing),\n",
+                "    TargetType.TOY: Actions(no_objection, ignore, ignore, ignore, ignore, ignore),\n",
             ),
         ),
         "from trainyard.spec.nodes import Target; from trainyard.serve.targets.table import TARGETS\n"

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import packages_distributions
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,40 @@ def test_every_dependency_is_used() -> None:
 def pins() -> list[str]:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def required(lines: Iterable[str]) -> set[str]:
+    """The packages that the requirements lead to on some Python and system, as the installed metadata says it."""
+    systems = {"Linux": "linux", "Darwin": "darwin", "Windows": "win32"}.items()
+    places = [
+        {"python_version": version, "platform_system": system, "sys_platform": platform}
+        for version, (system, platform) in product(("3.11", "3.12", "3.13"), systems)
+    ]
+    waiting = {(Requirement(line), "") for line in lines}
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        one, extra = waiting.pop()
+        if one.marker and not any(one.marker.evaluate({**place, "extra": extra}) for place in places):
+            continue
+        for name, wanted in {(canonicalize_name(one.name), given) for given in ("", *one.extras)} - seen:
+            seen.add((name, wanted))
+            waiting |= {(Requirement(line), wanted) for line in requirements_of(name)}
+    return {name for name, _ in seen}
+
+
+def requirements_of(name: str) -> list[str]:
+    """None are known of a package that is not installed: one of another system, or of an extra."""
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:
+        return []
+
+
+def test_every_pin_is_required() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    found = required([*project["dependencies"], *chain.from_iterable(extras)])
+    assert not sorted({canonicalize_name(line.split("==")[0]) for line in pins()} - found)
 
 
 def test_pins_are_exact_and_portable() -> None:

@@ -76,6 +76,7 @@ FAST_ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a title in front matter with spaces": ("m.md", lambda: b"---\ntitle: a" + SPACES + b"b\n---\n# Text\n"),
     "pre with spaces": ("m.html", lambda: b"<html><body><pre>x" + SPACES + b"y</pre></body></html>"),
     "a paragraph of 20,000 lines": ("m.html", lambda: b"<p>" + b"a<br>" * 20_000),
+    "scripts between 30,000 paragraphs": ("m.html", lambda: b"<p>a</p><script>b</script>" * 30_000),
     "meta without an end": ("m.html", lambda: b"<meta " * 60_000 + b"<p>\xff text"),
     "RST underlines": ("m.rst", lambda: b"a\n" + b"=" * 100_000 + b" " * 100_000 + b"x\n"),
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import night_program
 from trainyard.data.corpora import Corpora
 from trainyard.data.limited.requests import Parse, ParsedItem, ParseItem, ParseRequest
 from trainyard.data.limited.service import ReadingService, kept_service, parse_limited
@@ -27,7 +28,6 @@ from trainyard.night.wiring import make_night_deps
 from trainyard.settings import Settings
 from trainyard.spec.night import read_night
 from trainyard.stores.graph.memory import MemoryGraph
-from trainyard.testing.nights import night_program
 from trainyard.testing.nights.simulate import campaign_of
 
 CONFIG = {**night_program.CONFIG, "streams": [{"name": "notes", "globs": ["**"]}]}

@@ -22,7 +22,7 @@ STEPS = 14
 POINTS = ("checkpoint.written", "checkpoint.synced", "checkpoint.manifest", "checkpoint.renamed", "result.written")
 CONFIG: dict[str, Any] = {
     "backend": "native",
-    "lora": {"dropout": 0.1},
+    "method": {"type": "lora", "dropout": 0.1},
     "hyperparameters": {"save_steps": 3, "epochs": 2, "gradient_accumulation": 1},
 }
 later = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests import night_program
 from trainyard.compute.child import FAULT_VARIABLE
 from trainyard.night.points import POINTS
 from trainyard.stores.documents import POINTS as LEDGER_POINTS
 from trainyard.stores.markers.records import POINTS as MARKER_POINTS
 from trainyard.stores.objects.local import POINTS as OBJECT_POINTS
-from trainyard.testing.nights import night_program
 
 KILLED = -9
 ELSEWHERE = {"marker.renewed"}
@@ -28,7 +28,7 @@ EVERY = [*POINTS, *LEDGER_POINTS, *MARKER_POINTS, *OBJECT_POINTS, *SECOND_PASSES
 
 def program(folder: Path, *more: str, fault: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({FAULT_VARIABLE: fault} if fault else {})}
-    argv = [sys.executable, "-m", "trainyard.testing.nights.night_program", str(folder), *more]
+    argv = [sys.executable, night_program.__file__, str(folder), *more]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -143,7 +143,7 @@ def schedule_night(installed: Installed) -> str:
     commits = [{"diff": f"+wheel {n}\n-spoke {n}", "message": f"Add wheel {n}"} for n in range(12)]
     Corpora(tenant_root(installed.settings, "default") / "corpora", RealFiles()).add("engineering", "sft", commits)
     hyperparameters = {"max_steps": 3, "batch_size": 2, "max_length": 128}
-    training = {"method": "lora", "hyperparameters": hyperparameters, "lora": {"rank": 4}}
+    training = {"method": {"type": "lora", "rank": 4}, "hyperparameters": hyperparameters}
     return installed.schedule(
         "nightly/two-phase",
         config={

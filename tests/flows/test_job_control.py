@@ -91,7 +91,7 @@ def test_data_that_changed_meanwhile_is_refused_by_name(stack: Stack) -> None:
     stack.json("jobs", "resume", run_id)
     stack.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
     message = stack.state_of(run_id)["message"]
-    assert "E-CHECKPOINT-MISMATCH: The training of this run cannot go on with something else: data_sha256" in message
+    assert "E-CHECKPOINT-MISMATCH: The training of this run cannot continue with other settings: data_sha256" in message
     refused = stack.command("jobs", "resume", run_id, "-p", "hyperparameters.max_steps=7")
     assert refused.returncode == 5
     assert "hyperparameters.max_steps: 20000 before, 7 now" in refused.stderr

@@ -167,7 +167,7 @@ def test_rows_that_turn_out_to_be_another_kind_are_told_by_the_node(work: Path) 
     )
     assert state.is_failed()
     assert (
-        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file holds"
+        "E-NODE: The node 'trainer' got no preference. Why: The nodes before it left sft: what a file contains"
     ) in result_of(state).node("trainer").message
 
 

@@ -13,7 +13,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, La
 from flows.qa_pipeline import qa_pipeline
 from trainyard.api.records import JOB_TAG, NodeState
 from trainyard.api.runs import listing, server, states, watching
-from trainyard.api.runs.watching import tell_state, worker_runs
+from trainyard.api.runs.watching import report_state, worker_runs
 from trainyard.api.stack import worker_name
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.settings import Settings, settings
@@ -121,7 +121,7 @@ def test_a_run_that_waits_names_the_missing_worker_only_when_none_runs(deployed:
     def look() -> str:
         with get_client(sync_client=True) as client:
             alone = not worker_runs(client, deployed)
-            tell_state(client.read_flow_run(UUID(run_id)), "", lambda event: told.append(event["text"]), alone=alone)
+            report_state(client.read_flow_run(UUID(run_id)), "", lambda event: told.append(event["text"]), alone=alone)
         return told[-1]
 
     assert look() == "pending: no worker runs that could take it; `trainyard up` starts one"

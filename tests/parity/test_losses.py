@@ -78,7 +78,7 @@ def random_pairs(*, imitated: bool = False) -> list[Encoded]:
 
 def ours(model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]) -> tuple[torch.Tensor, Batch]:
     """Our mean loss over a batch, and the batch."""
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     batch = stage.collate(examples, 0)
     with torch.no_grad():
         against = stage.score(reference, batch, Head.FULL) if stage.needs_reference(config) else None
@@ -139,7 +139,7 @@ def test_losses_with_a_reference(
     dpo: Any, models: tuple[Any, Any], loss: PreferenceLoss, theirs: str, smoothing: float
 ) -> None:
     preference = {"loss": loss, "beta": BETA, "label_smoothing": smoothing}
-    config = TrainerConfig(stage=Stage.DPO, preference=preference)
+    config = TrainerConfig(stage={"type": "dpo", **preference})
     mine, batch = ours(*models, config, random_pairs())
     dpo.beta, dpo.loss_types, dpo.label_smoothing = BETA, [theirs], smoothing
     assert_same(mine, dpo.compute_loss(models[0], with_completion_mask(batch)), models[0])
@@ -156,7 +156,7 @@ def test_orpo(models: tuple[Any, Any], tokenizer: Any, text_pairs: Dataset, tmp_
     """TRL's cross-entropy is a mean over a batch's tokens, ours a mean over rows of their means: per pair the same."""
     trainer_class, config_class, *_ = load()
     trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, beta=BETA)
-    config = TrainerConfig(stage=Stage.DPO, preference={"loss": "orpo", "beta": BETA})
+    config = TrainerConfig(stage={"type": "dpo", "loss": "orpo", "beta": BETA})
     examples = random_pairs(imitated=True)
     alone = [ours(models[0], None, config, [example]) for example in examples]
     theirs = [trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0] for _, batch in alone]
@@ -171,7 +171,7 @@ def test_simpo(gamma: float, models: tuple[Any, Any], tokenizer: Any, text_pairs
     *_, trainer_class, config_class = load()
     own = {"beta": BETA, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": gamma}
     trainer = built(trainer_class, config_class, models[0], text_pairs, tmp_path, processing_class=tokenizer, **own)
-    config = TrainerConfig(stage=Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma})
+    config = TrainerConfig(stage={"type": "dpo", "loss": "simpo", "beta": BETA, "gamma": gamma})
     mine, batch = ours(models[0], None, config, random_pairs())
     assert_same(mine, trainer.get_batch_loss_metrics(models[0], orpo_rows(batch))[0], models[0])
 
@@ -219,7 +219,7 @@ def test_kto(models: tuple[Any, Any], tokenizer: Any, tmp_path: Path, moved_up: 
     weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
     given = {"ref_model": reference, "processing_class": tokenizer, "beta": BETA, **weights}
     trainer = built(KTOTrainer, KTOConfig, policy, Dataset.from_list(rows), tmp_path, **given)
-    config = TrainerConfig(stage=Stage.KTO, preference={"beta": BETA, **weights})
+    config = TrainerConfig(stage={"type": "kto", "beta": BETA, **weights})
     mine, batch = ours(policy, reference, config, random_labelled())
     assert (kl_of(policy, reference, batch) > 0.1) is moved_up
     theirs = kto_batch(random_labelled())
@@ -235,7 +235,7 @@ def test_reward(tiny_model: Path, tokenizer: Any, text_pairs: Dataset, tmp_path:
     model = loaded(tiny_model, "reward", 3)
     given = {"processing_class": tokenizer, "center_rewards_coefficient": centering}
     trainer = built(RewardTrainer, RewardConfig, model, text_pairs, tmp_path, **given)
-    config = TrainerConfig(stage=Stage.REWARD, engine={"reward_centering": centering or 0.0})
+    config = TrainerConfig(stage={"type": "reward", "centering": centering or 0.0})
     pairs = random_pairs()
     mine, _ = ours(model, None, config, pairs)
     whole = [

@@ -2,7 +2,7 @@
 
 `tests/resources/homes/4b25bfd.tar.gz` was written below `/srv/trainyard` by the commit of that name: a training paused
 at step 4 of 12 with the digest of the adapter that the same training left when it was not paused, a deployed adapter,
-and one night (`trainyard.testing.nights.night_program`) with its state.
+and one night (`tests.night_program`) with its state.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests import night_program
 from tests.conftest import REPOSITORY
 from trainyard.api.context import Context
 from trainyard.api.requests.stack import MigrateInput
@@ -30,7 +31,6 @@ from trainyard.night.phases import run_night
 from trainyard.settings import load_settings
 from trainyard.spec.states import JobState
 from trainyard.stores.adapters import AdapterRegistry
-from trainyard.testing.nights import night_program
 
 WRITTEN_BELOW = "/srv/trainyard"
 

@@ -20,6 +20,7 @@ from trainyard.serve.chat_templates import check_chat_template
 from trainyard.serve.expected import expect_candidate, target_reasons
 from trainyard.settings import Settings
 from trainyard.spec.axes.data import GeneratorKind, Port
+from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, ValidatorConfig
 from trainyard.spec.training import TrainerConfig
@@ -27,7 +28,7 @@ from trainyard.stores.files import lacking_space
 from trainyard.stores.models import model_folder, resolve_model
 
 ROOT_CODE = "R-PATH-ROOT"
-"""The row of the table says it, with the same words."""
+"""The row of the table refuses it with the same words."""
 
 
 # Models, named for the one who runs the chain
@@ -120,8 +121,8 @@ def refuse_unreachable(one: Dependency, node: ResolvedNode, settings: Settings) 
     if name and offline and resolve_model(name, settings).path is None:
         raise NotFound(
             f"There is no model {name!r} on this machine.",
-            why=f"It is no folder (a relative path starts at {settings.working_folder}), it is not in the cache of the "
-            "Hub, and HF_HUB_OFFLINE says not to ask the Hub.",
+            why=f"It is not a folder (a relative path starts at {settings.working_folder}), it is not in the cache "
+            "of the Hub, and HF_HUB_OFFLINE forbids a download.",
             do="Correct the path, or download the model first.",
             code="E-MODEL-NOT-FOUND",
         )
@@ -133,7 +134,7 @@ def reason_of(error: TrainyardError, node: str, field: str) -> Reason:
 
 
 def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """What is wrong with the chat templates that trainers name; a file is tried in a child process with limits."""
+    """Return what is wrong with the chat templates of the trainers; a file is rendered in a limited child process."""
     reasons: list[Reason] = []
     for node in chain.nodes:
         wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
@@ -152,7 +153,7 @@ def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 
 def deployment_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
-    """What the targets of the deployers have against the adapters of this chain."""
+    """Return why the deployers' targets would refuse the adapters of this chain."""
     reasons: list[Reason] = []
     for node in chain.nodes:
         trainer = made_by(chain, node) if isinstance(node.config, DeployerConfig) else None
@@ -183,8 +184,7 @@ def added_rank(chain: ResolvedChain, trainer: ResolvedNode) -> int:
     if before is None or config.adapter == "continue":
         return 0
     assert isinstance(before.config, TrainerConfig)
-    own = (before.config.lora.rank or 0) if before.config.method.facts.adapter else 0
-    return own + added_rank(chain, before)
+    return rank_of(before.config.method) + added_rank(chain, before)
 
 
 def in_chain_order(chain: ResolvedChain, reasons: Iterable[Reason]) -> list[Reason]:

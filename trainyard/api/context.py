@@ -19,5 +19,5 @@ class Context:
     settings: Settings
     say: Callable[[str], None] = field(default=print)
     on_progress: Callable[[Event], None] = ignore
-    tell: Callable[[BaseModel], None] = ignore
-    """Takes the parts of a result that are reported one by one (`jobs logs --follow`)."""
+    on_part: Callable[[BaseModel], None] = ignore
+    """Receives the parts of a result that are reported one by one (`jobs logs --follow`)."""

@@ -1,9 +1,9 @@
 """Run a Prefect worker so that SIGTERM lets its runs save: `python -m trainyard.api.draining_worker worker-command…`.
 
-A worker that receives SIGTERM kills its runs at once (measured: 0.16 s), so nothing of them is saved but by
-the kernel's message to their children. Here the worker is frozen first, so that it takes no new run; its runs are asked
-to end, which save and schedule themselves again as *preempted*; then the worker goes. This is what a spot machine needs
-that is taken back, and what `trainyard down` does.
+A worker that receives SIGTERM kills its runs at once (measured: 0.16 s), so they save only what their children save on
+the kernel's signal. Here the worker is frozen first, so that it takes no new run; its runs are asked to end, save, and
+schedule themselves again as *preempted*; then the worker ends. A spot machine that is taken back needs this, and
+`trainyard down` does it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import psutil
 from trainyard.compute.child import PR_SET_PDEATHSIG, alive, prctl
 
 DRAIN_S = 24.0
-"""Of the 30 s that a service manager or a spot machine gives; a run writes its state 22 s after it was asked."""
+"""Of the 30 s of a service manager or a spot machine; a run writes its state 22 s after the stop request."""
 WORKER_STOP_S = 4.0
 POLL_S = 0.2
 
 
-class Told:
+class EndRequest:
     """Whether this process was asked to end."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Told:
 
 
 def die_with_us() -> None:
-    """In the worker, before it starts: a killed drainer must not leave a worker that nobody knows."""
+    """Runs in the worker before it starts: a killed drainer must not leave an unknown worker."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -52,7 +52,7 @@ def drain(worker: subprocess.Popen[bytes]) -> None:
         try:
             run.terminate()
         except psutil.NoSuchProcess:
-            continue  # it ended by itself
+            continue  # it has already ended
     deadline = time.monotonic() + DRAIN_S
     while any(map(alive, runs)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -65,11 +65,11 @@ def drain(worker: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the worker to its end; its exit code is ours."""
-    told = Told()
+    """Run the worker to its end; return its exit code."""
+    end = EndRequest()
     worker = subprocess.Popen(argv, preexec_fn=die_with_us)  # noqa: PLW1509 (one thread)
     while worker.poll() is None:
-        if told.asked:
+        if end.asked:
             drain(worker)
             worker.wait()
             return 0

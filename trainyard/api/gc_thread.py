@@ -3,7 +3,7 @@
 For the Prefect server on SQLite. A statement that fails with "database is locked" leaves its cursor in a reference
 cycle. If the collector runs in the event loop and frees such a cursor while another thread waits on its connection for
 the write lock, the loop waits with it: for a transaction that only the loop could end. SQLite gives up after a minute,
-in which the server answers nobody. In a thread of its own the collector waits alone, and the loop goes on.
+in which the server answers nobody. In a thread of its own the collector waits alone, and the loop continues.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import threading
 import time
 
 YOUNG_S = 1.0
-"""Between two collections of what came into being lately: milliseconds each."""
+"""Seconds between two collections of recent objects; each takes milliseconds."""
 YOUNG_PER_FULL = 30
-"""A full collection each half minute. The first also sets aside what was imported, which makes the others short."""
+"""A full collection every 30 s. The first also freezes what was imported (`gc.freeze`); later ones are short."""
 
 
 def collect_for_ever() -> None:

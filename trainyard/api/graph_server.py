@@ -35,12 +35,12 @@ from trainyard.stores.graph.facts import parse_mutation
 MAX_BODY_BYTES = 64 << 20
 MAX_MUTATIONS = 5_000
 MAX_QUERIES = 4
-"""Queries at a time, the waiting ones included: a fifth would let everybody else wait longer."""
+"""Queries at a time, the waiting ones included: a fifth would make all others wait longer."""
 STATUS = {InvalidInput: 422, NotFound: 404, Conflict: 409, LimitExceeded: 413, Unavailable: 503}
 
 
 class GraphServer:
-    """The routes over one graph; a call at a time reaches the graph, on a thread of its own."""
+    """The routes over one graph; calls reach the graph one at a time, on a thread of their own."""
 
     def __init__(self, graph: Graph, token: str | None = None) -> None:
         self.graph, self.token = graph, token
@@ -116,7 +116,7 @@ def fields(body: bytes, name: str, kind: type, default: Any = None) -> Any:
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_body("it is no JSON") from error
+        raise bad_body("it is not valid JSON") from error
     found = given.get(name) if isinstance(given, dict) else None
     found = default if found is None else found
     if not isinstance(found, kind):

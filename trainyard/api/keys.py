@@ -65,7 +65,7 @@ class Dependency(NamedTuple):
 
 
 def outside(node: ResolvedNode, settings: Settings, run_id: str) -> dict[str, str]:
-    """What the result depends on beside its config and inputs: name -> digest."""
+    """Return what the result depends on besides its config and inputs: name -> digest."""
     return {one.name: one.digest() for one in dependencies(node, settings, run_id)}
 
 
@@ -154,14 +154,14 @@ def model_digest(name: str, settings: Settings) -> str:
 
 
 def live_digest(settings: Settings) -> str:
-    """Digest of what is deployed now, so that a comparison with the live adapter is made anew when it changes."""
+    """Return a digest of what is deployed now: a comparison with the live adapter is repeated when it changes."""
     live = sorted(AdapterRegistry(settings.adapters).root.glob("*/*/live.json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in live)).hexdigest()
 
 
 @cache
 def versions(node_type: str) -> dict[str, str]:
-    """Our version, the code of the rooms that do the work, and the packages that decide the numbers."""
+    """Return the version, the code of the packages that do the work, and the libraries that decide the numbers."""
     own = {"trainyard": trainyard.__version__, "code": code_digest(ROOMS[node_type])}
     return own | {name: package_version(name) for name in PACKAGES.get(node_type, ())}
 

@@ -1,8 +1,8 @@
 """Every verb of the product, once. The command line is a loop over this table, and so is every other surface.
 
 A row names its request, its implementation and its renderer by dotted path, below `api/requests`, `api/verbs` and
-`api/terminal`; `load` (`loading.py`) imports one of them when it is needed: importing this module imports nothing of
-ours. The response is what the implementation returns.
+`api/terminal`; `load` (`loading.py`) imports one of them when it is needed: importing this module imports no other
+module of Trainyard. The response is what the implementation returns.
 
 An implementation is `do(request, context) -> response`. It raises `TrainyardError` and prints nothing: progress goes
 through `Context.say`. A new operation is a request in `api/requests/`, a function in `api/verbs/`, a renderer in
@@ -38,9 +38,9 @@ class Operation:
     """Response -> text for people."""
     scope: Scope
     part_renderer: str = ""
-    """Part -> text, of a response that comes bit by bit (`Context.tell`)."""
+    """Part -> text, for a response that is streamed part by part (`Context.on_part`)."""
     example: str = ""
-    """How it is used in a shell, where the command alone does not show it."""
+    """An example for the shell, where the command alone does not show the usage."""
 
 
 READ, WRITE, ADMIN = Scope
@@ -186,7 +186,7 @@ OPERATIONS: dict[str, Operation] = {
         "nights:AddInput", "night:add_corrections", "nights:added_text", WRITE,
     ),
     "corpus status": Operation(
-        "How many valid tuples each corpus holds, and how many make a training.",
+        "How many valid tuples each corpus contains, and how many make a training.",
         "nights:NightInput", "night:show_corpora", "text:json_text", READ,
     ),
     "renderers verify": Operation(
@@ -209,4 +209,4 @@ GROUPS: dict[str, str] = {
     "renderers": "How conversations become tokens.",
     "starter": "The small model that everything runs with by default.",
 }
-"""First word of operations -> what they are about, for words that are no operation themselves."""
+"""First word of operations -> what they are about, for words that are not an operation themselves."""

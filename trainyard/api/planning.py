@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: the resolved chain, what is finished already, what it will take, what refuses.
+"""What a run would do, without doing it: the resolved chain, finished results, estimates, and refusals.
 
 Imports neither Prefect nor torch, so that `trainyard check` and `trainyard plan` answer at once.
 """
@@ -47,6 +47,7 @@ from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import Defaults, check, resolve
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
+from trainyard.spec.migrate import list_deprecated, spell_out
 from trainyard.spec.nodes import DeployerConfig
 from trainyard.spec.templates import TEMPLATES
 from trainyard.spec.training import TrainerConfig
@@ -56,7 +57,7 @@ from trainyard.stores.models import base_facts, resolve_model
 JOB = "training-job"
 JOB_DEPLOYMENT = f"{JOB}/local"
 NAMES = (*TEMPLATES, JOB)
-"""What `plan` and `run` take instead of a file."""
+"""What `plan` and `run` accept instead of a file."""
 PRESETS = "deployments/presets"
 
 
@@ -68,6 +69,8 @@ class Asked(BaseModel):
     spec: ChainSpec
     deployment: str
     parameters: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """A line for each setting that is where an earlier version had it."""
 
 
 class PlanNode(Response):
@@ -87,7 +90,7 @@ class PlanNode(Response):
     problem: str
     """Why it could not run now; empty if nothing is in the way."""
     advice: tuple[str, ...] = ()
-    """What is allowed and seldom meant."""
+    """Settings that are allowed but rarely intended."""
     estimate: Estimate
 
 
@@ -118,8 +121,13 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
     Raises `NotFound` (`E-PARAMETER`), `Refused` with every reason.
     """
     given = dict(parameters or {})
-    if target in NAMES:
-        return asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
+    value = given if target in NAMES else load_value(existing(target))
+    wanted = asked_for(target, value, given, preset)
+    return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
+
+
+def existing(target: str) -> Path:
+    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
     if not Path(target).is_file():
         raise NotFound(
             f"There is neither a template nor a file {target!r}.",
@@ -127,7 +135,12 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
             do="Correct the name or the path.",
             code="E-PARAMETER",
         )
-    value = load_value(Path(target))
+    return Path(target)
+
+
+def asked_for(target: str, value: Any, given: dict[str, Any], preset: str | None) -> Asked:
+    if target in NAMES:
+        return asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
     if isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
         return asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
     if given or preset:
@@ -172,12 +185,17 @@ def preset_parameters(name: str, preset: str) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, group by group."""
+    """`above` laid over `below`, group by group; a stage or method of another type replaces the one below."""
     result = dict(below)
     for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        under: Any = spell_out({key: result[key]})[key] if key in result else None
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        result[key] = merged(under, value) if both and is_same_type(under, value) else value
     return result
+
+
+def is_same_type(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    return "type" not in above or above["type"] == below.get("type")
 
 
 def located(wanted: Asked, settings: Settings) -> Asked:
@@ -189,7 +207,7 @@ def located(wanted: Asked, settings: Settings) -> Asked:
         parameters = {"job": locate_parameters(wanted.parameters["job"], settings)}
     else:
         parameters = locate_parameters(wanted.parameters, settings)
-    return Asked(spec=spec, deployment=wanted.deployment, parameters=parameters)
+    return wanted.model_copy(update={"spec": spec, "parameters": parameters})
 
 
 def resolved(spec: ChainSpec, settings: Settings) -> ResolvedChain:
@@ -213,7 +231,7 @@ def examine(chain: ResolvedChain, settings: Settings) -> list[Reason]:
 
 
 def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
-    """What the machine and the settings say; the embedded server is asked only if a node wants it."""
+    """Return the facts of the machine and the settings; the embedded server is asked only if a node needs it."""
     roots = data_roots(settings, chain.tenant)
 
     def path_problem(path: str) -> Reason | None:
@@ -222,7 +240,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         except Refused as refused:
             return refused.reasons[0]
         except TrainyardError:
-            return None  # it lies inside a root and is missing, which `missing_inputs` tells
+            return None  # it is inside a root and missing: `missing_inputs` reports that
         return None
 
     return RunFacts(
@@ -239,7 +257,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
 
 
 def facts_of(name: str, settings: Settings) -> BaseFacts | None:
-    """What the files of a base model say; None if it is not here, which the trainer's own line reports."""
+    """Return the facts in a base model's files; None if it is not here, which the trainer's own line reports."""
     try:
         folder = resolve_model(name, settings).path
         return base_facts(folder) if folder else None

@@ -5,8 +5,8 @@
         events.jsonl    one line per event: {"time", "node", "event", …}; `--watch` tails it
         result.json     per node: state, seconds, outputs, facts, message
 
-It lives beside Prefect's own state, which stays the truth about the run: losing this folder wedges no server, and
-losing Prefect's database loses no result.
+Prefect's own state remains the truth about the run: losing this folder blocks no server, and losing Prefect's
+database loses no result.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from trainyard.stores.files import translate_os_errors
 from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
-"""A run with this tag makes every result anew, also those that are finished."""
+"""A run with this tag makes every result again, including finished ones."""
 JOB_TAG = "job"
-"""Runs with a trainer carry this tag: they are what `trainyard jobs` speaks of."""
+"""Runs with a trainer have this tag: they are the jobs of `trainyard jobs`."""
 PROGRESS_EVERY_S = 0.5
-"""Least time between two progress lines of one node: a reader's eye is no faster, and a file stays small."""
+"""Least time between two progress lines of one node: nobody reads faster, and the file stays small."""
 
 
 class NodeState(StrEnum):
-    """Where one node of a run stands."""
+    """State of one node of a run."""
 
     PENDING = "pending"
     RUNNING = "running"

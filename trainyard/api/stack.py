@@ -59,9 +59,9 @@ NO_AUTH = "--no-auth"
 STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 STARTS = 3
-"""Tries of another port, where another home's server was quicker on the one that was free."""
+"""Tries of another port, if another home's server takes the free one first."""
 HEARTBEAT_S = 30
-"""Seconds between the beats of a flow run; the automation in `api/runs` allows three times that."""
+"""Seconds between the heartbeats of a flow run; the automation in `api/runs` allows three times that."""
 
 
 def running(settings: Settings, name: str) -> Service | None:
@@ -117,7 +117,7 @@ def checkout() -> Path:
 def prefect_environment(settings: Settings, api_url: str) -> dict[str, str]:
     """The variables that make any Prefect command talk to this stack. `trainyard env` prints them.
 
-    They have the home's string, if the server is the home's: no other server is told it.
+    They include the home's string only for the home's own server: no other server receives it.
     """
     auth = read_auth(settings) if is_own(settings, api_url) else None
     return {
@@ -150,7 +150,7 @@ def few_certificates(settings: Settings, api_url: str) -> dict[str, str]:
 
 
 def profile_variables(settings: Settings) -> list[str]:
-    """The variables that hold the keys of the model servers of nights, as the operator's profiles name them."""
+    """Return the variables with the keys of the model servers of nights, as the operator's profiles name them."""
     found = []
     for path in (settings.home / "profiles").glob("*.yaml"):
         try:
@@ -163,7 +163,7 @@ def profile_variables(settings: Settings) -> list[str]:
 
 
 def service_environment(settings: Settings, api_url: str, name: str = "server") -> dict[str, str]:
-    """The whole environment of a service: ours over the caller's, whose Prefect server settings are the server's."""
+    """Return a service's environment: Trainyard's variables over the caller's, with the caller's server settings."""
     given = inherited.service_environment(
         name, settings, profile_variables(settings) if name in inherited.KEY_HOLDERS else ()
     )
@@ -184,7 +184,7 @@ def get(url: str, timeout_s: float, headers: dict[str, str] | None = None) -> ht
 
 
 def status_of(settings: Settings, api_url: str, path: str, timeout_s: float = 10.0) -> int:
-    """The HTTP status of a GET with the credentials that this server may be told; 0 if it does not answer."""
+    """Return the HTTP status of a GET with the credentials that this server may receive; 0 if it does not answer."""
     auth = read_auth(settings) if is_own(settings, api_url) else os.environ.get(CLIENT_VARIABLE)
     try:
         return get(f"{api_url}/{path}", timeout_s, auth_header(auth)).status_code
@@ -206,7 +206,7 @@ def is_own(settings: Settings, api_url: str) -> bool:
     return record is not None and record.url == api_url
 
 
-def foreign_api_url(settings: Settings) -> str | None:
+def external_api_url(settings: Settings) -> str | None:
     """The caller's PREFECT_API_URL, unless it is what `trainyard env` exported for the server of this home."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     exported = os.environ.get("PREFECT_HOME") == str(settings.prefect_home)
@@ -214,11 +214,11 @@ def foreign_api_url(settings: Settings) -> str | None:
 
 
 def attached(settings: Settings, *, auth: bool) -> str | None:
-    """Another's server that `up` is to use; None for one of its own. Raises `Unavailable` if it does not answer.
+    """Return the external server that `up` uses; None for one of its own. Raises `Unavailable` if it does not answer.
 
-    Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which is said to the server's own `up`.
+    Raises `InvalidInput` (`E-AUTH`) for `--no-auth`, which belongs to the `up` that starts that server.
     """
-    url = foreign_api_url(settings)
+    url = external_api_url(settings)
     if url is None:
         return None
     if not auth:
@@ -234,7 +234,7 @@ def attached(settings: Settings, *, auth: bool) -> str | None:
 
 
 def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
-    """Whether our server asks for credentials. It has to accept ours, and to be as a new one would be started.
+    """Return whether this home's server asks for credentials. It must accept this home's, and match a new server.
 
     Raises `Unavailable` (`E-AUTH`, `E-SERVER-UNREACHABLE`) or `Conflict` (`E-SERVER-RUNS`).
     """
@@ -253,11 +253,11 @@ def admits(settings: Settings, url: str, say: Say, *, auth: bool) -> bool:
 def api_url(settings: Settings) -> str | None:
     """Where the Prefect server of this home is: the caller's PREFECT_API_URL, else the one that we started."""
     own = running(settings, "server")
-    return foreign_api_url(settings) or (own.url if own else None)
+    return external_api_url(settings) or (own.url if own else None)
 
 
 def needs_api_url(settings: Settings) -> str:
-    """Like `api_url`, but a server that answers and lets us in is required.
+    """Like `api_url`, but the server has to answer and to accept the credentials.
 
     Raises `Unavailable` (`E-NO-SERVER`, `E-SERVER-UNREACHABLE`, `E-AUTH`).
     """
@@ -343,14 +343,14 @@ def start_server(settings: Settings, say: Say, *, auth: bool = True) -> Service:
 
 
 def open_server_mark(settings: Settings) -> Path:
-    """A file that is there while the server was started with --no-auth, so that it is started again like that."""
+    """Return the file that exists while the server runs with --no-auth, so that a restart keeps that option."""
     return settings.services / "server.no-auth"
 
 
 def port_before(settings: Settings) -> int | None:
-    """The port of the server that this home had and that was not stopped but died, if nobody has taken it.
+    """Return the port of this home's server if that died without being stopped and the port is still free.
 
-    The processes of its runs live on and know that address only.
+    The processes of its runs keep running and know only that address.
     """
     record = read_record(record_path(settings, "server"))
     port = urlsplit(record.url).port if record is not None else None
@@ -358,7 +358,7 @@ def port_before(settings: Settings) -> int | None:
 
 
 def answered_by(service: Service, port: int) -> bool:
-    """Whether it is this process, or one below it, that listens: two homes may have started on the same free port."""
+    """Return whether this process, or a child of it, listens: two homes may have started on the same free port."""
     process = service.process()
     if process is None:
         return False
@@ -404,7 +404,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 def cannot_start(service: Service, how: str) -> TrainyardError:
-    """The error for a service that does not come up: the cause if its log shows a known one, else its last lines."""
+    """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
     text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
     for marker, meaning, remedy in CAUSES:
@@ -431,7 +431,7 @@ def running_worker(settings: Settings, url: str) -> Service | None:
 
 
 def start_worker(settings: Settings, url: str, say: Say) -> Service:
-    """A worker in its own session, so that a closing terminal does not end runs; one that lets them save at its end."""
+    """Start a worker in its own session, so that a closing terminal does not end runs; it lets them save at its end."""
     say(f"starting a worker for the pool {settings.work_pool!r}")
     argv = [sys.executable, "-m", "trainyard.api.draining_worker"]
     argv += [sys.executable, "-m", "prefect", "worker", "start", "--pool", settings.work_pool, "--type", "process"]
@@ -505,7 +505,7 @@ def bootstrap_digest(settings: Settings, url: str) -> str:
 
 
 def bootstrapped(settings: Settings, url: str) -> bool:
-    """Whether this server already holds our pool and deployments in their present form."""
+    """Return whether this server already has the pool and the deployments in their present form."""
     stamp = settings.services / "bootstrap.json"
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8")) != bootstrap_digest(settings, url):
         return False

@@ -1,7 +1,7 @@
 """What the trainers of a run left in their work folders: how far they are, their curve, their log, their checkpoints.
 
-A run's events name the work folder of each trainer (`job`); a training that did not fit the memory goes on in another
-one, which the first one names. All of it is read from files: it works while the run works, and without Prefect.
+A run's events name the work folder of each trainer (`job`); a training that did not fit the memory continues in another
+one, which the first one names. All of it is read from files, while the run is running, and without Prefect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainyard.stores.metrics import (
 )
 
 LAST_BYTES = 1 << 20
-"""Of a log that is there already, as much is shown."""
+"""Bytes that are shown of a log that exists already."""
 ENDS = ("done", "stopped")
 
 
@@ -120,16 +120,16 @@ class StepLog:
 
 
 FRUITLESS = 3
-"""A run whose trainer was preempted so often without a further step is not continued by itself any more."""
+"""After so many preemptions without a further step a run is no longer continued automatically."""
 
 
 def saved_and_left(run_folder: Path) -> list[TrainingLogs]:
-    """The trainers of a run that stopped at a checkpoint although nobody of the run was there any more to be asked."""
+    """Return the trainers of a run that stopped at a checkpoint after the run's own process was gone."""
     return [work for work in training_logs_of(run_folder) if work.end() == "stopped"]
 
 
 def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
-    """Write down in the run's record that its trainers were preempted, and say it."""
+    """Record in the run's events that its trainers were preempted, and print it."""
     said = []
     for work in works:
         message = f"The training stopped at step {work.progress().step}; its checkpoint is kept."
@@ -139,7 +139,7 @@ def note_preemption(run_folder: Path, works: list[TrainingLogs]) -> str:
 
 
 def made_no_progress(run_folder: Path) -> bool:
-    """Whether the last preemptions of a run brought no training further."""
+    """Return whether no training made a step between the last preemptions of a run."""
     said: list[str] = []
     for event in read_events(run_folder):
         if event["event"] == "stopped" and event.get("reason") == "preempt":

@@ -151,14 +151,14 @@ def job_facts(job: TrainingJob) -> dict[str, Any]:
     """The part of `training.json` that is known from the job alone."""
     config = job.config
     return {
-        "stage": config.stage.value,
-        "method": config.method.value,
+        "stage": config.stage.type.value,
+        "method": config.method.type.value,
         "backend": config.backend.value,
         "base_model": config.base_model,
         "base_path": job.base,
         "base_sha256": job.base_sha256,
         "hyperparameters": config.hyperparameters.model_dump(mode="json"),
-        "preference": config.preference.model_dump(mode="json") if config.stage.facts.sequences == 2 else None,
+        "stage_settings": config.stage.model_dump(mode="json", exclude={"type"}),
         "control": config.control,
         "parents": list(job.parents),
     }

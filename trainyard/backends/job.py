@@ -108,7 +108,7 @@ PLACES = {"threads", "locks", "devices", "run", "node", "data", "base", "adapter
 
 
 def changed_since(work: Path, job: TrainingJob) -> list[str]:
-    """What is different from the job whose work folder this is: `config.lora.rank: 8 before, 16 now`."""
+    """What is different from the job whose work folder this is: `config.method.rank: 8 before, 16 now`."""
     path = work / SPEC_FILE
     if not path.is_file():
         return []

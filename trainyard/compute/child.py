@@ -1,4 +1,4 @@
-"""The child's side of supervision: events out, a stop request in, an exit code that means something.
+"""The child's side of supervision: events out, a stop request in, an exit code with a meaning.
 
     with child_contract(folder) as events:          # spec.json is in the folder already
         for step in work:
@@ -49,13 +49,13 @@ FAILED_EXIT = 1
 PARENT_VARIABLE = "TRAINYARD_PARENT_PID"
 FAULT_VARIABLE = "TRAINYARD_FAULT"
 ORPHAN_GRACE_S = 45
-"""What a child has for saving after its parent died; whoever ignores it is ended by `compute/orphans.py`."""
+"""Time for a child to save after its parent died; `compute/orphans.py` ends a child that ignores it."""
 
 ERROR_RESERVE, RESERVED_BYTES = f".{ERROR_FILE}.reserved", 4096
-"""A file that is there from the start, and how many bytes of `error.json` fit into it."""
+"""A file that is reserved from the start, and how many bytes of `error.json` fit into it."""
 
 MOST_KILLS = 10
-"""Rounds of killing a tree, each up to a second; a process in an uninterruptible wait must not hold us for ever."""
+"""Rounds of killing a tree, each up to 1 s; a process in an uninterruptible wait must not block the caller for ever."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -87,21 +87,21 @@ class Events(EventWriter):
         return self._stop
 
     def request_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
-        """Signal handler: note the request. An orphan gets a last time limit, since nobody will insist."""
+        """Signal handler: note the request. An orphan gets a time limit, since no parent will enforce one."""
         self._stop = True
         if orphaned(self.parent):
             signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
 
 
 def orphaned(parent: int | None) -> bool:
-    """Whether the supervising parent is gone. False for a program that was started by hand (parent None)."""
+    """Return whether the supervising parent is gone; False for a program that was started by hand (parent None)."""
     return parent is not None and os.getppid() != parent
 
 
 def tie_to_parent() -> int | None:
     """Die with the parent: SIGTERM arrives when the thread that started this process ends. Returns the parent's pid.
 
-    The variable that names the parent is taken out of the environment: it is not true for our own children.
+    The variable that names the parent is taken out of the environment: it is not true for this process's own children.
     """
     given = os.environ.pop(PARENT_VARIABLE, None)
     if given is None:
@@ -126,7 +126,7 @@ def faultpoint(name: str) -> None:
 
 
 def reserve_error(folder: Path) -> None:
-    """Take the space of `error.json` now, so that a program can still say on a full disk that it is full."""
+    """Reserve the space of `error.json`, so that a program can report a full disk on the full disk."""
     descriptor = os.open(folder / ERROR_RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, bytes(RESERVED_BYTES))
@@ -152,18 +152,18 @@ def write_error(folder: Path, error: TrainyardError) -> None:
 
 
 def log_traceback() -> None:
-    """The traceback into the log; on a full disk `error.json` has to do."""
+    """Write the traceback to the log; on a full disk there is only `error.json`."""
     with suppress(OSError):
         traceback.print_exc()
 
 
 def crash_error(error: BaseException) -> TrainyardError:
-    """An unforeseen exception as an error that a person can read; the traceback is in the log."""
+    """Return an unexpected exception as a readable error; the traceback is in the log."""
     return TrainyardError(**crash(error))
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie, which only waits for its parent to read its exit code, does not."""
+    """Return whether a process is running; a zombie, which only waits for its parent to read its exit code, is not."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -171,20 +171,20 @@ def alive(process: psutil.Process) -> bool:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL each and wait up to a second. Exit codes are left to who started them, so nothing is reaped here."""
+    """SIGKILL each and wait up to a second. Nothing is reaped here: exit codes belong to the parents."""
     processes = list(processes)
     for process in processes:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # it ended by itself, which is what was wanted
+            continue  # it has already ended, as wanted
     deadline = time.monotonic() + 1
     while any(map(alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def end_descendants() -> None:
-    """Kill every process below this one. As a sub-reaper it has inherited even those that detached themselves."""
+    """Kill every descendant of this process. As a sub-reaper it has inherited even those that detached themselves."""
     for _ in range(MOST_KILLS):
         living = [process for process in psutil.Process().children(recursive=True) if alive(process)]
         if not living:
@@ -194,7 +194,7 @@ def end_descendants() -> None:
 
 @contextmanager
 def child_contract(folder: Path) -> Iterator[Events]:
-    """Everything a supervised program owes its parent; leaves by SystemExit with the contract's exit code.
+    """Fulfil the contract of a supervised program; leaves by SystemExit with the contract's exit code.
 
     Writes `error.json` for every exception but `Stopped`; the traceback goes to stderr, which is the log file.
     """

@@ -6,7 +6,7 @@ training: every step, across restarts, shared by all runs that ask for the same 
 twice a second, also of nodes without a child. A run names the work folders of its trainers (`job`); steps and curves
 are read there and not copied.
 
-A half-written line waits for its rest; garbage becomes a warning and is passed over. Nothing is read twice.
+A half-written line waits for its rest; an invalid line becomes a warning and is skipped. Nothing is read twice.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Event = dict[str, Any]
 
 UNREADABLE = "E-EVENT"
 MAX_EVENT_BYTES = 1 << 20
-"""A longer line is not an event of ours; it is skipped and reported as a warning."""
+"""A longer line is not an event of Trainyard; it is skipped and reported as a warning."""
 READ_BYTES = 1 << 22
-"""Events read at one poll, so that a flood of them cannot hold the loop."""
+"""Events read at one poll, so that a flood of them cannot block the loop."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class LineTail:
 
     @classmethod
     def at_end(cls, path: Path, last_bytes: int = 0) -> Self:
-        """A reader of what comes from now on, and of the whole lines among the last `last_bytes`."""
+        """Return a reader of new lines, and of the whole lines among the last `last_bytes`."""
         size = path.stat().st_size if path.exists() else 0
         if not last_bytes or size <= last_bytes:
             return cls(path, 0 if last_bytes else size)
@@ -52,7 +52,7 @@ class LineTail:
             return cls(path, stream.tell())
 
     def read_lines(self) -> list[bytes]:
-        """The lines that were completed since the last call, at most `READ_BYTES` of them."""
+        """Return the lines that were completed since the last call, at most `READ_BYTES` of them."""
         if not self.path.exists():
             return []
         if self.path.stat().st_size < self.offset:  # the file was replaced
@@ -85,7 +85,7 @@ class EventTail(LineTail):
             yield from events
 
     def read_rest(self) -> Iterator[Event]:
-        """Everything up to the end of the file, including a last line whose writer died before its newline."""
+        """Return everything up to the end of the file, including a last line whose writer died before its newline."""
         yield from self.read_all()
         if self.pending and (event := parse(self.pending)) is not None:
             yield event
@@ -100,7 +100,7 @@ class EventTail(LineTail):
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file in order; a line that is not an event (its writer died in it) is passed over."""
+    """Yield the events of a file in order; a line that is not an event (its writer died) is skipped."""
     return (event for event in EventTail(path).read_rest() if event.get("code") != UNREADABLE)
 
 

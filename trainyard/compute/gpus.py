@@ -1,4 +1,4 @@
-"""What this machine has to compute with: GPUs by NVML, CPU threads and the CPU's number formats. Imports no torch.
+"""The devices of this machine: GPUs by NVML, CPU threads and the CPU's dtypes. Imports no torch.
 
 "No NVIDIA driver" is a state like any other, not an error: most first runs happen without a GPU.
 """
@@ -39,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuReadings:
-    """All GPUs, or why there are none."""
+    """All GPUs, or the reason why there are none."""
 
     state: str
     """`ok`, `NO_DRIVER`, or NVML's own words."""
@@ -48,7 +48,7 @@ class GpuReadings:
 
 
 def load() -> Any:
-    """pynvml (60 ms to import); None where the driver's library is not, which pynvml would look for in the same way."""
+    """Import pynvml (60 ms); None without the driver's library, which pynvml would look for in the same way."""
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError:
@@ -91,7 +91,7 @@ def read_gpu(pynvml: Any, index: int) -> Gpu:
 
 
 def devices_here() -> tuple[Device, ...]:
-    """What this machine computes with, the fastest first. The one answer for check, plan, run and every backend."""
+    """Return this machine's devices, the fastest first: the one answer for check, plan, run and every backend."""
     has_gpu = os.environ.get(HIDING_VARIABLE) != "" and bool(read_gpus().gpus)
     return devices_of(sys.platform, platform.machine(), has_gpu=has_gpu)
 
@@ -105,8 +105,8 @@ def devices_of(system: str, machine: str, *, has_gpu: bool) -> tuple[Device, ...
 def device_numbers() -> tuple[int, ...]:
     """The devices that trainings of this process take turns on, in ascending order: GPUs by NVML's number, or 0.
 
-    `CUDA_VISIBLE_DEVICES` leaves those that it names. Without a GPU the CPU is device 0; `TRAINYARD_SIMULATED_DEVICES`
-    says that it is taken for several, so that so many trainings share its cores.
+    `CUDA_VISIBLE_DEVICES` leaves those that it names. Without a GPU the CPU is device 0;
+    `TRAINYARD_SIMULATED_DEVICES` splits it into that many devices, whose trainings share the cores.
     """
     named = visible_devices()
     if named:
@@ -125,7 +125,7 @@ def visible_devices() -> dict[int, str]:
 
 
 def utilization(pynvml: Any, handle: object) -> int | None:
-    """Percent of the last sampling period; None where the GPU is shared in slices and has no such figure."""
+    """Return the utilization in percent over the last sampling period; None for a slice of a GPU, which has none."""
     try:
         return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except pynvml.NVMLError_NotSupported:

@@ -1,10 +1,10 @@
 """Distributed training as one supervised child: `python -m trainyard.compute.launcher_supervisor FOLDER -- argv`.
 
-A launcher (torchrun, accelerate launch) starts the processes and watches them, but it knows nothing of our contract: it
-turns every exit code into 1, and on SIGTERM it kills after 30 seconds, also a process that is saving. So this program
-speaks the contract in its place. A stop request goes to the first process alone, whose program stops all of them at one
-step; the launcher never sees the signal, as it is started with it blocked. What became of the run is read from what the
-processes noted (see `trainyard.compute.rank_process`), and nothing of them is left when this program ends.
+A launcher (torchrun, accelerate launch) starts the processes and watches them, but does not know the contract: it turns
+every exit code into 1, and on SIGTERM it kills after 30 seconds, also a process that is saving. This program fulfils
+the contract in its place. A stop request goes to rank 0 alone, whose program stops all ranks at the same step; the
+launcher never sees the signal, as it is started with it blocked. The result of the run is read from the status files of
+the processes (see `trainyard.compute.rank_process`), and none of them is left when this program ends.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from trainyard.errors import TrainyardError, from_fields
 
 POLL_S = 0.1
 LEAVE_S = 30.0
-"""What the other processes and the launcher have for ending after the first one is done."""
+"""Time for the other ranks and the launcher to end after rank 0 is done."""
 
 
 def reset_signals() -> None:
-    """Runs in the launcher before it starts: it dies with us, and a stop request to everybody does not reach it."""
+    """Runs in the launcher before it starts: it dies with this process, and stop requests do not reach it."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> None:
-    """Return when the launcher has ended; hand a stop request on to the first process."""
-    told, done_at = False, 0.0
+    """Return when the launcher has ended; forward a stop request to rank 0."""
+    stop_sent, done_at = False, 0.0
     while not ended(process, POLL_S):
         notes = read_notes(folder)
         leader = notes.get(LEADER, {})
-        if events.stop_requested() and not told:
+        if events.stop_requested() and not stop_sent:
             if not notes:
                 end_descendants()
                 raise Stopped("asked to stop before the start", step=0)
-            told = bool(leader) and ask_to_stop(leader["pid"])
+            stop_sent = bool(leader) and ask_to_stop(leader["pid"])
         if leader.get("status") in ("done", "stopped"):
             done_at = done_at or time.monotonic()
             if time.monotonic() - done_at > LEAVE_S:
@@ -63,16 +63,16 @@ def watch(process: subprocess.Popen[bytes], folder: Path, events: Events) -> Non
 
 
 def ask_to_stop(pid: int) -> bool:
-    """Ask a process to stop; True, as nobody has to be asked twice."""
+    """Ask a process to stop; True, also for one that is gone."""
     try:
         psutil.Process(pid).send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess:
-        return True  # it has ended by itself
+        return True  # it has already ended
     return True
 
 
 def raise_for_exit(code: int, folder: Path, size: int, events: Events) -> None:
-    """Give the end its meaning. Raises `Stopped` or the error of whoever failed first."""
+    """Translate the launcher's exit. Raises `Stopped`, or the error of the process that failed first."""
     notes = read_notes(folder)
     leader = notes.get(LEADER, {})
     if leader.get("status") == "stopped":
@@ -85,7 +85,7 @@ def raise_for_exit(code: int, folder: Path, size: int, events: Events) -> None:
 
 
 def cause(notes: dict[int, dict[str, Any]], folder: Path, size: int) -> TrainyardError:
-    """Why a run of several processes failed: what the first one said that had a reason of its own."""
+    """Return why a distributed run failed: the error of the first process with a reason of its own."""
     failures = sorted((one for one in notes.values() if one["status"] == "failed"), key=lambda one: float(one["time"]))
     for one in failures:
         if not one["lost"]:

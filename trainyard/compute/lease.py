@@ -7,7 +7,7 @@
     1 turn    two equal trainings: the second waits without a device    runs/training/<digest>.turn
     2 slot    two computations of this home on one device               services/slot-<n>.lock
     3 limit   those of other homes and hosts                            Prefect's limit device:<host>:<n>, with a lease
-    4 look    programs that know none of our locks                      NVML: no process but our own model server
+    4 look    programs that know none of these locks                    NVML: no process but Trainyard's model server
     5 job     one training that was started on two devices              services/works/<digest>.lock
     child: the process that computes
     6 work    a dying child that still saves in the work folder         <work folder>/work.lock
@@ -22,7 +22,7 @@
 `claim_devices` takes the steps 1 to 4, `job_lock` is 5, and `device_locks` takes 6 and 7. Prefect may not be imported
 here, so step 3 is passed in (`api/runs/slots.py`). Each step has its reason: a lock of the parent alone would be free
 while a child whose parent was killed still saves; a lock of the child alone would let the second run load its data
-first and fail then. Several devices are taken in ascending order at each step, so nobody waits in a ring.
+first and fail then. Multiple devices are taken in ascending order at each step, so there is no deadlock.
 
 A lock is a file under `flock(2)`: it needs no server, and the kernel frees it when its holder is gone, however it
 ended. The text in the file (pid, start, run) only names the holder in the message for the next one.
@@ -52,18 +52,18 @@ from trainyard.stores.processes import Start, process_start
 POLL_S = 0.2
 WORK_LOCK = "work.lock"
 LOOK_EVERY_S = 1.0
-FOREIGN_MEMORY_MB = 2048
-"""Used memory that means somebody is there whose process cannot be seen (another container); a driver takes less."""
+OCCUPIED_MEMORY_MB = 2048
+"""Used memory that means a process that cannot be seen (of another container); a driver takes less."""
 
 
 GiveUp = Callable[[], bool]
 Limit = Callable[[int, GiveUp], AbstractContextManager[None]]
-"""Step 3: device number, whether to wait no longer -> the right to the device on the server's part."""
+"""Step 3: device number, whether to stop waiting -> the server's limit of the device."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock."""
+    """The process that has a lock."""
 
     pid: int
     create_time: Start
@@ -89,7 +89,7 @@ def turn_lock(work: Path) -> Path:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock now; None when nobody does (a text left by a dead process counts for nothing)."""
+    """Return the process that has the lock now; None if no process has (a text left by a dead one is ignored)."""
     if not path.exists():
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -118,10 +118,10 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: GiveUp = never) -> Iterator[Holder]:
-    """Hold the lock at `path` while the block runs.
+    """Keep the lock at `path` while the block runs.
 
-    Waits up to `wait_s` seconds, or until `give_up()` says so, for a holder that is on its way out (an orphan that
-    still saves). Raises `Conflict` (`E-DEVICE-BUSY`) naming the holder.
+    Waits up to `wait_s` seconds, or until `give_up()` returns True, for a holder that is ending (an orphan that still
+    saves). Raises `Conflict` (`E-DEVICE-BUSY`) naming the holder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -146,16 +146,16 @@ def device_lock(path: Path, *, run: str = "", wait_s: float = 0.0, give_up: Give
 
 @contextmanager
 def first_lock(paths: Callable[[], Sequence[Path]], *, run: str = "", give_up: GiveUp = never) -> Iterator[Path]:
-    """Hold the first of these locks that is free; which ones count is asked anew at every look.
+    """Keep the first of these locks that is free while the block runs; `paths` is called again at every attempt.
 
-    Waits until `give_up()` says so. Raises `Conflict` (`E-DEVICE-BUSY`) then.
+    Waits until `give_up()` returns True, then raises `Conflict` (`E-DEVICE-BUSY`).
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         while True:
             asked = paths()
             for path in asked:
                 try:
-                    held.enter_context(device_lock(path, run=run))
+                    locks.enter_context(device_lock(path, run=run))
                 except Conflict:
                     if give_up():
                         raise
@@ -182,13 +182,13 @@ def claim_devices(
     wait_s: float = inf,
     give_up: GiveUp = never,
 ) -> Iterator[tuple[int, ...]]:
-    """The right to compute on `count` of these devices, by default of this host's: steps 1 to 4.
+    """Claim `count` of these devices, by default of this host's: steps 1 to 4.
 
-    Each device is the first free one of those that leave enough above it; so the caller waits for a device above all
-    that it has. Yields their numbers; fewer than `count` where there are fewer.
+    Each device is the first free one that leaves enough devices with higher numbers, so the caller only waits for a
+    device above those that it has. Yields their numbers; fewer than `count` if there are fewer.
 
-    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` says so,
-    `E-DEVICE-OCCUPIED` when a stranger computes on the device.
+    Raises `Conflict`: `E-DEVICE-BUSY` naming the holder after `wait_s` seconds or when `give_up()` returns True,
+    `E-DEVICE-OCCUPIED` when another program computes on the device.
     """
     deadline = time.monotonic() + wait_s
 
@@ -197,22 +197,22 @@ def claim_devices(
 
     numbers = sorted(among if among is not None else device_numbers())
     taken: list[int] = []
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if turn is not None:
-            held.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
+            locks.enter_context(first_lock(lambda: [turn], run=run, give_up=late))
         for left in range(min(count, len(numbers)), 0, -1):
             above = [number for number in numbers if not taken or number > taken[-1]]
             eligible = above[: len(above) - left + 1]
-            slot = held.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
+            slot = locks.enter_context(first_lock(partial(slots, settings, eligible), run=run, give_up=late))
             number = next(one for one in eligible if slot_lock(settings, one) == slot)
-            held.enter_context(limit(number, late))
+            locks.enter_context(limit(number, late))
             wait_until_empty(number, ours=lambda: own_services(settings), give_up=give_up)
             taken.append(number)
         yield tuple(taken)
 
 
 def slots(settings: Settings, numbers: Sequence[int]) -> list[Path]:
-    """The slot files of those of these devices on which nobody computes; of all if there is none such."""
+    """Return the slot files of the devices on which no process computes; of all devices if there are none."""
     if len(numbers) == 1:
         return [slot_lock(settings, numbers[0])]
     readings, ours = read_gpus(), own_services(settings)
@@ -240,12 +240,12 @@ def device_locks(
 
     Raises `Conflict` (`E-DEVICE-BUSY`).
     """
-    with ExitStack() as held:
+    with ExitStack() as locks:
         if work is not None:
-            held.enter_context(device_lock(work / WORK_LOCK, run=run, wait_s=wait_s, give_up=give_up))
+            locks.enter_context(device_lock(work / WORK_LOCK, run=run, wait_s=wait_s, give_up=give_up))
         for device in sorted(devices):
             lock = folder / f"{kind}-{device}.lock"
-            held.enter_context(device_lock(lock, run=run, wait_s=wait_s, give_up=give_up))
+            locks.enter_context(device_lock(lock, run=run, wait_s=wait_s, give_up=give_up))
         yield
 
 
@@ -257,10 +257,10 @@ def wait_until_empty(
     wait_s: float = 60.0,
     give_up: GiveUp = never,
 ) -> None:
-    """Return when nobody but `ours()` (pids of our own services) computes on the GPU; at once without such a GPU.
+    """Return when only `ours()` (pids of Trainyard's services) compute on the GPU; at once without such a GPU.
 
-    A lock says who may use a device, this says who does: a child whose parent died saves for a while, and other
-    programs know nothing of our lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
+    A lock says which process may use a device, this checks which one does: a child whose parent died saves for a
+    while, and other programs ignore the lock. Raises `Conflict` (`E-DEVICE-OCCUPIED`) after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while found := occupants(index, read(), ours()):
@@ -275,12 +275,12 @@ def wait_until_empty(
 
 
 def occupants(index: int, readings: GpuReadings, ours: frozenset[int]) -> str:
-    """Who computes on a GPU, in words; empty if nobody does, or if there is no such GPU."""
+    """Return which processes compute on a GPU, in words; empty if none does, or if there is no such GPU."""
     gpu = next((gpu for gpu in readings.gpus if gpu.index == index), None)
     if gpu is None:
         return ""
     others = [pid for pid in gpu.processes if pid not in ours and pid != os.getpid()]
     if others:
         return "process " + ", ".join(map(str, others))
-    unseen = not gpu.processes and gpu.memory_used_mb > FOREIGN_MEMORY_MB
-    return f"somebody who holds {gpu.memory_used_mb:,} MB of its memory" if unseen else ""
+    unseen = not gpu.processes and gpu.memory_used_mb > OCCUPIED_MEMORY_MB
+    return f"an unknown process that uses {gpu.memory_used_mb:,} MB of its memory" if unseen else ""

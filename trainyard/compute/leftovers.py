@@ -1,8 +1,7 @@
-"""Temporary folders of this home: where its flows make them, and which of them nobody uses any more.
+"""Temporary folders of this home: where its flows make them, and which of them are no longer used.
 
-A flow that is killed cannot remove its own. They lie in one folder for each home, so that they can be found, and one
-is removed when no living process has its working folder in it or names it, and it is old enough that its maker is not
-just starting.
+A killed flow cannot remove its own. All are in one folder per home, so that they can be found. A folder is removed when
+no live process works in it or names it, and when it is too old for its process to be starting.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import psutil
 LONGEST_PATH = 60
 """Sockets in temporary folders have at most 107 bytes for their whole path (unix(7)), of which libraries take 40."""
 PATTERNS = ("prefect-workspace-attempt-*", "tmp*prefect")
-"""What Prefect's worker and its runs make and do not remove when they are killed."""
+"""Folders that Prefect's worker and its runs leave when they are killed."""
 YOUNG_S = 600.0
 """A busy machine takes minutes between making a workspace and starting its run."""
 
@@ -56,7 +55,7 @@ def sweep_temporary(home: Path, *, young_s: float = YOUNG_S) -> list[Path]:
 
 
 def used_paths() -> list[str]:
-    """Working folder, command line and environment of every process that we may look at."""
+    """Yield working folder, command line and environment of every process that this user may inspect."""
     texts = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it ended, or is another user's
@@ -65,7 +64,7 @@ def used_paths() -> list[str]:
 
 
 def sweep_locks(adapters: Path) -> list[Path]:
-    """Remove the `.deploying` files that no deployment holds, and return them."""
+    """Remove the `.deploying` files that no deployment has locked, and return them."""
     removed = []
     for path in adapters.glob("*/*/.deploying"):
         with suppress(FileNotFoundError, BlockingIOError), path.open() as stream:
@@ -76,7 +75,7 @@ def sweep_locks(adapters: Path) -> list[Path]:
 
 
 def sweep_leftovers(home: Path) -> Iterator[str]:
-    """Remove what killed processes of this home have left, and say it."""
+    """Remove what killed processes of this home have left, and report it."""
     for path in sweep_temporary(home):
         yield f"removed the temporary folder {path.name} of a run that is gone"
     sweep_locks(home / "adapters")

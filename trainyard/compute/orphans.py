@@ -1,8 +1,8 @@
-"""Supervised children whose parent died without them: found by what they were started with, and ended after a grace.
+"""Supervised children that outlived their parent: found by their environment, and ended after a grace period.
 
-The kernel tells a child that its parent is gone, and the child saves and ends. This is for what does not: a program
-that ignores SIGTERM, a fork that got away. Every supervised child was started with the pid of its parent in its
-environment, which the kernel shows until the child ends; a child that has no such ancestor any more is an orphan.
+The kernel signals a child when its parent is gone, and the child saves and ends. This module is for processes that do
+not: a program that ignores SIGTERM, a fork that escaped. Every supervised child was started with the pid of its parent
+in its environment, which the kernel shows until the child ends; a child without such an ancestor is an orphan.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainyard.settings import default_home
 
 HOME_VARIABLE = "TRAINYARD_HOME"
 GRACE_S = 40.0
-"""An orphan that is seen this long after it was first seen is ended: with a look every ten seconds, within 60 s."""
+"""An orphan is ended this long after it was first seen: with a check every ten seconds, within 60 s."""
 LOOK_EVERY_S = 0.5
 STUCK_S = 5.0
-"""A process in an uninterruptible wait cannot be ended; nobody waits for it longer than this."""
+"""A process in an uninterruptible wait cannot be ended; nothing waits for it longer than this."""
 
 
 def orphans(home: Path) -> Iterator[psutil.Process]:

@@ -6,8 +6,8 @@ Started by a launcher (torchrun, accelerate launch) that sets `RANK` and `WORLD_
     <rank>.json          {status: running | done | stopped | failed, pid, time, …}
     <rank>.events.jsonl  events of a process other than the first; those of the first are the run's own
 
-A stop request is noted in every process, and the program of the first one decides when to act on it. All of them end
-with 0 when the training is done or stopped: a launcher takes every other code for a failure and kills the rest.
+A stop request is noted in every process, and the program of rank 0 decides when to act on it. All of them end with 0
+when the training is done or stopped: a launcher treats every other code as a failure and kills the rest.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from trainyard.workers.trainyard_worker.contract import LOST
 
 RANKS_FOLDER, MEETING_FILE = "ranks", "meeting"
 LAUNCHER_VARIABLE = "TRAINYARD_RANKS_PID"
-"""Names the program that started the launcher, so that a process which comes too late sees that nobody waits for it."""
+"""Names the program that started the launcher, so that a late process sees whether that is still running."""
 LEADER = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def write_note(folder: Path, rank: int, status: str, **fields: Any) -> None:
-    """Say how this process stands, so that a reader sees all of it or nothing."""
+    """Write this process's status, so that a reader sees all of it or nothing."""
     place = folder / RANKS_FOLDER
     place.mkdir(exist_ok=True)
     write_json_durably(place / f"{rank}.json", {"status": status, "pid": os.getpid(), "time": time.time(), **fields})

@@ -7,13 +7,13 @@
     find_service(record_path(settings, "embedded"))            the same by any process; None once it has ended
     stop_service(record_path(settings, "embedded"))            its whole tree, and nothing else
 
-A pid alone may belong to somebody else after a reboot; a record has the start of its process too, and a record whose
-process is another one counts as stale (`stores/processes.py`). There are two lives:
+After a reboot a pid may belong to another process, so a record also has the start time of its process; a record whose
+process is another one is stale (`stores/processes.py`). There are two kinds:
 
-- *detached*: in a session of its own, it outlives who started it. `trainyard up` and deployments start these; their
-  records are `TRAINYARD_HOME/services/<name>.json`.
-- *supervised* (`SupervisedService`): it ends with the process that started it, whatever happens to either. Nodes and
-  nights start these; the record is in their own folder, for the process that comes after a crash of all.
+- *detached*: in a session of its own, it outlives the process that started it. `trainyard up` and deployments start
+  these; their records are `TRAINYARD_HOME/services/<name>.json`.
+- *supervised* (`SupervisedService`): it always ends with the process that started it. Nodes and nights start these; the
+  record is in their own folder, for the process that runs after a crash of both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import psutil
@@ -42,6 +42,11 @@ from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
 from trainyard.stores.whole import write_json_durably
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kept = TypeVar("Kept", bound="DataclassInstance")
+
 HOST = "127.0.0.1"
 EMBEDDED = "embedded"
 """The name of the model server that `trainyard up` starts."""
@@ -49,12 +54,12 @@ RECORD_FILE = "server.json"
 """The record of a supervised service, in its folder."""
 POLL_S, ANSWER_S = 0.1, 2.0
 STOP_S = 10.0
-"""How long a model server has to end after a signal."""
+"""Time for a model server to end after a signal."""
 KILL_S = 15.0
-"""What the shim has, beyond the program's grace, for ending the tree."""
+"""Time for the shim, beyond the program's grace, to end the tree."""
 PORTS_TRIED, KEPT_LOGS = 100, 5
 LAUNCHED: dict[int, subprocess.Popen[bytes]] = {}
-"""Detached processes that this one started: kept so that the interpreter does not complain that they outlive it."""
+"""Detached processes that this one started: kept so that the interpreter does not warn that they outlive it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Service:
     started: float = 0.0
 
     def process(self) -> psutil.Process | None:
-        """The live process, or None when the pid is gone, a zombie, or somebody else's by now."""
+        """Return the live process, or None when the pid is gone, a zombie, or another process by now."""
         return find_process(self.pid, self.create_time)
 
     def pids(self) -> frozenset[int]:
@@ -87,9 +92,6 @@ class Service:
 
     def answers(self, timeout_s: float = ANSWER_S) -> bool:
         return is_healthy(self.url, timeout_s)
-
-
-FIELDS = frozenset(field.name for field in fields(Service))
 
 
 def is_healthy(url: str, timeout_s: float = ANSWER_S) -> bool:
@@ -111,22 +113,27 @@ def record_path(settings: Settings, name: str) -> Path:
     return settings.services / f"{name}.json"
 
 
-def read_record(path: Path) -> Service | None:
-    """A record, whether its process lives or not; None without a readable one. Fields of other versions are ignored."""
+def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
+    """What `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        return Service(**{name: value for name, value in given.items() if name in FIELDS})
+        given, names = json.loads(path.read_text(encoding="utf-8")), {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in given.items() if name in names})
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
 
 
-def write_record(path: Path, service: Service | None) -> None:
+def read_record(path: Path) -> Service | None:
+    """A record, whether its process lives or not."""
+    return read_fields(path, Service)
+
+
+def write_record(path: Path, value: DataclassInstance | None) -> None:
     """Let the record mean this service, or none."""
-    if service is None:
+    if value is None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, asdict(service))
+    write_json_durably(path, asdict(value))
 
 
 def find_service(path: Path) -> Service | None:
@@ -166,7 +173,7 @@ def spawn_service(
 def rotate_log(log: Path, keep: int = KEPT_LOGS) -> None:
     """Make room for a new log: `name.log` becomes `name.log.1`, that `.2`, …; the oldest goes. Empty ones do not count.
 
-    What a process that crashed has written last is read after the next `up`, too.
+    So the last lines of a crashed process are still there after the next `up`.
     """
     if not log.is_file() or log.stat().st_size == 0:
         return
@@ -198,7 +205,7 @@ def await_ready(service: Service, what: str, start_s: float, record: Path | None
 
 
 def wait_until(ready: Callable[[], bool], ended: Callable[[], str], timeout_s: float) -> str:
-    """Wait for `ready()`. Returns why it does not become so: what `ended()` says, or that the time is over; else ""."""
+    """Wait for `ready()`. Returns why it is not: what `ended()` returns, or that the time is over; else ""."""
     deadline = time.monotonic() + timeout_s
     while True:
         if problem := ended():  # asked first: on the port of a dead server another one may answer
@@ -211,7 +218,7 @@ def wait_until(ready: Callable[[], bool], ended: Callable[[], str], timeout_s: f
 
 
 def not_started(what: str, how: str, log: Path, *, why: str = "", do: str = "") -> Unavailable:
-    """`E-SERVER-START`: the one error of every service that does not come up."""
+    """Return `E-SERVER-START`: the one error of every service that does not start."""
     return Unavailable(
         f"{what} {how}.",
         why=why or last_line(log) or "Its log is empty.",
@@ -226,7 +233,7 @@ def not_started(what: str, how: str, log: Path, *, why: str = "", do: str = "") 
 def stop_service(path: Path, grace_s: float = STOP_S) -> bool:
     """End the service of a record, then remove the record; False if it was not running.
 
-    In this order, so that what a killed `down` has not ended is found by the next one.
+    In this order, so that the next `down` finds what a killed `down` has not ended.
     """
     ended = end_service(read_record(path), grace_s)
     path.unlink(missing_ok=True)
@@ -245,7 +252,7 @@ def end_service(service: Service | None, grace_s: float = STOP_S) -> bool:
 def end_tree(process: psutil.Process, grace_s: float) -> None:
     """Ask a process to end; after `grace_s` seconds kill what is left of its tree. Without grace, kill at once.
 
-    It alone is asked, because it is to end what it started: a worker its runs, which save a checkpoint.
+    Only this process is asked, because it ends what it started: a worker its runs, which save a checkpoint.
     """
     tree = ProcessTree(process.pid)
     tree.refresh()
@@ -264,9 +271,9 @@ def end_tree(process: psutil.Process, grace_s: float) -> None:
 
 
 def free_port(first: int = 0) -> int:
-    """The first port from `first` up on which nobody listens on loopback; 0 lets the system choose.
+    """Return the first free loopback port from `first` up; 0 lets the system choose.
 
-    A server that loses the race for it ends, and its log says so. Raises `Conflict` (`E-PORT`).
+    A server that loses the race for the port ends, and its log says so. Raises `Conflict` (`E-PORT`).
     """
     last = min(first + PORTS_TRIED, 65536) if first else 1
     for port in range(first, last):
@@ -285,13 +292,13 @@ def free_port(first: int = 0) -> int:
 
 
 def confirm_closed(port: int) -> None:
-    """Raise `TrainyardError` (`E-SERVER-STOP`) if somebody still listens after a process tree of ours has ended."""
+    """Raise `TrainyardError` (`E-SERVER-STOP`) if the port is still in use after Trainyard's process tree has ended."""
     with socket.socket() as probe:
         probe.settimeout(ANSWER_S)
         if probe.connect_ex((HOST, port)) == 0:
             raise TrainyardError(
                 f"Port {port} still answers after its server was ended.",
-                do="See which process listens there; none of ours is left.",
+                do="Find the process that listens there; it is not one of Trainyard's.",
                 code="E-SERVER-STOP",
             )
 
@@ -299,7 +306,7 @@ def confirm_closed(port: int) -> None:
 class SupervisedService:
     """A service in `folder` (log, events, record) that ends with this process, its whole tree included.
 
-    It runs under `trainyard.compute.shim`, a sub-reaper, so what it starts ends with it however it detached itself.
+    It runs under `trainyard.compute.shim`, a sub-reaper, so its descendants end with it, detached ones included.
     """
 
     def __init__(self, folder: Path, grace_s: float) -> None:
@@ -328,7 +335,7 @@ class SupervisedService:
         thread.shutdown(wait=False)
 
     def write_started(self, event: dict[str, Any]) -> None:
-        """Keep the supervised process's identity where a later process finds it."""
+        """Write the supervised process's identity to a file for a later process."""
         if event["event"] == "started":
             with suppress(psutil.NoSuchProcess):  # it ended already, and the outcome says why
                 url = f"http://{HOST}:{self.port}"
@@ -361,5 +368,5 @@ class SupervisedService:
             self.record.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:
-        """End what an earlier process started in this folder and left there."""
+        """End what an earlier process started in this folder and left running."""
         stop_service(self.record, grace_s=0)

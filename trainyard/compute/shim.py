@@ -1,7 +1,7 @@
-"""Supervision for programs that do not speak our contract: `python -m trainyard.compute.shim FOLDER [options] -- argv`.
+"""Supervision for programs that do not know the contract: `python -m trainyard.compute.shim FOLDER [options] -- argv`.
 
-The shim speaks it in their place: events, log file, stop by signal, exit codes, `error.json`. As a sub-reaper it
-inherits every process that the program leaves behind, however it detached itself, and ends it. Options:
+The shim fulfils it in their place: events, log file, stop by signal, exit codes, `error.json`. As a sub-reaper it
+inherits every process that the program leaves running, detached ones included, and ends it. Options:
 
     --stop-signal INT   signal that asks the program to stop (default TERM)
     --grace 30          seconds until the program's tree is killed after that
@@ -86,7 +86,7 @@ def follow(
     ask: Callable[[], bool],
     watch: Callable[[], None] | None = None,
 ) -> int:
-    """The exit code of a program. `ask` hands a stop request on, until it returns True; `watch` sees each poll."""
+    """Return a program's exit code. `ask` forwards a stop request until it returns True; `watch` runs at each poll."""
     asked = False
     while not ended(process, POLL_S):
         if events.stop_requested() and not asked:
@@ -104,7 +104,7 @@ def how_ended(code: int) -> str:
 
 
 def wait(process: subprocess.Popen[bytes], events: Events, stop_signal: int, grace_s: float) -> int:
-    """The program's exit code; a stop request is handed on once, and enforced after the grace."""
+    """Return the program's exit code; a stop request is forwarded once, and enforced after the grace."""
     kill_at: float | None = None
     while not ended(process, POLL_S):
         if events.stop_requested() and kill_at is None:

@@ -1,4 +1,4 @@
-"""The parent's side of supervision: start a program, tail its events, stop it in time, leave nothing of it behind.
+"""The parent's side of supervision: start a program, tail its events, stop it in time, leave no process behind.
 
 One loop serves trainers, evaluations and servers. It never blocks longer than `poll_s`: the child writes events and
 log to *files* (a pipe would kill a child whose parent died before it has saved, inherited output would keep a dead
@@ -40,10 +40,10 @@ from trainyard.inherited import UMASK, child_environment
 
 TREE_REFRESH_S = 2.0
 ABANDONED_GRACE_S = 20.0
-"""What the child has for saving when the caller itself is interrupted."""
+"""Time for the child to save when the caller itself is interrupted."""
 TAIL_BYTES = 8192
 NO_BARS = {"TQDM_DISABLE": "1"}
-"""A child writes into a file, where the bars of the libraries are hundreds of lines that say nothing."""
+"""A child writes into a file, where the progress bars of libraries would be hundreds of useless lines."""
 VMSTAT, CGROUP_EVENTS = Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")
 
 
@@ -54,7 +54,7 @@ class DesiredState(StrEnum):
     PAUSE = "pause"
     CANCEL = "cancel"
     PREEMPT = "preempt"
-    """The caller itself has been asked to end, and somebody continues the run later."""
+    """The caller itself has been asked to end, and the run continues later."""
 
 
 class Status(StrEnum):
@@ -71,7 +71,7 @@ class Outcome:
     exit_code: int
     """Negative: the number of the signal that ended it."""
     reason: str
-    """pause, cancel, preempt or budget if we asked; what the child said in its `stopped` event otherwise."""
+    """pause, cancel, preempt or budget if the parent asked; else the reason in the child's `stopped` event."""
     error: dict[str, Any] | None
     """{kind, code, what, why, do} of a failed program."""
     seconds: float
@@ -106,7 +106,7 @@ class ProcessTree:
         self._refreshed = time.monotonic()
 
     def end(self) -> None:
-        """SIGKILL all that still runs, until nothing does."""
+        """SIGKILL everything that is still running, until nothing is."""
         for _ in range(MOST_KILLS):
             self.refresh()
             living = [process for process in self.known if alive(process)]
@@ -153,7 +153,7 @@ def supervise(
 ) -> Outcome:
     """Run a program to its end under the contract of `trainyard.compute.child`.
 
-    `folder` holds `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
+    `folder` contains `spec.json`; events, log and error appear in it. `env` is set on top of what a child inherits
     (`trainyard.inherited`). `wanted` is asked at every poll; PAUSE, CANCEL, PREEMPT and the end of `budget_s` all lead
     to one SIGTERM, and after `grace_s` seconds to SIGKILL of the tree. `on_event` receives each event in order, on the
     calling thread.
@@ -196,7 +196,7 @@ def kernel_kills(files: tuple[Path, ...] = (VMSTAT, CGROUP_EVENTS)) -> int:
 def started(
     argv: list[str], folder: Path, env: Mapping[str, str] | None, abandoned_grace_s: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], ProcessTree]]:
-    """The running child; its whole tree is gone when the block is left, by whatever way."""
+    """Yield the running child; its whole tree is gone when the block is left, also by an exception."""
     environment = {**child_environment(NO_BARS), **(env or {}), PARENT_VARIABLE: str(os.getpid())}
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, umask=UMASK)
@@ -248,7 +248,7 @@ def read_error(folder: Path, exit_code: int, killed_for_memory: bool) -> dict[st
 
 
 def killed_error(name: str, killed_for_memory: bool) -> dict[str, Any]:
-    """What is known of a death by signal: whether the kernel counted a kill for memory while the program ran."""
+    """Return what is known of a death by signal: whether the kernel counted an out-of-memory kill meanwhile."""
     what, do = f"The program was ended from outside by {name}.", "Resume the run: what was saved is used."
     why = ""
     if name == "SIGKILL" and killed_for_memory:

@@ -129,12 +129,6 @@ class Prompter:
         return [{"role": "system", "content": self.system}, {"role": "user", "content": user}]
 
 
-def check_prompt(prompt: str) -> None:
-    """Render an own prompt once with a sample document. Raises as `Prompter` does."""
-    with Prompter(GenerationTemplate.QA, wordings=1, prompt=prompt) as prompter:
-        prompter.messages(SAMPLE, pairs=1)
-
-
 class PromptChild:
     """The process in which one untrusted template is rendered, again and again."""
 

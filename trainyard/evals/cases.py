@@ -35,7 +35,7 @@ class Case:
     gold: tuple[str, ...] = ()
     """Accepted answers as text; for multiple choice the right one of `choices`."""
     text: str | None = None
-    """Plain text, for rows that are no conversation."""
+    """Plain text, for rows that are not conversations."""
     tools: str | None = None
     """JSON text of the tool schemas that the prompt shows."""
 

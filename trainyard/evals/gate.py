@@ -24,7 +24,7 @@ class Measured:
     """`benchmark/set`."""
     metric: str
     improvement: ConfidenceInterval
-    """Candidate against baseline; positive is better, whatever the metric's direction."""
+    """Candidate against baseline; positive is better for every metric."""
     margin: float
 
 
@@ -91,7 +91,7 @@ def primary_fault(one: Measured, confidence: float) -> str | None:
 
 
 def margin_fault(one: Measured) -> str | None:
-    """Why a metric beside the primary one blocks; None if it is not worse by more than its margin."""
+    """Return why a metric other than the primary one blocks; None if it is not worse by more than its margin."""
     if one.improvement.mean >= -one.margin:
         return None
     return f"{one.label}: {describe(one)}; worse by more than its margin of {one.margin:.3g}."

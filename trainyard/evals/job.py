@@ -12,10 +12,10 @@ from pydantic import Field
 from trainyard.data.rows import UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.errors import InvalidInput
 from trainyard.evals.benchmarks.table import LM_EVAL_PREFIX, benchmark
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.nodes import BenchmarkSpec, EvaluatorConfig
-from trainyard.spec.training import Strict
 from trainyard.stores.artifacts import Reference
 
 TRAINING_FILE = "training.json"
@@ -23,7 +23,7 @@ SCORES_FILE = "scores.json"
 """What the child leaves: values per row and participant."""
 HELDOUT_FOLDER = "heldout"
 SETS = (UNSEEN_WORDING, UNSEEN_DOCUMENTS, "heldout")
-"""Names of held-out sets, the one that decides the gate first."""
+"""Names of one-out sets, the one that decides the gate first."""
 
 
 SetName = Literal["unseen_wording", "unseen_documents", "heldout"]
@@ -110,10 +110,10 @@ def participant(name: str, reference: Reference) -> Participant:
 
 
 def baseline(config: EvaluatorConfig, live: Path | None, base_sha256: str = "") -> Participant:
-    """What the candidate is compared with. Where `live` cannot be, it falls back to the base and says so.
+    """Return what the candidate is compared with. Where `live` cannot be, falls back to the base and says so.
 
-    An adapter that is live on another base is no baseline: on this one its weights mean nothing, and whatever was
-    trained would seem better. Nor can it be served any more where this base is.
+    An adapter that is live on another base is not a baseline: on this base its weights mean nothing, any trained
+    adapter would seem better, and it can no longer be served.
     """
     if config.baseline == "base":
         return Participant(name="base")
@@ -135,7 +135,7 @@ def training_facts(folder: Path) -> dict[str, Any]:
 
 
 def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet, ...]:
-    """Every held-out file of the nearest data input of each port, the deciding set first.
+    """Every one-out file of the nearest data input of each port, the deciding set first.
 
     The training rows themselves (`rows.arrow`) are never taken: what training saw proves nothing.
     """
@@ -155,7 +155,7 @@ def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet
 
 
 def gold_origin(reference: Reference) -> str:
-    """Where a set's right answers come from, in the words of whoever made the rows."""
+    """Return where a set's gold answers come from, as the node that made the rows says."""
     facts = reference.facts
     if facts.get("gold"):
         return str(facts["gold"])
@@ -165,16 +165,16 @@ def gold_origin(reference: Reference) -> str:
 def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     """The benchmarks to run, each with its set named.
 
-    A listed benchmark without a set and a path stands for every held-out set. Without a list: the pairwise reward
+    A listed benchmark without a set and a path runs on every one-out set. Without a list: the pairwise reward
     accuracy of preference sets, loss and token accuracy of the others, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
         listed = tuple(line for given in job.config.benchmarks for line in over_sets(given, job))
         return (*listed, *quote_lines(job))
     lines: list[BenchmarkSpec] = []
-    for held in job.heldout:
-        names = ("pairwise_reward_accuracy",) if held.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
-        lines += [by_default(name, job.config.tolerance, held.name) for name in names]
+    for one in job.heldout:
+        names = ("pairwise_reward_accuracy",) if one.port is Port.PREFERENCE else ("heldout_loss", "token_accuracy")
+        lines += [by_default(name, job.config.tolerance, one.name) for name in names]
     return (*lines, *quote_lines(job), by_default("forgetting", job.config.tolerance))
 
 
@@ -193,15 +193,15 @@ def by_default(name: str, tolerance: float | None, chosen_set: SetName | None = 
 
 
 def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
-    standing_alone = given.path or given.set or given.name == "forgetting" or given.name.startswith(LM_EVAL_PREFIX)
-    if standing_alone:
+    on_own_rows = given.path or given.set or given.name == "forgetting" or given.name.startswith(LM_EVAL_PREFIX)
+    if on_own_rows:
         return [given]
-    names = dict.fromkeys(held.name for held in job.heldout)
+    names = dict.fromkeys(one.name for one in job.heldout)
     if not names:
         raise InvalidInput(
             f"The benchmark {given.name!r} has no rows to run on.",
-            why="It names neither a set nor a path, and no held-out set reached the evaluator.",
-            do="Put a validator before the trainer (it sets rows aside), or give the benchmark a path.",
+            why="It names neither a set nor a path, and no one-out set reached the evaluator.",
+            do="Put a validator before the trainer (it makes held-out sets), or give the benchmark a path.",
             code="E-DATA-EMPTY",
         )
     return [given.model_copy(update={"set": name}) for name in names]

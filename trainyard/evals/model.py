@@ -1,6 +1,6 @@
 """A Hugging Face model under evaluation (torch; imported only in the evaluating child).
 
-One base is held in memory; adapters are attached to it by PEFT and switched per call, so a comparison of base,
+One base is kept in memory; adapters are attached to it by PEFT and switched per call, so a comparison of base,
 candidate and control costs one model. Prompts and answers are rendered and cut by the same code as in training. Padding
 is on the right, scores are computed in float32.
 

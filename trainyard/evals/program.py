@@ -80,12 +80,12 @@ def score_line(
 
 
 def refuse_non_finite(role: str, name: str, cases: Sequence[Case], values: Sequence[Value]) -> None:
-    """A model whose loss is no number is broken; averaging it away would hide that."""
+    """Refuse a value that is not a finite number: the model is broken, which an average would hide."""
     for case, value in zip(cases, values, strict=False):
         if value is not None and not math.isfinite(value):
             raise TrainyardError(
                 f"The {role} gives {value} on {name}, row {case.id}.",
-                why="Its weights hold NaN or infinite numbers, or its precision overflows.",
+                why="Its weights contain NaN or infinite numbers, or its precision overflows.",
                 do="Train again with a lower learning rate or in fp32; this adapter cannot be used.",
                 code="E-NON-FINITE",
             )

@@ -1,4 +1,4 @@
-"""The evaluation report: `report.json` for machines, `report.md` for people, from the same figures.
+"""The evaluation report: `report.json` for machines, `report.md` for people, from the same numbers.
 
 Torch-free: it reads what the evaluating child scored and the trainers' `training.json`.
 """
@@ -56,7 +56,7 @@ def cautions(job: EvaluationJob, lines: Sequence[Mapping[str, Any]], primary: st
 
 
 def benchmark_entry(job: EvaluationJob, scored: Mapping[str, Any]) -> Report:
-    """One benchmark on one set: means, paired improvement with its interval, flips, and the control beside it."""
+    """Summarize one benchmark on one set: means, paired improvement with its interval, flips, and the control."""
     row = benchmark(scored["name"])
     values: Mapping[str, Sequence[float]] = scored["values"]
     improvement, flips = compare(job, row, values["baseline"], values["candidate"], scored["clusters"])
@@ -100,7 +100,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
 
 
 def notes(lines: Sequence[Mapping[str, Any]], primary: str) -> list[str]:
-    """What a reader should know beside the verdict: synthetic gold, skipped rows, a candidate like its control."""
+    """Return notes on the verdict: synthetic gold, skipped rows, a candidate that is like its control."""
     said = []
     synthetic = sorted({line["set"] for line in lines if line["gold"].startswith("synthetic")})
     if synthetic:
@@ -152,7 +152,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     )
     reading = (
         f"Intervals: {report['confidence']:.0%}, bootstrap over independent cases, {report['resamples']} resamples. "
-        "A positive improvement is better, whatever the metric's direction."
+        "A positive improvement is better for every metric."
     )
     parts = ["# Evaluation report", verdict_text(verdict), bullets(verdict["reasons"] or verdict["passed"]), intro]
     parts += ["## Results", results_table(report), reading]

@@ -1,6 +1,6 @@
 """Evaluate a candidate against its baseline: score in a supervised child, judge and report here.
 
-This side imports no torch. The child's folder stays beside the report, so that its log explains a surprising figure.
+This side imports no torch. The child's folder is kept next to the report, so that its log explains a surprising metric.
 """
 
 from __future__ import annotations

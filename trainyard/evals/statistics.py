@@ -1,7 +1,7 @@
 """Paired comparison: the mean improvement per row, its bootstrap interval, and how many rows flipped.
 
 The bootstrap (Efron 1979; percentile interval) draws *clusters* with replacement, so that rows which share a document
-or a question do not count as independent evidence. The estimate of a draw is the mean over all rows it holds.
+or a question do not count as independent evidence. The estimate of a draw is the mean over all of its rows.
 Cost: resamples x clusters multinomial counts and two matrix products; 2,000 x 200 take about 10 ms.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _COUNTS_AT_ONCE = 4_000_000
-"""Largest matrix of multinomial counts held at a time: 32 MB."""
+"""Largest matrix of multinomial counts in memory at a time: 32 MB."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ConfidenceInterval:
     low: float | None
     high: float | None
     cases: int
-    """Independent clusters behind the figure."""
+    """Independent clusters behind the estimate."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def least_cases(confidence: float) -> int:
 def improvements(
     baseline: Sequence[float], candidate: Sequence[float], *, higher_is_better: bool
 ) -> NDArray[np.float64]:
-    """Row by row, how much better the candidate is; positive is better, whatever the metric's direction."""
+    """Return how much better the candidate is, row by row; positive is better for every metric."""
     difference = np.asarray(candidate, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return difference if higher_is_better else -difference
 

@@ -81,25 +81,25 @@ def spread(cases: list[Case], most: int) -> list[Case]:
 
 
 def heldout_cases(line: BenchmarkSpec, job: EvaluationJob) -> Iterator[Case]:
-    """The rows of a held-out set; where two ports have one, the set whose rows the benchmark can use is taken."""
-    sets = [held for held in job.heldout if held.name == line.set]
-    wanted = [held for held in sets if (held.port is Port.PREFERENCE) == (benchmark(line.name).needs == "rejected")]
-    for held in (wanted or sets)[:1]:
-        yield from rows_of(held)
+    """Yield the rows of a held-out set; if two ports have one, of the set whose rows the benchmark can use."""
+    sets = [one for one in job.heldout if one.name == line.set]
+    wanted = [one for one in sets if (one.port is Port.PREFERENCE) == (benchmark(line.name).needs == "rejected")]
+    for one in (wanted or sets)[:1]:
+        yield from rows_of(one)
 
 
 def gold_of(line: BenchmarkSpec, job: EvaluationJob) -> str:
-    """Where the right answers of a line come from, for the report."""
+    """Return where the gold answers of a line come from, for the report."""
     if line.path:
         return f"file ({Path(line.path).name})"
     if line.set:
-        return next((held.gold for held in job.heldout if held.name == line.set), "unknown")
+        return next((one.gold for one in job.heldout if one.name == line.set), "unknown")
     return "fixed general text of this package" if line.name == "forgetting" else f"task {line.name}"
 
 
-def rows_of(held: HeldOutSet) -> Iterator[Case]:
-    for row in read_rows(Path(held.path), held.port):
-        yield from case_of_row(row, by_question=held.name == UNSEEN_WORDING)
+def rows_of(given: HeldOutSet) -> Iterator[Case]:
+    for row in read_rows(Path(given.path), given.port):
+        yield from case_of_row(row, by_question=given.name == UNSEEN_WORDING)
 
 
 def case_of_row(row: Row, *, by_question: bool) -> Iterator[Case]:
@@ -171,7 +171,7 @@ def task_case(line: bytes, path: Path, number: int) -> Case:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise wrong_line(where, f"it is no JSON: {error}") from error
+        raise wrong_line(where, f"it is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise wrong_line(where, f"it is a {type(value).__name__}, not an object")
     cluster = str(value.get("document") or where)

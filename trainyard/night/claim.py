@@ -1,8 +1,8 @@
 """One marker, from claim to completion: train, judge, register, publish, deploy, and only then complete.
 
-Each step looks first whether an earlier attempt has done it, and asks right before its effect whether the claim is
-still ours. So the same function serves the night itself, a worker on another machine, and whoever takes over from
-either after a crash: a marker gives one version, however often it is tried.
+Each step checks first whether an earlier attempt has done it, and verifies right before its effect that the claim is
+still valid. So the same function serves the night itself, a worker on another machine, and the process that takes over
+from either after a crash: a marker gives one version, however often it is tried.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trainyard.stores.markers.records import Claim, Marker
 LOST = "E-MARKER-LOST"
 GRACE_SHARE, MOST_GRACE_S = 0.1, 300.0
 """Part of the remaining budget that is kept for saving, judging and publishing."""
-TOLD = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\S+): ")
-"""How a marker that was given back says why: failures are counted, pauses are not."""
+RETURN_REASON = re.compile(r"(?P<kind>failed|paused) (?P<failures>\d+) (?P<run>\S+): ")
+"""The reason in a marker that was given back: failures are counted, pauses are not."""
 
 
 @dataclass
 class ClaimLease:
-    """The claim while its owner works: renewed in good time, asked for before every effect."""
+    """The claim while its owner is running: renewed in time, verified before every effect."""
 
     world: NightDeps
     claim: Claim
@@ -56,7 +56,7 @@ class ClaimLease:
 def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadline: float, run: str) -> TrainingReport:
     """Try to take a marker and bring it to its end before `deadline` (monotonic seconds).
 
-    Whatever goes wrong with this marker is in the report; only a lost process raises.
+    Any error with this marker is in the report; only a lost process raises.
     """
     started = world.clock.monotonic()
     world.at("night.claim.before")
@@ -67,51 +67,51 @@ def claim_and_train(marker: Marker, config: NightConfig, world: NightDeps, deadl
     if claim is None:
         return TrainingReport(marker=marker.name, outcome="taken", note="another process has it")
     world.at("night.claim.after")
-    hold = ClaimLease(world, claim, config.phase2.lease_s / 3)
+    lease = ClaimLease(world, claim, config.phase2.lease_s / 3)
     try:
-        report = bring_to_end(hold, config, deadline)
+        report = bring_to_end(lease, config, deadline)
     except TrainingStopped as stopped:
-        report = give_back(hold, config.phase2, "paused", run, stopped)
+        report = give_back(lease, config.phase2, "paused", run, stopped)
     except (TrainyardError, OSError) as error:
         lost = isinstance(error, Conflict) and error.code == LOST
-        report = taken_over(marker, error) if lost else give_back(hold, config.phase2, "failed", run, error)
+        report = taken_over(marker, error) if lost else give_back(lease, config.phase2, "failed", run, error)
     return report.model_copy(update={"rows": marker.rows, "seconds": world.clock.monotonic() - started})
 
 
-def bring_to_end(hold: ClaimLease, config: NightConfig, deadline: float) -> TrainingReport:
+def bring_to_end(lease: ClaimLease, config: NightConfig, deadline: float) -> TrainingReport:
     """The steps of a claimed marker, each skipped when an earlier attempt has done it."""
-    world, marker = hold.world, hold.claim.marker
+    world, marker = lease.world, lease.claim.marker
     version = registered(world, marker.tenant, marker.role, marker.name)
     if version is None:
-        trained, verdict = train_and_judge(hold, config, deadline)
+        trained, verdict = train_and_judge(lease, config, deadline)
         if not verdict.better:
-            return reject(hold, trained, verdict)
-        version = keep(hold, trained, verdict)
-    publish(world, version, hold.assert_held)
+            return reject(lease, trained, verdict)
+        version = keep(lease, trained, verdict)
+    publish(world, version, lease.assert_held)
     world.at("night.deploy.before")
-    point(world, version, hold.assert_held)
+    point(world, version, lease.assert_held)
     world.at("night.deploy.after")
     facts = {"version": version.name, "sha256": version.sha256, "published": True}
     world.at("night.complete.before")
-    world.stores.markers.complete(hold.claim, facts)
+    world.stores.markers.complete(lease.claim, facts)
     world.at("night.complete.after")
     return report_outcome(marker, "published", version.facts, version=version.name, gate=passed(version.facts))
 
 
-def train_and_judge(hold: ClaimLease, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
-    world, marker = hold.world, hold.claim.marker
+def train_and_judge(lease: ClaimLease, config: NightConfig, deadline: float) -> tuple[Trained, NightVerdict]:
+    world, marker = lease.world, lease.claim.marker
     remaining = deadline - world.clock.monotonic()
     order = TrainingRequest(
         marker=marker,
         tuples=tuples_of(world, marker),
         work=world.root / "training" / marker.name,
         budget_s=max(1.0, remaining - min(MOST_GRACE_S, GRACE_SHARE * remaining)),
-        renew_if_due=hold.renew_if_due,
+        renew_if_due=lease.renew_if_due,
     )
     world.at("night.train.before")
     trained = world.trainer.train(order)
     world.at("night.train.after")
-    hold.renew_if_due()
+    lease.renew_if_due()
     verdict = (
         NightVerdict(True, facts={"gate": "none"})
         if config.phase2.gate == "none"
@@ -130,9 +130,9 @@ def tuples_of(world: NightDeps, marker: Marker) -> list[CorpusTuple]:
     return corpora.open(marker.bucket, marker.method, marker.corpus_sha256)
 
 
-def keep(hold: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
+def keep(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterVersion:
     """Register what was trained, under a number that this marker keeps."""
-    world, marker = hold.world, hold.claim.marker
+    world, marker = lease.world, lease.claim.marker
     facts = {
         **trained.facts,
         "gate": verdict.facts,
@@ -142,25 +142,25 @@ def keep(hold: ClaimLease, trained: Trained, verdict: NightVerdict) -> AdapterVe
         "base_model": marker.base_model,
     }
     world.at("night.version.before")
-    hold.assert_held()
+    lease.assert_held()
     version = register(world, marker, trained.folder, facts)
     world.at("night.version.after")
     return version
 
 
-def reject(hold: ClaimLease, trained: Trained, verdict: NightVerdict) -> TrainingReport:
-    """A completed training that is not better: no version, and its tuples do not ask for the same one again."""
+def reject(lease: ClaimLease, trained: Trained, verdict: NightVerdict) -> TrainingReport:
+    """Complete a training that is not better: no version, and its tuples do not cause the same training again."""
     facts = {"published": False, "gate": list(verdict.reasons)}
-    hold.world.at("night.complete.before")
-    hold.assert_held()
-    hold.world.stores.markers.complete(hold.claim, facts)
-    hold.world.at("night.complete.after")
+    lease.world.at("night.complete.before")
+    lease.assert_held()
+    lease.world.stores.markers.complete(lease.claim, facts)
+    lease.world.at("night.complete.after")
     note = "not better than what is live: nothing was published"
-    return report_outcome(hold.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
+    return report_outcome(lease.claim.marker, "rejected", trained.facts, gate=verdict.reasons, note=note)
 
 
 def passed(facts: dict[str, Any]) -> tuple[str, ...]:
-    """What a published adapter is better than, and in what; or that nobody asked."""
+    """Return what a published adapter is better than, and by which metric; or that there was no gate."""
     gate: dict[str, Any] = facts.get("gate") or {}
     if gate.get("gate") == "none":
         return ("not evaluated: phase2.gate is none",)
@@ -174,20 +174,20 @@ def report_outcome(marker: Marker, outcome: Any, facts: dict[str, Any], **more: 
     return TrainingReport(marker=marker.name, outcome=outcome, **losses, **more)
 
 
-def give_back(hold: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
-    """Put the marker back for the next night, or give it up after too many failures."""
-    marker, markers = hold.claim.marker, hold.world.stores.markers
+def give_back(lease: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exception) -> TrainingReport:
+    """Return the marker for the next night, or give it up after too many failures."""
+    marker, markers = lease.claim.marker, lease.world.stores.markers
     failure = failure_of(error)
     try:
-        before = TOLD.match(markers.show(marker.name).reason)
+        before = RETURN_REASON.match(markers.show(marker.name).reason)
         failures = (int(before["failures"]) if before else 0) + (kind == "failed")
         retry = failures < phase2.attempts
-        markers.fail(hold.claim, f"{kind} {failures} {run}: {failure.code} {failure.what} {failure.why}", retry=retry)
+        markers.fail(lease.claim, f"{kind} {failures} {run}: {failure.code} {failure.what} {failure.why}", retry=retry)
     except (TrainyardError, OSError) as second:
-        # The claim stays; whoever comes next takes it over when its lease is over.
+        # The claim stays; the next process takes it over when its lease has expired.
         return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=str(second))
     if kind == "paused":
-        note = "its budget ended; it goes on from its checkpoint the next night"
+        note = "its budget ended; it continues from its checkpoint the next night"
         return TrainingReport(marker=marker.name, outcome="checkpointed", note=note)
     note = f"failure {failures} of {phase2.attempts}" + ("" if retry else "; given up")
     return TrainingReport(marker=marker.name, outcome="failed", failure=failure, note=note)
@@ -195,7 +195,7 @@ def give_back(hold: ClaimLease, phase2: Phase2, kind: str, run: str, error: Exce
 
 def paused_in(world: NightDeps, marker: Marker, run: str) -> bool:
     """Whether this marker was already worked on in this run, until its budget was spent or it failed."""
-    before = TOLD.match(world.stores.markers.show(marker.name).reason)
+    before = RETURN_REASON.match(world.stores.markers.show(marker.name).reason)
     return before is not None and before["run"] == run
 
 
@@ -204,7 +204,7 @@ def taken_over(marker: Marker, error: Exception) -> TrainingReport:
 
 
 def failure_of(error: Exception) -> Failure:
-    """An error in the report's words; a disk's own errors get an answer, others keep their name."""
+    """Return an error in the report's words; errors of a disk say what to do, others keep their name."""
     if isinstance(error, OSError) and not isinstance(error, TrainyardError):
         error = disk_error("The night could not write", error) or error
     if isinstance(error, TrainyardError):

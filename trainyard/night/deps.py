@@ -1,6 +1,6 @@
-"""Everything that a night touches outside of itself, as small objects that are handed in.
+"""The dependencies of a night, as small objects that are passed in.
 
-`night/wiring.py` builds the real ones from the settings; `testing/nights` builds ones that lose what was not
+`night/wiring.py` builds the real ones from the settings; `testing/nights` builds ones that lose data that was not
 flushed, break connections, crash at any point and let other processes act. The functions of a night are the same.
 """
 
@@ -34,7 +34,7 @@ class ModelServer(Protocol):
     """The server that reads documents in phase 1. Times are seconds; each call raises what went wrong."""
 
     drain_s: float
-    """What its profile gives requests in flight to end."""
+    """Time for requests in flight to end, from its profile."""
 
     def start(self) -> None:
         """Boot the machine if there is a command for it, and start the server."""
@@ -43,30 +43,30 @@ class ModelServer(Protocol):
         """Return when it answers. Raises `Unavailable` after `timeout_s`."""
 
     def warm(self) -> object:
-        """Let it compile the schema, so that the first document does not pay for it."""
+        """Let it compile the schema, so that the first document is not delayed by that."""
 
     def client(self) -> AbstractAsyncContextManager[Complete]:
         """A client with one slot per document in flight."""
 
     def drain(self, timeout_s: float) -> object:
-        """Admit nothing more and let what is in flight end."""
+        """Accept no new requests and let those in flight end."""
 
     def stop(self) -> object:
-        """End our own process tree. A server that is not there is stopped."""
+        """End the process tree that this object started. A server that is not there counts as stopped."""
 
     def prove_free(self, timeout_s: float) -> object:
-        """Return when nobody computes on the device, by its measured memory. Raises `Conflict`."""
+        """Return when no process computes on the device, by its measured memory. Raises `Conflict`."""
 
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """One training as the night wants it."""
+    """The request for one training."""
 
     marker: Marker
     tuples: Sequence[CorpusTuple]
     """The tuples of the marker's snapshot, verified."""
     work: Path
-    """Folder for what is made on the way; the same marker always gets the same one."""
+    """Folder of temporary results; the same marker always gets the same one."""
     budget_s: float
     """After that many seconds it has to have stopped with a checkpoint."""
     renew_if_due: Callable[[], None]
@@ -75,7 +75,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished adapter: its folder, and what is told about it."""
+    """A finished adapter: its folder, and the facts that are reported about it."""
 
     folder: Path
     facts: Facts = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class NightVerdict:
-    """What the gate says; `facts` go into the report."""
+    """The gate's verdict; `facts` go into the report."""
 
     better: bool
     reasons: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class NightVerdict:
 
 
 class Trainer(Protocol):
-    """How adapters are made, judged and made to answer."""
+    """Trains, evaluates and deploys adapters."""
 
     def missing(self) -> str:
         """Why no training is possible here; empty if one is."""
@@ -127,7 +127,7 @@ class Objects(Protocol):
 
 @dataclass(frozen=True)
 class Stores:
-    """What is remembered."""
+    """The stores of a night."""
 
     ledger: DocumentLedger
     graph: Callable[[], AbstractContextManager[Graph]]
@@ -141,7 +141,7 @@ class Stores:
 
 @dataclass(frozen=True)
 class NightDeps:
-    """All of it together."""
+    """All dependencies together."""
 
     root: Path
     """The tenant's folder: nights, corpora, markers, ledger."""
@@ -164,5 +164,5 @@ class NightDeps:
     """Runs phase 1's client to its end."""
 
     def drain_s(self, window: Window) -> float:
-        """What requests in flight have to end: as the window or the server's profile says, whichever is shorter."""
+        """Time for requests in flight to end: of the window or the server's profile, the shorter one."""
         return min(float(window.drain_s), self.server.drain_s)

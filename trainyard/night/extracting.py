@@ -1,8 +1,8 @@
 """Documents into the graph: a bounded number in flight, batches written graph first and ledger second.
 
-The model is asked about a document only once: what the ledger's current entries stand on is not asked again, whatever
-its name; a second name of a content is told to the graph without the model. An answer that does not conform puts its
-document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
+The model reads a document only once: a content that the ledger's current entries are based on is not read again under
+any name; a second name of a content is written to the graph without the model. An answer that does not conform puts
+its document into quarantine with the reason. The server's own failures leave a document for the next night, and end the
 phase when nothing gets through any more.
 """
 
@@ -42,9 +42,9 @@ INTENT_FILE = "intent.json"
 BATCH, BATCH_S = 16, 5.0
 """Documents, or seconds, after which answers are written: a write is one transaction and one fsync."""
 MOST_PASSES = 5
-"""Looks at the streams in one night. A document whose twin was edited is found at the second."""
+"""Passes over the streams in one night. A document whose duplicate was edited is found in the second."""
 HOPELESS = 3
-"""Failures in a row, for each slot, after which the server counts as gone."""
+"""Consecutive failures, for each slot, after which the server counts as gone."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class PhaseTally:
 class Intents:
     """What is about to be written to the graph, noted before: `<root>/intent.json`.
 
-    After a crash between graph and ledger the graph may hold an edit that the ledger does not know. If the edit is
+    After a crash between graph and ledger the graph may contain an edit that the ledger does not know. If the edit is
     then taken back, ledger and document agree and only this note says that the graph has to be written again.
     """
 
@@ -86,7 +86,7 @@ class Intents:
         self.write({**self.unsettled(), **batch})
 
     def quarantined(self, documents: Iterable[StreamDocument]) -> None:
-        """Nobody can read these any more: whatever the graph has of them stays."""
+        """Forget documents that can no longer be read: their facts stay in the graph."""
         gone = {(one.stream, one.name) for one in documents}
         if gone & self.open.keys():
             self.write({place: sha256 for place, sha256 in self.open.items() if place not in gone})
@@ -109,10 +109,10 @@ def thinking_of(serving: Serving) -> Thinking:
 
 
 def survey(config: NightConfig, world: NightDeps) -> tuple[list[StreamDocument], list[Content]]:
-    """The documents that wait for the model, stream by stream; and those whose content is known under another name.
+    """Return the documents that wait for the model, stream by stream; and those whose content is known by another name.
 
-    The first have a present content that the ledger does not stand on. The second need no model: their content is done
-    under a name that keeps it (one that is about to take another content keeps nothing), so that they are only named;
+    The current content of the first is not in the ledger. The second need no model: their content is done under
+    a name that keeps it (a name that is about to get another content keeps nothing), so that only the name is written;
     or they are parts that a file no longer has.
     """
     current = {(entry.key.stream, entry.name): entry for entry in world.stores.ledger.current()}
@@ -247,7 +247,7 @@ PROGRESS_S = 15.0
 
 
 class ReadingPace:
-    """How far the reading of documents is, and how long it will take."""
+    """Progress of reading documents, and the time that is left."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.done = now, 0
@@ -297,7 +297,7 @@ class PhaseReading:
         return self.failures >= HOPELESS * self.config.serving.concurrency
 
     async def read_all(self) -> None:
-        """Read what waits while the budget lasts; looks again at the streams when it is through."""
+        """Read the waiting documents while the budget lasts; then look at the streams again."""
         async with self.world.server.client() as complete:
             for _ in range(MOST_PASSES):
                 slots = min(self.config.serving.concurrency, len(self.waiting))
@@ -314,7 +314,7 @@ class PhaseReading:
                 self.waiting.extend(again)
 
     async def together(self, complete: Complete, slots: int) -> None:
-        """So many at a time. When one fails for good, nothing of the others is written any more."""
+        """Read that many at a time. After a permanent failure of one, the others are no longer written."""
         limit = self.planner.deadline + self.world.drain_s(self.config.window) - self.world.clock.monotonic()
         tasks = [asyncio.ensure_future(self.one_after_another(complete)) for _ in range(slots)]
         try:

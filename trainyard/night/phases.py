@@ -1,6 +1,6 @@
 """A night, from its first line to its report: `run_night`, and the parts that a flow shows one by one.
 
-    begin       whose night it is: one at a time on a device, one for each tenant and date
+    begin       start the night: one at a time on a device, one for each tenant and date
     phase1      serve, read documents into the graph, stop, prove the device free
     thresholds  count the corpora, snapshot the full ones, leave a marker for each
     phase2      take the markers, SFT first: train, judge, publish, deploy, complete
@@ -121,7 +121,7 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     now, monotonic = clock.now(), clock.monotonic()
     begun = monotonic if since is None else since
     if before and before["boot_id"] == world.boot_id and 0 <= monotonic - before["begun"] < config.window.window_s:
-        begun = before["begun"]  # the same night, begun anew: its window goes on
+        begun = before["begun"]  # the same night, started again: its window continues
     attempt = before["attempt"] + 1 if before else 1
     started = before["started"] if before else now
     record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
@@ -145,7 +145,7 @@ def phase1(night: Night) -> Phase1Report:
 
 
 def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> Phase1Report:
-    """The order of phase 1, whose parts a flow shows as tasks: whatever fails, the device is freed."""
+    """Run phase 1, whose parts a flow shows as tasks: the device is freed after any failure."""
     report = Phase1Report(budget_s=night.config.window.phase1_s)
     try:
         report, waiting = find(night)
@@ -158,9 +158,9 @@ def documents(night: Night, find: Find, serve: Step, read: Read, free: Step) -> 
 
 
 def look(night: Night) -> tuple[Phase1Report, list[StreamDocument]]:
-    """The documents that wait, and the report that says how many. New names of known contents are told to the graph.
+    """Return the documents that wait, and a report of their number. Writes new names of known contents to the graph.
 
-    If the graph takes no name, it would take no document: nothing is asked, and the report says why.
+    If the graph accepts no name, it would accept no document: the model is not asked, and the report says why.
     """
     config, world = night.config, night.world
     waiting, same = survey(config, world)
@@ -199,7 +199,7 @@ def extract(night: Night, report: Phase1Report, waiting: deque[StreamDocument]) 
     # What is in flight at the end, and stopping the server, are inside the window too.
     deadline = min(night.until(window.phase1_s), night.ends - reserve)
     with world.stores.graph() as graph:
-        graph.has(())  # it starts now if it does at all: no document waits for it, and one that is away is told first
+        graph.has(())  # opens the graph now: no document waits for it later, and one that is away is reported first
         planner = Planner(world.clock.monotonic(), deadline, serving.concurrency, serving.seconds_per_document)
         predicted = planner.predict(len(waiting))
         writer = Writer(night.config, world, graph, night.run)
@@ -330,8 +330,8 @@ def bucket_markers(night: Night, bucket: BucketSpec) -> list[MarkerRecord]:
 def last_trained(night: Night, bucket: BucketSpec, records: list[MarkerRecord]) -> frozenset[str]:
     """Digests of the tuples that the last completed training learned from.
 
-    Which one was the last is told by no clock that may jump: the newest by time, the newest by name and the largest
-    (corpora grow) are nearly always one, and what any of them has was trained on.
+    Clocks may jump, so no single one decides which training was the last: the newest by time, the newest by name and
+    the largest (corpora grow) are nearly always the same, and the tuples of each of them were trained on.
     """
     completed = [one.marker for one in records if one.state is MarkerState.COMPLETED]
     if not completed:
@@ -398,7 +398,7 @@ def train_here(night: Night, markers: list[Marker], deadline: float) -> list[Tra
 
 
 def wait_for_workers(night: Night, markers: list[Marker], deadline: float) -> list[TrainingReport]:
-    """Wait until workers elsewhere have ended the markers, or the budget is over."""
+    """Wait until workers on other machines have ended the markers, or the budget is over."""
     world, store = night.world, night.world.stores.markers
     open_states = (MarkerState.PENDING, MarkerState.CLAIMED)
     while True:

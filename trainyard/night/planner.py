@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 LEARNT_FROM = 20
 """Documents after which the measured rate replaces the profile's."""
 ROUNDS = 2
-"""So many documents a slot, at least: the first of a round tell nothing about the long ones beside them."""
+"""Least number of documents per slot: the first of a round say nothing about the long ones that run next to them."""
 KEPT = 500
 """Latencies that the tail is read from."""
 
@@ -52,11 +52,11 @@ class Planner:
 
     @property
     def learns_at(self) -> int:
-        """Documents after which it predicts anew."""
+        """Number of documents after which it predicts again."""
         return max(LEARNT_FROM, ROUNDS * self.slots)
 
     def note(self, now: float, latency_s: float, waiting: int) -> None:
-        """A document is done, `waiting` are not (in flight or not yet asked); at `learns_at` it predicts anew."""
+        """A document is done, `waiting` are not (in flight or not yet asked); at `learns_at` it predicts again."""
         self.done += 1
         self.latencies.append(latency_s)
         self.ends.append(now)

@@ -1,4 +1,4 @@
-"""From a trained adapter to a version that others can load: a number, files first, the manifest last, then a look.
+"""Publish a trained adapter as a version: a number, files first, the manifest last, then a check.
 
     adapters/<tenant>/<role>/v<N>/reserved.json   whose number it is (create only)
     adapters/<tenant>/<role>/v<N>/<file>          (create only)
@@ -51,7 +51,7 @@ def place(tenant: str, role: str, number: int) -> str:
 
 
 def reserve(objects: Objects, versions: AdapterRegistry, tenant: str, role: str, key: str) -> int:
-    """A number that is free here and in the object store, made ours there by creating a file that is not there.
+    """Reserve a number that is free here and in the object store, by creating a file there that does not exist.
 
     Machines come and go: the object store, not a disk, knows which numbers were ever taken.
     """
@@ -84,7 +84,7 @@ def create(objects: Objects, name: str, data: bytes) -> bool:
 
 
 def publish(world: NightDeps, version: AdapterVersion, sure: Sure) -> None:
-    """Upload a registered version, files first, and look at what a reader gets.
+    """Upload a registered version, files first, and check what a reader gets.
 
     Raises `Conflict` (`E-PUBLISH`) when another adapter has this number there, `Corrupt` (`E-PUBLISH`)
     when what is there is not what was trained.
@@ -124,7 +124,7 @@ def upload_file(files: Files, objects: Objects, path: Path, name: str, sha256: s
 
 
 def manifest_of(version: AdapterVersion) -> bytes:
-    """What readers trust: the names and digests of the files, and where they came from."""
+    """Return the manifest: the names and digests of the files, and where they came from."""
     return canonical_json(
         {
             "name": version.name,

@@ -1,4 +1,4 @@
-"""What a night did: one value, kept as JSON, Markdown and HTML beside the night's record.
+"""What a night did: one value, kept as JSON, Markdown and HTML next to the night's record.
 
 The report says first whether the night succeeded, then what is left, and for everything that failed the command that a
 person would type next.
@@ -27,7 +27,7 @@ class ReportPart(BaseModel):
 
 
 class Failure(ReportPart):
-    """What went wrong, in the words of the error, and what to type."""
+    """An error, its message, and what to do."""
 
     code: str
     what: str

@@ -1,8 +1,8 @@
-"""The documents of a night: found by the streams' patterns, read with care, told apart by what they contain.
+"""The documents of a night: found by the streams' patterns, read within limits, identified by their content.
 
 A document that cannot be read (too large, no text, no valid YAML or JSON) is data like any other: it goes to quarantine
-with its reason, and is looked at again when its content has changed. A link that leads out of the folder of documents
-is not followed. Bytes are read and decoded here; what parses them are limited children (`data/limited`).
+with its reason, and is read again when its content has changed. A link that leads out of the folder of documents is
+not followed. Bytes are read and decoded here; limited children parse them (`data/limited`).
 
 A long document is read in parts, and each part is a document of its own: with a name, a key, an entry in the ledger and
 its own facts in the graph. The first has the file's name, the others follow below it (`notes.md/#2`), where no file can
@@ -26,7 +26,7 @@ from trainyard.stores.files import Files
 PARSERS = {".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 MOST_FOLDERS_DEEP = 16
 PART_OF = "/#"
-"""Between a file's name and the number of its part: no file is below a file."""
+"""Separates a file's name from the number of its part: no file is below a file."""
 BATCH_DOCUMENTS, BATCH_CHARS = 1_000, 16_000_000
 """Documents, or characters, after which what was read is parsed: a request to the limited children costs 10 ms."""
 GONE = hashlib.sha256(b"\0part that is gone").hexdigest()
@@ -45,7 +45,7 @@ class StreamDocument:
 
     @property
     def file(self) -> StreamDocument:
-        """The document without its part: itself, whatever its name, where it is the first one."""
+        """Return the document without its part; for the first part, itself."""
         return self if self.part == 1 else replace(self, name=file_of(self.name)[0], part=1)
 
 
@@ -101,7 +101,7 @@ def inside(path: Path, root: Path) -> bool:
 
 
 def matches(name: str, glob: str) -> bool:
-    """Whether a path matches a pattern, part by part; `**` stands for any number of folders."""
+    """Return whether a path matches a pattern, part by part; `**` matches any number of folders."""
     return match_parts(name.split("/"), glob.split("/"))
 
 
@@ -215,15 +215,15 @@ def gone_part(stream: str, name: str, version: str) -> Content:
 
 
 def refused(document: StreamDocument, version: str, why: str, more: str = "") -> Content:
-    """A document whose bytes were not read: its name stands for its content."""
+    """Return a document whose bytes were not read: its digest is made from its name instead of its content."""
     digest = hashlib.sha256(f"unread\0{document.name}\0{why}\0{more}".encode()).hexdigest()
     return Content(document, DocumentKey(digest, document.stream, version), unreadable=why)
 
 
 def decode(data: bytes) -> tuple[str, str]:
-    """(text, why there is none) of bytes."""
+    """Return (text, why there is none) of bytes."""
     if b"\x00" in data:
-        return "", "it holds NUL bytes, so it is no text"
+        return "", "it contains NUL bytes, so it is not text"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

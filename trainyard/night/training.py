@@ -35,7 +35,7 @@ REPORT_FILE = "report.json"
 
 
 def fits() -> str:
-    """Nothing is known against a training on this machine."""
+    """Return no reason against a training on this machine."""
     return ""
 
 
@@ -60,7 +60,7 @@ class LocalTrainer:
         return self.unfit() if found.available else f"no trainer is installed: {found.why} {found.fix}".strip()
 
     def train(self, order: TrainingRequest) -> Trained:
-        """Train in a child; a finished training of the same order is taken as it is."""
+        """Train in a child; a finished training of the same request is reused."""
         done = order.work / DONE_FILE
         if not done.is_file():
             order.work.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class LocalTrainer:
         return train
 
     def job(self, order: TrainingRequest) -> TrainingJob:
-        """What the child is told: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
+        """Return the child's job: the snapshot's rows on disk, the base resolved; the stage is the bucket's method."""
         marker, port = order.marker, BUCKET_PORTS[order.marker.method]
         rows = order.work / "rows"
         share = self.config.phase2.holdout
@@ -153,7 +153,7 @@ def tenant_root(settings: Settings, tenant: str) -> Path:
 
 
 def still(order: TrainingRequest) -> Any:
-    """`wanted` of a supervised child: go on, after the claim was renewed if it was time for that."""
+    """Return `wanted` for a supervised child: always to continue, after the claim was renewed if that was due."""
 
     def wanted() -> DesiredState:
         order.renew_if_due()
@@ -163,7 +163,7 @@ def still(order: TrainingRequest) -> Any:
 
 
 def reference(folder: Path, kind: Port) -> Reference:
-    """A folder of ours as an input of an evaluation or a deployment."""
+    """Return a folder of the night as an input of an evaluation or a deployment."""
     files = describe_files(folder)
     return Reference(
         uri=f"file://{folder}",

@@ -1,4 +1,4 @@
-"""The real world of a night, from the settings: this machine's disk, clock, device and servers."""
+"""The real dependencies of a night, from the settings: this machine's disk, clock, device and servers."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def make_night_deps(
     settings: Settings,
     *,
     say: Callable[[str], None] = ignore,
-    held: bool = False,
+    locked: bool = False,
     unfit: Callable[[], str] = fits,
 ) -> NightDeps:
-    """What a night of this config touches on this machine.
+    """Return the dependencies of a night of this config on this machine.
 
-    `held`: the caller has the device's lease already. `unfit`: what of the trainings this machine cannot carry out.
+    `locked`: the caller already has the device's lease. `unfit`: which trainings this machine cannot run.
 
     Raises `Refused` (`R-PATH-ROOT`) for documents outside of the data roots, `NotFound` for a missing profile or base,
     `LimitExceeded` (`E-DISK-FULL`) where the home has less free space than a run needs.
@@ -74,7 +74,7 @@ def make_night_deps(
 
     def alone(run: str) -> AbstractContextManager[object]:
         """The first device. Raises `Conflict` (`E-DEVICE-BUSY`, `E-DEVICE-OCCUPIED`)."""
-        return nullcontext() if held else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
+        return nullcontext() if locked else claim_devices(settings, run=run, among=device_numbers()[:1], wait_s=0)
 
     return NightDeps(
         root=root,

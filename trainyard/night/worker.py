@@ -13,7 +13,7 @@ from trainyard.spec.night import NightConfig
 
 
 def poll(config: NightConfig, world: NightDeps) -> list[TrainingReport]:
-    """One look: every marker that is free or abandoned, SFT first, each within the budget of phase 2.
+    """Take every marker that is free or abandoned, SFT first, each within the budget of phase 2.
 
     A marker whose budget ended, or that failed, is left alone until the next date.
     """

@@ -18,7 +18,7 @@ from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.nodes import DeployerConfig, Target
 from trainyard.spec.training import TrainerConfig
 from trainyard.stores.adapters import AdapterRegistry
@@ -38,10 +38,10 @@ def expect_candidate(config: TrainerConfig, settings: Settings, *, rank: int = 0
     base = resolve_model(str(config.base_model), settings)
     template = expected_template(config, base, settings)
     adapter = {
-        "peft_type": "OFT" if config.method is Method.OFT else "LORA",
-        "r": (config.lora.rank or 0) + rank,
-        "use_dora": config.method is Method.DORA,
-        "modules_to_save": list(config.lora.modules_to_save),
+        "peft_type": "OFT" if config.method.type is Method.OFT else "LORA",
+        "r": rank_of(config.method) + rank,
+        "use_dora": config.method.type is Method.DORA,
+        "modules_to_save": list(config.method.modules_to_save) if isinstance(config.method, AdapterSettings) else [],
     }
     return AdapterCandidate(
         kind="adapter" if config.method.facts.adapter else "model",

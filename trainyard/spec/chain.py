@@ -13,10 +13,10 @@ from typing import Any
 import rfc8785
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.load.limits import MAX_NODES
 from trainyard.spec.nodes import NODE_CONFIGS, Name, Node, NodeType
-from trainyard.spec.training import Strict
 
 
 class ChainSpec(Strict):

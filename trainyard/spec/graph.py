@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import Reason, Refused
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, GeneratorKind, Port
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import with_type
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source, digest
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.load.files import read_chain
@@ -21,7 +22,7 @@ from trainyard.spec.load.limits import MAX_REASONS
 from trainyard.spec.load.parse import ParsedNode, cap_reasons, check_crowded, find_closest, number, parse_nodes
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, NodeBase, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire
-from trainyard.spec.training import EngineSettings, LoraSettings, Strict, TrainerConfig, resolve_trainer
+from trainyard.spec.training import TrainerConfig, resolve_trainer
 
 __all__ = ["Defaults", "ResolvedChain", "ResolvedNode", "Source", "check", "resolve"]
 
@@ -278,11 +279,10 @@ def complete_trainer(config: TrainerConfig, before: TrainerConfig | None, defaul
 
 def inherit_adapter_shape(before: TrainerConfig, config: TrainerConfig) -> TrainerConfig:
     """The config with the shape of the earlier adapter, where it names none of its own."""
-    lora = before.lora if config.lora == LoraSettings() else config.lora
-    engine = config.engine
-    if config.method is before.method is Method.OFT and engine.oft_block_size == EngineSettings().oft_block_size:
-        engine = engine.model_copy(update={"oft_block_size": before.engine.oft_block_size})
-    return config.model_copy(update={"lora": lora, "engine": engine})
+    method = config.method.type
+    if config.method != method.settings():
+        return config
+    return config.model_copy(update={"method": with_type(before.method, method)})
 
 
 def trainer_before(inputs: Mapping[Port, Sequence[Source]], earlier: Mapping[str, Strict]) -> TrainerConfig | None:
@@ -318,7 +318,8 @@ def fill_tokenizers(
         if isinstance(config, ValidatorConfig):
             name = config.tokenizer or wanted.get(one.id, defaults.base_model)
             config = configs[one.id] = config.model_copy(update={"tokenizer": name})
-        name = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}.get(type(config), "")
+        names: dict[type[Strict], str] = {TrainerConfig: "base_model", ValidatorConfig: "tokenizer"}
+        name = names.get(type(config), "")
         if not name:
             continue
         for port, sources in wiring.inputs[one.id].items():

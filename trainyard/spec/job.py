@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.migrate import job_words
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, Path, TrainerNode, Url
-from trainyard.spec.training import Strict, TrainerConfig, TrainingSettings
+from trainyard.spec.training import TrainerConfig, TrainingSettings
 
 
 class DatasetSpec(Strict):

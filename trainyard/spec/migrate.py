@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from trainyard.spec.axes.stages import Stage
+from pydantic_core import PydanticCustomError
+
+from trainyard.spec.axes.axis import AxisValue, Variant
+from trainyard.spec.axes.methods import ADAPTER_PROFILES, METHOD_SETTINGS
+from trainyard.spec.axes.stages import STAGE_SETTINGS, Stage
 
 OBJECTIVES = {**{stage.value: stage.value for stage in Stage}, "rlhf": Stage.PPO.value}
 """Objectives that some tools call a method -> our stage. RLHF is PPO against a reward model."""
-ALIGNMENTS: dict[str, dict[str, Any]] = {"dpo": {"stage": "dpo"}, "orpo": {"stage": "dpo", "loss": "orpo"}}
-"""What a job's `alignment` names -> our stage, and the loss where it is not the usual one."""
+ALIGNMENTS: dict[str, Any] = {"dpo": "dpo", "orpo": {"type": "dpo", "loss": "orpo"}}
+"""What a job's `alignment` names -> our stage."""
 ADAPTERS = ("lora", "qlora", "dora")
 """Methods that a job may name as its `adapter`."""
 RENAMED = {"hyperparams": "hyperparameters"}
 HYPERPARAMETERS = {"lr_scheduler": "schedule"}
-DEFAULT_METHOD = "lora"
+USUAL = {"stage": "sft", "method": "lora"}
+"""Axis that is written as a variant -> its value where none is written."""
+VARIANTS: dict[str, Mapping[Any, type[Variant]]] = {"stage": STAGE_SETTINGS, "method": METHOD_SETTINGS}
+MOVED = {
+    **{
+        f"lora.{name}": f"method.{name}"
+        for name in ("profile", "rank", "alpha", "dropout", "target_modules", "modules_to_save", "layers", "rslora")
+    },
+    "lora.lora_plus_ratio": "method.ratio",
+    "engine.oft_block_size": "method.block_size",
+    "engine.freeze_blocks": "method.blocks",
+    "engine.freeze_head": "method.head",
+    **{
+        f"preference.{name}": f"stage.{name}"
+        for name in ("loss", "beta", "label_smoothing", "desirable_weight", "undesirable_weight")
+    },
+    "preference.simpo_gamma": "stage.gamma",
+    "engine.reward_centering": "stage.centering",
+    **{
+        f"rollouts.{name}": f"stage.{name}"
+        for name in (
+            "rewards", "num_generations", "max_completion_length", "temperature", "beta", "num_iterations", "epsilon",
+            "loss", "scale_rewards",
+        )
+    },
+}  # fmt: skip
+"""Settings that earlier versions had in groups of their own -> where they are now."""
+EMPTIED = {"lora": "method", "preference": "stage", "rollouts": "stage"}
+"""Group that has no setting any more -> the axis into which they moved."""
+READERS = {"preference": (Stage.DPO, Stage.KTO), "rollouts": (Stage.GRPO,)}
+"""Group of names that other stages have as well -> the stages whose group it was."""
 INNER_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 DEVICES = {"metal": "mps", "wgpu": "auto"}
 """Devices of other tools -> ours. WebGPU computes on whatever is there, which `auto` takes and records."""
@@ -37,15 +71,15 @@ def trainer_words(given: Any) -> Any:
     words = renamed(given, RENAMED)
     method = words.get("method")
     stage = OBJECTIVES.get(method.lower()) if isinstance(method, str) else None
-    if stage is not None and words.get("stage") in (None, stage):
-        words |= {"stage": stage, "method": DEFAULT_METHOD}
+    if stage is not None and ("stage" not in words or variant_of(words, "stage")["type"] == stage):
+        words |= {"stage": words.get("stage", stage), "method": USUAL["method"]}
     if isinstance(hyper := words.get("hyperparameters"), Mapping):
         words["hyperparameters"] = hyperparameter_words(hyper)
     folder, engine = words.get("checkpoint_dir"), words.get("engine", {})
     if isinstance(folder, str) and isinstance(engine, Mapping) and "mirror" not in engine:
         words["engine"] = {**engine, "mirror": f"file:{quote(folder)}"}
         del words["checkpoint_dir"]
-    return words
+    return move_settings(words)
 
 
 def hyperparameter_words(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,19 +101,118 @@ def job_words(given: Any) -> Any:
     if isinstance(adapter, str) and adapter.lower() in ADAPTERS and "method" not in words:
         words["method"] = words.pop("adapter").lower()
     if isinstance(alignment, str) and alignment.lower() in ALIGNMENTS and "stage" not in words:
-        words |= aligned(ALIGNMENTS[words.pop("alignment").lower()], words.get("preference", {}))
+        words["stage"] = ALIGNMENTS[words.pop("alignment").lower()]
     if isinstance(dataset, Mapping) and "tenant_id" in dataset and words.get("tenant") in (None, dataset["tenant_id"]):
         words["dataset"] = {key: value for key, value in dataset.items() if key != "tenant_id"}
         words["tenant"] = dataset["tenant_id"]
     return trainer_words(words)
 
 
-def aligned(found: Mapping[str, Any], preference: Any) -> dict[str, Any]:
-    """The stage of an alignment and, where it is not the usual one, its loss."""
-    words = {"stage": found["stage"]}
-    if "loss" in found and isinstance(preference, Mapping):
-        words["preference"] = {"loss": found["loss"], **preference}
+def night_words(given: Any) -> Any:
+    """The training of a night in our words: `preference` has the settings of its dpo buckets."""
+    if not isinstance(given, Mapping) or not isinstance(preference := given.get("preference"), Mapping):
+        return given
+    known = {old: value for key, value in preference.items() if (old := f"preference.{key}") in MOVED}
+    written = any(not is_default(given, old, value) for old, value in known.items())
+    return {**given, "stage": Stage.DPO.value} if written and variant_of(given, "stage")["type"] == "sft" else given
+
+
+# Settings that moved into their stage or method
+
+
+def move_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the settings of the groups of earlier versions inside their stage and method.
+
+    One that does not belong there is dropped where it has its default, as a stored spec writes it out. Raises
+    `PydanticCustomError` for another value of it, and for one that contradicts what is there.
+    """
+    words = {key: value for key, value in given.items() if key not in EMPTIED or value is not None}
+    for group in dict.fromkeys(old.partition(".")[0] for old in MOVED):
+        settings = words.get(group)
+        if not isinstance(settings, Mapping):
+            continue
+        for key, value in settings.items():
+            old = f"{group}.{key}"
+            if old in MOVED:
+                move_setting(words, old, value)
+            elif group in EMPTIED:  # a misspelt one, which is refused there
+                words[EMPTIED[group]] = {**variant_of(words, EMPTIED[group]), key: value}
+        words[group] = {key: value for key, value in settings.items() if f"{group}.{key}" not in MOVED}
+        if group in EMPTIED:
+            del words[group]
     return words
+
+
+def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
+    axis, _, name = MOVED[old].partition(".")
+    variant, readers = variant_of(words, axis), readers_of(old)
+    if variant["type"] in readers:
+        if variant.get(name, value) != value:
+            told = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
+            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", told)
+        words[axis] = {**variant, name: value}
+    elif variant["type"] in list(VARIANTS[axis]) and not is_default(words, old, value):
+        told = {
+            "old": old,
+            "readers": f"{axis} {', '.join(readers)}",
+            "instead": f"Remove {old}, or use {axis} {next(iter(readers))}.",
+            "code": "E-SPEC-KEY",
+        }
+        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", told)
+
+
+def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:
+    """What is written of an axis, as a mapping with a `type`."""
+    chosen = words.get(axis) or USUAL[axis]
+    chosen = chosen.model_dump(exclude_unset=True) if isinstance(chosen, Variant) else chosen
+    return {"type": USUAL[axis], **chosen} if isinstance(chosen, Mapping) else {"type": chosen}
+
+
+def readers_of(old: str) -> dict[AxisValue, type[Variant]]:
+    """The values of the axis that have a setting of an earlier group, with their models."""
+    axis, _, name = MOVED[old].partition(".")
+    known = READERS.get(old.partition(".")[0], tuple(VARIANTS[axis]))
+    return {value: VARIANTS[axis][value] for value in known if name in VARIANTS[axis][value].model_fields}
+
+
+def is_default(words: Mapping[str, Any], old: str, value: Any) -> bool:
+    """Whether a setting is as an earlier version left it or wrote it out."""
+    group, _, name = old.partition(".")
+    usual = [next(iter(readers_of(old).values())).model_fields[MOVED[old].partition(".")[2]].default]
+    if group == "lora":
+        profile, rank = words[group].get("profile", "platform"), words[group].get("rank")
+        usual.append(ADAPTER_PROFILES.get(profile, {}).get(name))
+        usual.append(2.0 * rank if name == "alpha" and isinstance(rank, int) else None)
+    return (tuple(value) if isinstance(value, list) else value) in usual
+
+
+def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with every stage and method as a mapping with its `type`."""
+    return {**words, **{axis: variant_of(words, axis) for axis in VARIANTS.keys() & words.keys()}}
+
+
+def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete config with the settings in the groups of earlier versions, which is what scripts read."""
+    words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
+    for old, new in MOVED.items():
+        (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
+        if words[axis] in readers_of(old):
+            words[group] = {**words[group], key: config[axis][name]}
+    return words
+
+
+def list_deprecated(value: Any, where: str = "") -> Iterator[str]:
+    """A line for each setting in a plain value, at any depth, that is where earlier versions had it."""
+    if isinstance(value, Mapping):
+        for old, new in MOVED.items():
+            group, _, name = old.partition(".")
+            if isinstance(value.get(group), Mapping) and name in value[group]:
+                yield f"{where}{old} is deprecated: write {where}{new}."
+        for key, one in value.items():
+            yield from list_deprecated(one, f"{where}{key}.")
+    elif isinstance(value, list | tuple):
+        for at, one in enumerate(value):
+            yield from list_deprecated(one, f"{where}{at}.")
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -18,14 +18,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import InvalidInput, Reason, Refused
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.parse import reasons_of
+from trainyard.spec.migrate import night_words, variant_of
 from trainyard.spec.nodes import DataSourceConfig, DataSourceNode, Name, SourceSet, TrainerNode
-from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
@@ -137,6 +139,12 @@ SETTLED_BY_THE_NIGHT: dict[str, tuple[Any, str]] = {
 """Settings of a trainer that a night decides itself: the default, and what it does instead."""
 
 
+def asked_stage(training: TrainerConfig) -> Stage:
+    """The stage that a training asks for; settings of a stage that buckets have ask for none."""
+    stage = training.stage
+    return Stage.SFT if stage.type in BUCKET_PORTS and stage != stage.type.settings() else stage.type
+
+
 class Phase2(Strict):
     """How adapters are made of full buckets."""
 
@@ -144,11 +152,11 @@ class Phase2(Strict):
     train: bool = Field(True, description="false: only leave the markers.")
     training: TrainerConfig = Field(
         default_factory=lambda: TrainerConfig(
-            method=Method.QLORA,
+            method=Method.QLORA.settings(profile="nightly"),
             hyperparameters=Hyperparameters(epochs=2, max_length=512, gradient_checkpointing=True),
-            lora=LoraSettings(profile="nightly"),
         ),
-        description="The stage is the bucket's method. `budget_s` bounds one training, within the budget of phase 2.",
+        description="The stage is the bucket's method: what is written there are settings of the buckets of that "
+        "method. `budget_s` bounds one training, within the budget of phase 2.",
     )
     gate: Literal["better", "none"] = Field("better", description="none: deploy without an evaluation.")
     holdout: float = Field(0.2, ge=0, lt=0.5, description="Share of a bucket that the gate looks at.")
@@ -156,10 +164,16 @@ class Phase2(Strict):
     lease_s: Seconds = Field(120, description="A claim without a sign of life for this long may be taken over.")
     poll_s: Seconds = 30
 
+    @field_validator("training", mode="before")
+    @classmethod
+    def in_our_words(cls, given: Any) -> Any:
+        return night_words(given)
+
     @field_validator("training")
     @classmethod
     def has_no_setting_of_the_night(cls, training: TrainerConfig) -> TrainerConfig:
-        given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if getattr(training, name) != usual}
+        asked = {"stage": asked_stage(training), "adapter": training.adapter, "reuse": training.reuse}
+        given = {name: why for name, (usual, why) in SETTLED_BY_THE_NIGHT.items() if asked[name] != usual}
         if given:
             names = " and ".join(f"`{name}`" for name in given)
             context = {"why": "; ".join(given.values()), "instead": f"Remove {names}.", "code": "R-NIGHT"}
@@ -226,7 +240,11 @@ def require_trainable(config: NightConfig) -> NightConfig:
     Raises `Refused` with every reason: the rows that refuse the same trainer in a chain, and `R-NIGHT`.
     """
     chains = [night_chain(config, method) for method in config.methods]
-    if reasons := [*whole_weights(config), *locate_reasons(reason for chain in chains for reason in check(chain))]:
+    if reasons := [
+        *whole_weights(config),
+        *unused_stage(config),
+        *locate_reasons(reason for chain in chains for reason in check(chain)),
+    ]:
         raise Refused(reasons, "A training of this night is refused.")
     return config
 
@@ -245,11 +263,10 @@ def night_chain(config: NightConfig, method: BucketMethod) -> ChainSpec:
 
 
 def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
-    """The trainer of a bucket. The settings under `preference` are those of the dpo buckets, where there is one."""
-    updates: dict[str, object] = {"stage": Stage(method)}
-    if method != "dpo" and "dpo" in config.methods:
-        updates["preference"] = PreferenceSettings()
-    return config.phase2.training.model_copy(update=updates)
+    """The trainer of a bucket. The settings of a stage are those of the buckets of that method."""
+    training = config.phase2.training
+    stage = training.stage if training.stage.type == method else Stage(method).settings()
+    return training.model_copy(update={"stage": stage})
 
 
 def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
@@ -265,18 +282,27 @@ def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
 
 def whole_weights(config: NightConfig) -> list[Reason]:
     """A reason against a method that leaves no adapter, which is all that a night can publish."""
-    method = config.phase2.training.method
+    method = config.phase2.training.method.type
     if method.facts.adapter:
         return []
     because = f"A night publishes adapters, and method {method} makes a whole model."
     return [Reason("R-NIGHT", None, f"{TRAINING}.method", because, "Use method qlora or lora.")]
 
 
+def unused_stage(config: NightConfig) -> list[Reason]:
+    """A reason against settings of a stage that no bucket is trained by."""
+    stage = config.phase2.training.stage
+    if stage.type in config.methods or stage == stage.type.settings():
+        return []
+    because = f"No bucket has method {stage}, so the settings of this stage would be ignored."
+    return [Reason("R-NIGHT", None, f"{TRAINING}.stage", because, "Remove `stage`, or add such a bucket.")]
+
+
 def scheduled_pretraining(given: Mapping[str, Any]) -> list[Reason]:
     """A reason for each place that asks for the cpt stage: a new base takes weeks, and a person decides about it."""
     buckets, phase2 = given.get("buckets"), given.get("phase2")
     training = phase2.get("training") if isinstance(phase2, Mapping) else None
-    stage = training.get("stage") if isinstance(training, Mapping) else None
+    stage = variant_of(training, "stage")["type"] if isinstance(training, Mapping) else None
     places = [
         f"buckets.{index}.method"
         for index, one in enumerate(buckets if isinstance(buckets, list | tuple) else ())

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.axes.targets import TargetType
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, Port
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.chain import Source
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
 """Ports that carry rows, in the order in which reports list them."""
@@ -183,7 +184,7 @@ def take(node: PortNode, offers: Offers) -> Inputs:
     if node.type == "validator":
         return pick(offers, "documents", *map(channel_of, ROW_PORTS)) if has_rows(offers) else {}
     if isinstance(node.config, TrainerConfig):
-        return {**training_data(node.config.stage, offers), **pick(offers, "weights")}
+        return {**training_data(node.config.stage.type, offers), **pick(offers, "weights")}
     if node.type == "evaluator":
         return {**pick(offers, *map(channel_of, ROW_PORTS)), **candidate_and_control(offers)}
     if node.type == "deployer":

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import GenerationTemplate, GeneratorKind, Port
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import LowRankSettings, Method, MethodSettings
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
@@ -38,9 +39,12 @@ from trainyard.spec.nodes import (
     ValidatorConfig,
     ValidatorNode,
 )
-from trainyard.spec.training import Hyperparameters, LoraSettings, PreferenceSettings, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 CODE_FILES = ("**/*.py", "**/*.js", "**/*.ts", "**/*.go", "**/*.rs", "**/*.java", "**/*.c", "**/*.h", "**/*.cpp")
+
+RELATIVE = "a relative path starts at the deployment's folder."
+ON_TOP = "rows for the evaluation come on top."
 
 
 class Form(Strict):
@@ -148,24 +152,48 @@ class Steps(Form):
 
 AnySteps = DeploySteps | EvaluateSteps | Steps
 
+Count = Annotated[
+    int, Field(ge=1, le=10_000_000, title="Rows", description=f"Rows to train on, all wordings counted; {ON_TOP}")
+]
+Writer = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=256,
+        title="Model that writes",
+        description="Model that writes the pairs; empty: they are taken from the text by rule.",
+    ),
+]
+BaseModelName = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=512,
+        title="Base model",
+        description="Folder or Hub name of the model to train; empty: the default of the settings.",
+    ),
+]
+Publish = Annotated[PublishForm, Field(description="Under which name it is registered, and where it has to answer.")]
+
 
 class QaPipeline(Form):
     """Questions and answers from documents, and an adapter that learned them."""
 
-    documents: Path = Field(title="Documents", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
-    model: str | None = Field(
-        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
-    )
+    documents: Path = Field(title="Documents", description=f"File or folder to learn; {RELATIVE}")
+    count: Count = 200
+    model: Writer = None
     wordings: int = Field(
-        3, ge=1, le=8, title="Wordings", description="Of each question; the last tests what was learned."
+        3,
+        ge=1,
+        le=8,
+        title="Wordings",
+        description="Wordings of each question; with `validate` the last is kept from training and tests what was "
+        "learned.",
     )
-    base_model: str | None = Field(
-        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
-    )
+    base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
-    publish: PublishForm = PublishForm()
-    steps: Steps = Steps()
+    publish: Publish = PublishForm()
+    steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
         nodes = [
@@ -180,18 +208,16 @@ class QaPipeline(Form):
 class AlignmentPipeline(Form):
     """Supervised fine-tuning, then direct preference optimisation of the same adapter."""
 
-    sft: Path = Field(title="Examples", description="Data set of instructions and answers.")
-    preference: Path = Field(title="Preferences", description="Data set of chosen and rejected answers.")
+    sft: Path = Field(title="Examples", description=f"Data set of instructions and answers; {RELATIVE}")
+    preference: Path = Field(title="Preferences", description=f"Data set of chosen and rejected answers; {RELATIVE}")
     max_rows: int | None = Field(
         None, ge=1, le=10**12, title="Rows", description="Rows read of each data set; empty: all."
     )
-    base_model: str | None = Field(
-        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
-    )
-    training: TrainingForm = TrainingForm()
-    alignment: AlignmentForm = AlignmentForm()
-    publish: PublishForm = PublishForm()
-    steps: Steps = Steps()
+    base_model: BaseModelName = None
+    training: TrainingForm = Field(TrainingForm(), description="How the adapter is trained on the examples.")
+    alignment: AlignmentForm = Field(AlignmentForm(), description="How it then learns the preferences.")
+    publish: Publish = PublishForm()
+    steps: Steps = Field(Steps(), description="Which further nodes the chain has.")
 
     def build(self) -> ChainSpec:
         paths = {Port.SFT: self.sft, Port.PREFERENCE: self.preference}
@@ -208,19 +234,19 @@ class AlignmentPipeline(Form):
 class RagTuning(Form):
     """Questions and answers whose answers are grounded in the documents, and an adapter that learned them."""
 
-    documents: Path = Field(title="Knowledge base", description="File or folder to learn.")
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on, all wordings counted.")
-    model: str | None = Field(
-        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
-    )
+    documents: Path = Field(title="Knowledge base", description=f"File or folder of the knowledge base; {RELATIVE}")
+    count: Count = 200
+    model: Writer = None
     grounding: float = Field(
-        0.6, ge=0, le=1, title="Grounding", description="Least share of an answer's words found in its document."
+        0.6,
+        ge=0,
+        le=1,
+        title="Grounding",
+        description="Least share of an answer's words that have to be found in its document.",
     )
-    base_model: str | None = Field(
-        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
-    )
+    base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
-    publish: PublishForm = PublishForm()
+    publish: Publish = PublishForm()
     steps: EvaluateSteps = EvaluateSteps()
 
     def build(self) -> ChainSpec:
@@ -236,19 +262,19 @@ class RagTuning(Form):
 class CodeTuning(Form):
     """Instructions and code from a repository, an adapter that learned them, and its evaluation."""
 
-    repository: Path = Field(".", title="Repository", description="Folder of the code, or of a git repository.")
+    repository: Path = Field(
+        ".", title="Repository", description=f"Folder of the code, or of a git repository; {RELATIVE}"
+    )
     learn_from: Literal["files", "commits"] = Field(
-        "files", title="Learn from", description="The code as it is, or the history: message and diff of each commit."
+        "files",
+        title="Learn from",
+        description="The code as it is (files), or the history (commits): message and diff of each commit.",
     )
-    count: int = Field(200, ge=1, le=10_000_000, title="Rows", description="Rows to train on.")
-    model: str | None = Field(
-        None, min_length=1, max_length=256, title="Model that writes", description="Empty: pairs are taken by rule."
-    )
-    base_model: str | None = Field(
-        None, min_length=1, max_length=512, title="Base model", description="Empty: the default."
-    )
+    count: Count = Field(200, description=f"Rows to train on; {ON_TOP}")
+    model: Writer = Field(None, description="Model that writes the pairs; empty: they are taken from the code by rule.")
+    base_model: BaseModelName = None
     training: TrainingForm = TrainingForm()
-    publish: PublishForm = PublishForm()
+    publish: Publish = PublishForm()
     steps: DeploySteps = DeploySteps()
 
     def build(self) -> ChainSpec:
@@ -284,9 +310,7 @@ def validator_node(training: TrainingForm, grounding: float | None = None) -> Va
 
 def trainer_node(training: TrainingForm, base_model: str | None) -> TrainerNode:
     hyperparameters = hyperparameters_of(training)
-    config = TrainerConfig(
-        method=training.method, base_model=base_model, hyperparameters=hyperparameters, lora=shape(training)
-    )
+    config = TrainerConfig(method=method_of(training), base_model=base_model, hyperparameters=hyperparameters)
     return TrainerNode(type="trainer", id="trainer", config=config)
 
 
@@ -296,21 +320,20 @@ def hyperparameters_of(training: TrainingForm) -> Hyperparameters:
     return Hyperparameters(**{name: getattr(training, name) for name in names})
 
 
-def shape(training: TrainingForm) -> LoraSettings:
-    """The adapter's shape; none where no low-rank adapter is trained."""
-    return LoraSettings(rank=training.rank) if training.method.facts.low_rank else LoraSettings()
+def method_of(training: TrainingForm) -> MethodSettings:
+    """The method with the rank of the form, where it has one."""
+    low_rank = issubclass(training.method.facts.settings, LowRankSettings)
+    return training.method.settings(**({"rank": training.rank} if low_rank else {}))
 
 
 def preference_node(training: TrainingForm, alignment: AlignmentForm, base_model: str | None) -> TrainerNode:
     own = {name: getattr(alignment, name) for name in ("epochs", "max_steps", "learning_rate", "batch_size")}
     hyperparameters = hyperparameters_of(training).model_copy(update=own)
     config = TrainerConfig(
-        stage=Stage.DPO,
-        method=training.method,
+        stage=Stage.DPO.settings(loss=alignment.loss, beta=alignment.beta),
+        method=method_of(training),
         base_model=base_model,
         hyperparameters=hyperparameters,
-        lora=shape(training),
-        preference=PreferenceSettings(loss=alignment.loss, beta=alignment.beta),
     )
     return TrainerNode(type="trainer", id="trainer-2", config=config)
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import (
+    ADAPTER_PROFILES,
+    AdapterSettings,
+    AnyMethod,
+    LowRankSettings,
+    Method,
+    MethodSettings,
+)
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import AnyStage, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.migrate import device_word, named_gpu, trainer_words
-
-
-class Strict(BaseModel):
-    """A misspelt key is an error here, never a silent default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
 
 FUSED = "moves the weights inside the backward pass: gradients could be neither accumulated, clipped nor saved"
 NO_STEP_OF_THEIR_OWN = {
@@ -68,129 +69,6 @@ class Hyperparameters(Strict):
         return given
 
 
-class LoraSettings(Strict):
-    """Shape of an adapter. `profile` fills what is left None.
-
-    `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
-    projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
-    """
-
-    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills what is empty.")
-    rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
-    alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
-    dropout: float | None = Field(None, ge=0, lt=1, description="Of the inputs of the adapter.")
-    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = Field(
-        None, description="Layers that get an adapter: a word, or names of modules."
-    )
-    modules_to_save: tuple[str, ...] = Field((), description="Modules that are trained whole.")
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="Only these block indices.")
-    rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
-    lora_plus_ratio: float = Field(16.0, ge=1, le=1024, description="Learning rate of B over that of A (lora_plus).")
-
-
-class PreferenceSettings(Strict):
-    """Settings of the dpo and kto stages."""
-
-    loss: PreferenceLoss = PreferenceLoss.SIGMOID
-    beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of wrong labels (sigmoid).")
-    simpo_gamma: float = Field(
-        0.5, ge=0, le=100, description="Margin between the mean log-probabilities of the two answers (simpo)."
-    )
-    desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers (kto).")
-    undesirable_weight: float = Field(1.0, gt=0, le=100, description="Of bad answers (kto).")
-
-
-class RewardSource(Strict):
-    """What a completion of stage grpo is worth; several are added, each times its weight."""
-
-    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
-
-
-class ExactMatchReward(RewardSource):
-    """1 where the completion is the row's answer, spaces around both aside."""
-
-    type: Literal["exact_match"] = "exact_match"
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class ContainsReward(RewardSource):
-    """1 where the completion contains a text: the row's answer, or the one that is named."""
-
-    type: Literal["contains"] = "contains"
-    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
-    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
-
-
-class RegexReward(RewardSource):
-    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
-    there are no look-arounds and no back-references."""
-
-    type: Literal["regex"] = "regex"
-    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
-    full: bool = Field(False, description="Whether the whole completion has to match.")
-
-    @field_validator("pattern")
-    @classmethod
-    def that_compiles(cls, pattern: str) -> str:
-        try:
-            compiled(pattern)
-        except SchemaError as error:
-            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
-            told = {"pattern": pattern, "why": why.rstrip(".")}
-            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", told) from None
-        return pattern
-
-
-class LengthReward(RewardSource):
-    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
-
-    type: Literal["length"] = "length"
-    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
-    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
-
-    @model_validator(mode="after")
-    def one_bound(self) -> LengthReward:
-        if (self.target_tokens is None) == (self.max_tokens is None):
-            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
-        return self
-
-
-Reward = Annotated[ExactMatchReward | ContainsReward | RegexReward | LengthReward, Field(discriminator="type")]
-
-
-def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
-    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
-
-    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
-    """
-    whole = rf"\A(?:{pattern})\z" if full else pattern
-    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
-
-
-class RolloutSettings(Strict):
-    """Stage grpo: how completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
-
-    rewards: tuple[Reward, ...] = Field(min_length=1, max_length=32, description="Added, each times its weight.")
-    num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
-    max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
-    temperature: float = Field(1.0, gt=0, le=100, description="Of the sampling.")
-    beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
-    num_iterations: int = Field(
-        1, ge=1, le=100, description="Optimizer steps that learn from the same completions before new ones are drawn."
-    )
-    epsilon: float = Field(
-        0.2, gt=0, lt=1,
-        description="Change of a token's probability above which it is clipped; needs num_iterations above 1.",
-    )  # fmt: skip
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
-        "dapo", description="How the tokens of a step are averaged."
-    )
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="Whose deviation divides the rewards."
-    )
-
-
 class EngineSettings(Strict):
     """How the native engine carries a training out; other backends take none of it."""
 
@@ -210,10 +88,6 @@ class EngineSettings(Strict):
         "auto", description="How the output layer and the cross-entropy are computed."
     )
     fp8: Literal["off", "auto", "torchao", "ms-amp"] = Field("off", description="Matrix products in float8.")
-    freeze_blocks: int = Field(2, ge=1, le=1024, description="Last blocks that move (freeze).")
-    freeze_head: bool = Field(False, description="Whether the output layer moves, too (freeze).")
-    oft_block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together (oft).")
-    reward_centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2 (reward).")
     too_long: Literal["cut", "drop", "refuse"] = Field("cut", description="What happens to rows above max_length.")
     keep_checkpoints: int = Field(2, ge=1, le=1000, description="How many of the newest stay.")
     mirror: str | None = Field(
@@ -247,14 +121,19 @@ class LaunchSettings(Strict):
 class TrainingSettings(Strict):
     """What a trainer node and the body of a job have in common."""
 
-    stage: Stage = Stage.SFT
-    method: Method = Method.LORA
+    stage: AnyStage = Field(
+        Stage.SFT.settings(),
+        description="Which objective is trained: a word, or its settings with the word as `type`.",
+        json_schema_extra={"default": Stage.SFT.value},
+    )
+    method: AnyMethod = Field(
+        Method.LORA.settings(),
+        description="Which weights are trainable: a word, or its settings with the word as `type`.",
+        json_schema_extra={"default": Method.LORA.value},
+    )
     backend: BackendName = BackendName.NATIVE
     base_model: str | None = Field(None, min_length=1, max_length=512, description="Name or folder; default: setting.")
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
-    lora: LoraSettings = Field(default_factory=LoraSettings)
-    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
-    rollouts: RolloutSettings | None = Field(None, description="Completions and their rewards (grpo).")
     quantization: Quantization | None = None
     engine: EngineSettings = Field(default_factory=EngineSettings)
     launch: LaunchSettings = Field(default_factory=LaunchSettings)
@@ -295,36 +174,18 @@ class TrainerConfig(TrainingSettings):
     reuse: bool = Field(True, description="Take the finished result of an identical run from the store.")
 
 
-LORA_PROFILES: dict[str, dict[str, object]] = {
-    "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
-    "classic": {"rank": 8, "alpha": 16.0, "dropout": 0.05, "target_modules": ("q_proj", "v_proj")},
-    "nightly": {
-        "rank": 16,
-        "alpha": 32.0,
-        "dropout": 0.0,
-        "target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    },
-}
-
-
 def default_learning_rate(stage: Stage, method: Method) -> float:
     return stage.facts.learning_rates[method.facts.adapter]
 
 
-def needs_reference(config: TrainerConfig) -> bool:
-    """Whether the loss compares with the model as it was; an adapter is switched off for that, full weights are not."""
-    if config.stage is Stage.DPO:
-        return config.preference.loss.facts.needs_reference
-    drawn = config.rollouts if config.stage.facts.rollouts else None
-    return config.stage is Stage.KTO or (drawn is not None and drawn.beta > 0)
-
-
-def resolve_lora(lora: LoraSettings) -> LoraSettings:
-    """The same settings with every None filled from the profile."""
-    filled = {key: value for key, value in LORA_PROFILES[lora.profile].items() if getattr(lora, key) is None}
-    if "alpha" in filled and lora.rank is not None:
-        filled["alpha"] = 2.0 * lora.rank
-    return lora.model_copy(update=filled)
+def resolve_method(method: MethodSettings) -> MethodSettings:
+    """The same settings with every None of an adapter that its profile knows filled; alpha is twice a given rank."""
+    if not isinstance(method, AdapterSettings):
+        return method
+    filled = {key: value for key, value in ADAPTER_PROFILES[method.profile].items() if getattr(method, key, 0) is None}
+    if isinstance(method, LowRankSettings) and method.rank is not None and "alpha" in filled:
+        filled["alpha"] = 2.0 * method.rank
+    return method.model_copy(update=filled)
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
@@ -332,13 +193,13 @@ def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerCo
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:
-        updates["learning_rate"] = default_learning_rate(config.stage, config.method)
+        updates["learning_rate"] = default_learning_rate(config.stage.type, config.method.type)
     if hyper.epochs is None and hyper.max_steps is None:
         updates["epochs"] = 3.0
     return config.model_copy(
         update={
             "base_model": config.base_model or default_base_model,
             "hyperparameters": hyper.model_copy(update=updates),
-            "lora": resolve_lora(config.lora),
+            "method": resolve_method(config.method),
         }
     )

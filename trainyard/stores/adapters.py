@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
-from trainyard.stores.files import NO_SPACE, Files, RealFiles, make_folders
+from trainyard.stores.files import NO_SPACE, Files, RealFiles, make_folders, require_inside
 from trainyard.stores.whole import MANIFEST, describe, files_below, write_whole
 
 LIVE_FILE = "live.json"
@@ -242,14 +242,7 @@ class AdapterRegistry:
     def _folder(self, tenant: str, role: str) -> Path:
         """The role's folder, after a check that neither a name nor a link leads out of the root."""
         folder = self.root / checked(tenant) / checked(role)
-        if not folder.resolve().is_relative_to(self.root.resolve()):
-            raise InvalidInput(
-                f"The folder of {tenant}/{role} lies outside the registry.",
-                why="A part of its path is a symbolic link.",
-                do="Remove the link.",
-                code="E-NAME",
-            )
-        return folder
+        return require_inside(self.root, folder, f"The folder of {tenant}/{role}", "the registry")
 
     def _with_key(self, tenant: str, role: str, source: Path, run_key: str) -> AdapterVersion | None:
         if not run_key:

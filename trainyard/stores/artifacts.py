@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
-from trainyard.stores.files import DISK, Files, telling_full, translate_os_errors
+from trainyard.stores.files import DISK, Files, translate_disk_full, translate_os_errors
 from trainyard.stores.whole import (
     MANIFEST,
     REPLACED,
@@ -138,7 +138,7 @@ class ArtifactStore:
         with translate_os_errors(failed):
             self.root.mkdir(parents=True, exist_ok=True)
             sweep_work_folders(self)
-        with telling_full(failed), work_folder(self, key) as temporary:
+        with translate_disk_full(failed), work_folder(self, key) as temporary:
             return self.commit(key, temporary, make(temporary), replace=replace)
 
     def commit(self, key: str, temporary: Path, produced: Produced, *, replace: bool = False) -> NodeOutput:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from trainyard.errors import Conflict, LimitExceeded, TrainyardError, Unavailable
+from trainyard.errors import Conflict, InvalidInput, LimitExceeded, TrainyardError, Unavailable
 
 RENAME_NOREPLACE = 1
 """Flag of renameat2(2): fail with EEXIST instead of overwriting the target."""
@@ -208,7 +208,7 @@ def translate_os_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def telling_full(what: str) -> Iterator[None]:
+def translate_disk_full(what: str) -> Iterator[None]:
     """Like `translate_os_errors`, for a block that reads other folders, too: only a full disk is translated."""
     try:
         yield
@@ -223,7 +223,7 @@ def disk_error(what: str, error: OSError) -> TrainyardError | None:
     """The error with an answer for a kernel error; None for one that says nothing about the disk."""
     why = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}."
     if error.errno in NO_SPACE:
-        do = "Free some space on that disk and run it again; nothing that was complete is lost."
+        do = "Free some space on that disk and run it again; a training continues from its last checkpoint."
         return LimitExceeded(f"{what}: the disk is full.", why=why, do=do, code="E-DISK-FULL")
     if error.errno in _NOT_WRITABLE:
         do = "Mount it writable, or give this user the right to write there, and run it again."
@@ -252,6 +252,18 @@ def lacking_space(folder: Path, least_bytes: int) -> LimitExceeded | None:
         do="Free space there, point TRAINYARD_HOME at a larger disk, or lower TRAINYARD_MIN_FREE_MB.",
         code="E-DISK-FULL",
     )
+
+
+def require_inside(root: Path, path: Path, what: str, place: str) -> Path:
+    """The path, after a check that no link leads out of the root. Raises `InvalidInput` (`E-NAME`)."""
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InvalidInput(
+            f"{what} lies outside {place}.",
+            why="A part of its path is a symbolic link.",
+            do="Remove the link.",
+            code="E-NAME",
+        )
+    return path
 
 
 def file_exists(target: Path) -> Conflict:

@@ -1,4 +1,4 @@
-"""The way of training that fits this machine: `choose` of `trainyard.spec.estimate.cascade`, fed with measurements.
+"""The memory that a training could take now, for `choose` of `trainyard.spec.estimate.cascade`.
 
 The arithmetic is in `spec`, where a plan can use it without torch; here is what only a machine can say.
 """
@@ -11,17 +11,9 @@ import psutil
 import torch
 
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.estimate.cascade import FitResult, choose
-from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.training import TrainerConfig
 
 CGROUP = Path("/sys/fs/cgroup")
 """Limits of the container that this process runs in (version 2), where there is one."""
-
-
-def autotune(shape: ModelShape, config: TrainerConfig, device: Device) -> FitResult:
-    """The first method and knobs that fit what is free on the device now. Raises `LimitExceeded` (`E-MEMORY-FIT`)."""
-    return choose(shape, config, free_bytes(device), device)
 
 
 def free_bytes(device: Device, cgroup: Path = CGROUP) -> int:
@@ -43,13 +35,3 @@ def container_bytes(cgroup: Path) -> int | None:
     if not limit.is_file() or not used.is_file() or (text := limit.read_text().strip()) == "max":
         return None
     return max(0, int(text) - int(used.read_text()))
-
-
-def resident_bytes() -> int:
-    """Return the resident bytes of this process."""
-    return int(psutil.Process().memory_info().rss)
-
-
-def peak_bytes(device: Device) -> int:
-    """Return the peak bytes of this process's tensors on a GPU; elsewhere its resident memory now."""
-    return torch.cuda.max_memory_allocated() if device is Device.CUDA else resident_bytes()

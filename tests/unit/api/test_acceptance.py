@@ -271,10 +271,14 @@ def test_another_chat_template_than_the_server_s_is_refused_before_training(
 
 def test_the_rank_of_stacked_adapters_is_that_of_both(context: Context, work: Path, tiny_model: Path) -> None:
     with vllm_server(base=str(tiny_model), max_lora_rank=16) as server:
-        stacked = trainer(lora={"rank": 12}), trainer(stage="dpo", adapter="stack", lora={"rank": 8})
+        stacked = (
+            trainer(method={"type": "lora", "rank": 12}),
+            trainer(stage="dpo", adapter="stack", method={"type": "lora", "rank": 8}),
+        )
         (line,) = lines(context, deployed(work, {"type": "vllm", "url": server.url}, *stacked))
         assert line.startswith("R-TARGET deployer.config.targets.0.max_lora_rank: the adapter has rank 20")
-        assert lines(context, deployed(work, {"type": "vllm", "url": server.url}, trainer(lora={"rank": 12}))) == []
+        alone = trainer(method={"type": "lora", "rank": 12})
+        assert lines(context, deployed(work, {"type": "vllm", "url": server.url}, alone)) == []
 
 
 @pytest.mark.parametrize(("kind", "code"), [("llama_server", "R-PACKAGE-MISSING"), ("mlx", "R-PACKAGE-MISSING")])

@@ -98,8 +98,8 @@ def test_what_an_operator_sets_reaches_the_server(monkeypatch: pytest.MonkeyPatc
         ("PREFECT_SERVER_API_HOST", "0.0.0.0", "starts its server with 127.0.0.1"),
         ("PREFECT_SERVER_API_BASE_PATH", "/v2", "starts its server with /api"),
         ("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "*", "Every page that you open could start runs"),
-        ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "https://a.example,null", "'null' is no origin"),
-        ("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://a.example/", "is no origin"),
+        ("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "https://a.example,null", "'null' is not a valid origin"),
+        ("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://a.example/", "is not a valid origin"),
     ],
 )
 def test_what_contradicts_is_refused(name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def test_the_caller_s_prefect_server_is_attached_to(monkeypatch: pytest.MonkeyPa
 def test_what_env_exported_is_no_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
     record(settings(), "server", "http://127.0.0.1:4217/api")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4217/api")
-    assert stack.foreign_api_url(settings()) is None
+    assert stack.external_api_url(settings()) is None
     assert stack.api_url(settings()) == "http://127.0.0.1:4217/api"
 
 
 def test_an_export_of_an_earlier_port_is_no_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4999/api")
     monkeypatch.setenv("PREFECT_HOME", str(settings().prefect_home))
-    assert stack.foreign_api_url(settings()) is None
+    assert stack.external_api_url(settings()) is None
 
 
 def test_no_server_says_how_to_get_one() -> None:

@@ -134,7 +134,7 @@ def test_a_pause_reaches_all_processes_and_leaves_none_of_them(jobs: Jobs, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp_hybrid"])
 def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_path: Path) -> None:
-    job = several(jobs, strategy, lora={"dropout": 0.1}, hyperparameters={"gradient_accumulation": 2})
+    job = several(jobs, strategy, method={"type": "lora", "dropout": 0.1}, hyperparameters={"gradient_accumulation": 2})
     whole = train_as_child(job, tmp_path / "whole")
     with pytest.raises(TrainingStopped):
         interrupted(job, tmp_path / "parts")
@@ -150,7 +150,7 @@ def test_a_paused_run_ends_as_one_that_was_not(strategy: str, jobs: Jobs, tmp_pa
 def test_a_killed_process_ends_the_job_and_the_next_start_ends_in_the_same_bits(
     rank: int, jobs: Jobs, tmp_path: Path
 ) -> None:
-    job = several(jobs, "zero2", lora={"dropout": 0.1})
+    job = several(jobs, "zero2", method={"type": "lora", "dropout": 0.1})
     whole = train_as_child(job, tmp_path / "whole")
     with pytest.raises(TrainyardError, match=f"E-RANK-LOST: Process {rank} of 2 that trained together was ended"):
         interrupted(job, tmp_path / "parts", kill=rank)

@@ -130,7 +130,7 @@ def test_plan_names_the_same_rows_for_a_step_however_it_is_shared(jobs: Jobs, tm
 
 
 def test_plan_holds_the_account_the_shape_and_the_tokenizer(jobs: Jobs, tmp_path: Path) -> None:
-    desk = planned(jobs(backend="unsloth", lora={"profile": "classic"}), tmp_path)
+    desk = planned(jobs(backend="unsloth", method={"type": "lora", "profile": "classic"}), tmp_path)
     assert desk.plan["ledger"]["rows"] == {"read": 30, "trained": 28, "truncated": 3, "dropped_truncated": 2}
     assert (desk.plan["total_steps"], desk.plan["steps_per_epoch"], desk.plan["device"]) == (14, 7, "cpu")
     assert desk.plan["lora"]["target_modules"] == ["q_proj", "v_proj"]
@@ -465,7 +465,7 @@ def test_tool_without_weights_has_no_result(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the plan is made in a process of its own
 def test_error_of_the_plan_reaches_the_caller(jobs: Jobs, tmp_path: Path) -> None:
-    work_folder(jobs(backend="unsloth", lora={"target_modules": ["no_such_proj"]}), tmp_path)
+    work_folder(jobs(backend="unsloth", method={"type": "lora", "target_modules": ["no_such_proj"]}), tmp_path)
     events = Events(tmp_path / "events.jsonl")
     with pytest.raises(InvalidInput, match="E-TRAINABLE: The adapter does not fit the model"):
         run_external(tmp_path, events, toy(WELL), finish_result)

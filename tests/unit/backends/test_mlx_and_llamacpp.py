@@ -101,7 +101,7 @@ def test_mlx_continues_an_adapter_of_the_native_engine_from_the_same_loss(jobs: 
 @pytest.mark.usefixtures("environments")
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_stopped_mlx_goes_on_to_the_same_bits(method: str, jobs: Jobs, tmp_path: Path) -> None:
-    shape: dict[str, Any] = {"lora": {"dropout": 0.1}} if method == "lora" else {}
+    shape: dict[str, Any] = {"method": {"type": "lora", "dropout": 0.1}} if method == "lora" else {}
     job: dict[str, Any] = {"backend": "mlx", "method": method, **shape}
     job["hyperparameters"] = {"max_steps": 40, "save_steps": 30, "gradient_accumulation": 2, "learning_rate": 1e-3}
     whole = run(jobs, tmp_path / "whole", **job)

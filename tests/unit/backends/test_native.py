@@ -104,9 +104,9 @@ def test_each_stage_trains(stage: str, method: str, jobs: Jobs, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore")  # bitsandbytes on a CPU says that it is slow
 @pytest.mark.parametrize("method", ["qlora", "dora", "lora_plus", "oft", "freeze"])
 def test_each_method_trains(method: str, jobs: Jobs, tmp_path: Path) -> None:
-    engine = {"freeze_blocks": 1, "oft_block_size": 16} if method in ("freeze", "oft") else {}
+    small = {"freeze": {"blocks": 1}, "oft": {"block_size": 16}}.get(method, {})
     hyper = {"epochs": 2, "learning_rate": 3e-3}
-    ran = train_here(jobs(**NATIVE, method=method, engine=engine, hyperparameters=hyper), tmp_path)
+    ran = train_here(jobs(**NATIVE, method={"type": method, **small}, hyperparameters=hyper), tmp_path)
     assert ran.record["final_loss"] < ran.record["first_loss"]
 
 
@@ -122,7 +122,9 @@ def test_dpo_continues_the_adapter_against_its_frozen_start(native_run: Ran, job
 
 
 def test_stopped_run_goes_on_to_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs(**NATIVE, lora={"dropout": 0.1}, hyperparameters={"gradient_accumulation": 2, "epochs": 3})
+    job = jobs(
+        **NATIVE, method={"type": "lora", "dropout": 0.1}, hyperparameters={"gradient_accumulation": 2, "epochs": 3}
+    )
     whole = train_here(job, tmp_path / "whole")
     with pytest.raises(Stopped, match="a checkpoint is saved"):
         train_here(job, tmp_path / "parts", stop_after=3)

@@ -36,11 +36,11 @@ def assert_same_result(one: Ran, other: Ran) -> None:
 
 def job_of(kind: str, jobs: Jobs, sft_run: Ran) -> TrainingJob:
     kinds: dict[str, dict[str, Any]] = {
-        "lora": {"lora": {"dropout": 0.1}},
+        "lora": {"method": {"type": "lora", "dropout": 0.1}},
         "full": {"method": "full", "hyperparameters": {"gradient_accumulation": 2, "learning_rate": 1e-3}},
         "dpo": {"port": Port.PREFERENCE, "adapter": sft_run.folder},
         "kto": {"port": Port.LABELLED, "stage": "kto", "adapter": sft_run.folder},
-        "reward": {"port": Port.PREFERENCE, "stage": "reward", "lora": {"dropout": 0.1}},
+        "reward": {"port": Port.PREFERENCE, "stage": "reward", "method": {"type": "lora", "dropout": 0.1}},
     }
     return jobs(**kinds[kind])
 

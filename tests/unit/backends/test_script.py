@@ -243,7 +243,7 @@ def test_an_edited_template_begins_anew(own: Callable[..., TrainingJob], tmp_pat
         (Port.SFT, {"method": "dora"}),
         (Port.SFT, {"method": "lora_plus"}),
         (Port.SFT, {"method": "oft"}),
-        (Port.SFT, {"method": "freeze", "engine": {"freeze_blocks": 1}}),
+        (Port.SFT, {"method": {"type": "freeze", "blocks": 1}}),
         (Port.TEXT, {"stage": "cpt"}),
         (Port.PREFERENCE, {}),
         (Port.PREFERENCE, {"method": "full", "preference": {"loss": "ipo"}}),

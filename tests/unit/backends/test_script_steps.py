@@ -57,21 +57,23 @@ def later(*values: Any) -> Any:
     ("port", "config"),
     [
         (Port.SFT, {}),
-        (Port.SFT, {"lora": {"profile": "classic", "dropout": 0.2, "layers": [1]}}),
+        (Port.SFT, {"method": {"type": "lora", "profile": "classic", "dropout": 0.2, "layers": [1]}}),
         (Port.SFT, {"method": "lora_plus", "engine": {"token_budget": 48, "too_long": "drop"}}),
-        (Port.SFT, {"method": "freeze", "engine": {"freeze_blocks": 1, "freeze_head": True}}),
+        (Port.SFT, {"method": {"type": "freeze", "blocks": 1, "head": True}}),
         (Port.SFT, {"hyperparameters": {"optimizer": "sgd", "batch_size": 2, "gradient_accumulation": 3}}),
         (Port.TEXT, {"stage": "cpt", "method": "full", "hyperparameters": {"schedule": "cosine", "warmup_ratio": 0.3}}),
-        (Port.PREFERENCE, {"lora": {"dropout": 0.2}}),
+        (Port.PREFERENCE, {"method": {"type": "lora", "dropout": 0.2}}),
         (Port.PREFERENCE, {"stage": "reward", "hyperparameters": {"optimizer": "adafactor", "weight_decay": 0.1}}),
         later(Port.SFT, {"engine": {"batching": "packed"}, "control": "shuffled_answers"}),
-        later(Port.SFT, {"engine": {"batching": "padded"}, "lora": {"target_modules": "attention-only"}}),
+        later(
+            Port.SFT, {"engine": {"batching": "padded"}, "method": {"type": "lora", "target_modules": "attention-only"}}
+        ),
         later(Port.SFT, {"method": "dora", "hyperparameters": {"gradient_checkpointing": True}}),
         later(Port.SFT, {"method": "oft", "engine": {"template": "chatml"}}),
         later(Port.SFT, {"method": "full", "hyperparameters": {"max_steps": None, "epochs": 2.5}}),
         later(Port.PREFERENCE, {"stage": "sft"}),
         later(Port.PREFERENCE, {"method": "full", "preference": {"loss": "ipo"}}),
-        later(Port.PREFERENCE, {"stage": "reward", "method": "freeze", "engine": {"freeze_blocks": 1}}),
+        later(Port.PREFERENCE, {"stage": "reward", "method": {"type": "freeze", "blocks": 1}}),
     ],
     ids=lambda value: value.value if isinstance(value, Port) else json.dumps(value),
 )

@@ -137,7 +137,7 @@ def test_other_preference_losses_start_at_their_own_value(
 
 
 def test_dora_trains_magnitudes(jobs: Jobs, tmp_path: Path) -> None:
-    ran = train_here(jobs(method="dora", lora={"profile": "classic"}), tmp_path)
+    ran = train_here(jobs(method={"type": "dora", "profile": "classic"}), tmp_path)
     assert any("lora_magnitude_vector" in name for name in load_file(ran.folder / "adapter_model.safetensors"))
     assert ran.record["lora"] == {
         "profile": "classic",
@@ -185,7 +185,9 @@ def test_control_trains_on_exchanged_answers(jobs: Jobs, sft_run: Ran, tmp_path:
 
 
 def test_only_the_named_layers_get_an_adapter(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs(lora={"layers": [1], "target_modules": "attention-only"}, hyperparameters={"max_steps": 1})
+    job = jobs(
+        method={"type": "lora", "layers": [1], "target_modules": "attention-only"}, hyperparameters={"max_steps": 1}
+    )
     names = load_file(train_here(job, tmp_path).folder / "adapter_model.safetensors")
     assert all(".layers.1.self_attn." in name for name in names)
 
@@ -214,7 +216,7 @@ def test_non_finite_weights_fail_the_run(jobs: Jobs, tiny_model: Path, tmp_path:
 
 def test_unknown_target_modules_are_refused(jobs: Jobs, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"E-TRAINABLE: The adapter does not fit the model .*all-linear"):
-        train_here(jobs(lora={"target_modules": ["no_such_proj"]}), tmp_path)
+        train_here(jobs(method={"type": "lora", "target_modules": ["no_such_proj"]}), tmp_path)
 
 
 def test_adapter_of_another_base_is_refused(jobs: Jobs, sft_run: Ran, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def grpo(
     given = {"batch_size": BATCH, "max_steps": 4, "learning_rate": 2e-3, "schedule": "constant", **(hyper or {})}
     trainer = {name: rest.pop(name) for name in ("method", "launch", "lora") if name in rest}
     drawn = {"num_generations": GROUP, "max_completion_length": 6, "rewards": rewards or (YES,), **rest}
-    return jobs(stage="grpo", hyperparameters=given, rollouts=drawn, adapter=adapter, **trainer)
+    return jobs(stage={"type": "grpo", **drawn}, hyperparameters=given, adapter=adapter, **trainer)
 
 
 def told(ran: Ran, name: str) -> list[float]:
@@ -101,8 +101,8 @@ def test_reward_rises_and_the_adapter_says_what_was_rewarded(learned: Ran, undec
 def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran) -> None:
     assert learned.record.keys() - sft_run.record.keys() == {"rollouts"}
     assert sft_run.record.keys() <= learned.record.keys()
-    assert (learned.record["stage"], learned.record["preference"]) == ("grpo", None)
-    assert learned.record["rollouts"]["num_generations"] == GROUP
+    assert learned.record["stage"] == "grpo"
+    assert learned.record["stage_settings"]["num_generations"] == GROUP
     assert sorted(path.name for path in learned.folder.iterdir()) == sorted(
         path.name for path in sft_run.folder.iterdir()
     )
@@ -141,7 +141,7 @@ def test_constant_reward_teaches_nothing(undecided: Jobs, tmp_path: Path) -> Non
 def test_stopped_and_resumed_is_uninterrupted(stop_after: int, undecided: Jobs, tmp_path: Path) -> None:
     """Bit by bit, within a pass over the prompts and at the border of two: a pass has eight steps."""
     hyper = {"max_steps": 11, "batch_size": BATCH // 2, "gradient_accumulation": 2}
-    job = grpo(undecided, hyper=hyper, lora={"dropout": 0.1})
+    job = grpo(undecided, hyper=hyper, method={"type": "lora", "dropout": 0.1})
     whole = train_here(job, tmp_path / "whole")
     with pytest.raises(Stopped):
         train_here(job, tmp_path / "parts", stop_after=stop_after)
@@ -173,7 +173,7 @@ def test_epsilon_bounds_what_a_second_step_learns_from_the_same_completions(unde
 def test_iterations_draw_once_and_stop_only_between_two_drawings(undecided: Jobs, tmp_path: Path) -> None:
     """Two steps learn from one drawing. What was drawn is counted once, however often it was learned from."""
     hyper = {"max_steps": 11, "save_steps": 5}
-    job = grpo(undecided, hyper=hyper, num_iterations=2, lora={"dropout": 0.1})
+    job = grpo(undecided, hyper=hyper, num_iterations=2, method={"type": "lora", "dropout": 0.1})
     whole = train_here(job, tmp_path / "whole")
     assert [event["step"] for event in whole.of("checkpoint")] == [6]
     with pytest.raises(Stopped):
@@ -323,7 +323,7 @@ def test_job_without_rewards_is_refused(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_broken_groups_are_refused(jobs: Jobs, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"E-BATCH: A step has 6 completions, .* groups of 4\. .*a multiple of"):
+    with pytest.raises(InvalidInput, match=r"E-BATCH: A step has 6 completions, .*a multiple of 4\. .*a multiple of"):
         train_here(grpo(jobs, hyper={"batch_size": 3, "gradient_accumulation": 2}), tmp_path)
 
 

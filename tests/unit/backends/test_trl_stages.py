@@ -78,7 +78,7 @@ def test_kto_begins_at_its_reference_and_learns_the_verdicts(kto_run: Ran) -> No
     """A policy that is its reference loses 1/2 on every row, whatever its verdict."""
     assert kto_run.record["first_loss"] == pytest.approx(0.5, abs=1e-5)
     assert statistics.mean(losses(kto_run)[6:]) < 0.45
-    assert kto_run.record["preference"]["desirable_weight"] == 1.0
+    assert kto_run.record["stage_settings"]["desirable_weight"] == 1.0
     told = kto_run.of("progress")
     assert [event["step"] for event in told] == list(range(1, 13))
     assert all(event["kl"] >= 0 for event in told)
@@ -223,7 +223,10 @@ def test_neighbours_of_a_batch_are_paired_as_natively(tiny_model: Path) -> None:
 
 def test_adapter_on_the_output_layer_is_refused_where_trl_would_not_train_it(jobs: Jobs, tmp_path: Path) -> None:
     """The refusal sends such a job to the native engine, which trains it."""
-    config: dict[str, Any] = {"lora": {"target_modules": ["q_proj", "lm_head"]}, "hyperparameters": {"max_steps": 4}}
+    config: dict[str, Any] = {
+        "method": {"type": "lora", "target_modules": ["q_proj", "lm_head"]},
+        "hyperparameters": {"max_steps": 4},
+    }
     ran = train_here(jobs(Port.PREFERENCE, backend="native", **config), tmp_path / "native")
     assert losses(ran)[-1] < losses(ran)[0] - 0.1
     with pytest.raises(ValueError, match="the adapter would never be trained"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.compute.gpus import Gpu, GpuReadings
-from trainyard.compute.lease import FOREIGN_MEMORY_MB, device_lock, occupants, wait_until_empty
+from trainyard.compute.lease import OCCUPIED_MEMORY_MB, device_lock, occupants, wait_until_empty
 from trainyard.errors import Conflict
 
 TRIES, CONTENDERS = 200, 4
@@ -67,7 +67,7 @@ def gpu(*pids: int, used_mb: int = 900) -> GpuReadings:
         (gpu(4711), frozenset(), "process 4711"),
         (gpu(4711, 4712), frozenset({4711}), "process 4712"),
         (gpu(os.getpid()), frozenset(), ""),
-        (gpu(used_mb=FOREIGN_MEMORY_MB + 1), frozenset(), "somebody who holds 2,049 MB of its memory"),
+        (gpu(used_mb=OCCUPIED_MEMORY_MB + 1), frozenset(), "an unknown process that uses 2,049 MB of its memory"),
         (gpu(4711, used_mb=90_000), frozenset({4711}), ""),
     ],
 )

@@ -13,7 +13,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainyard.data import prompts
-from trainyard.data.prompts import Prompter, answer, check_prompt, item_schema, reply_schema, serve
+from trainyard.data.prompts import Prompter, answer, item_schema, reply_schema, serve
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import GenerationTemplate
 
@@ -105,7 +105,7 @@ def test_an_own_prompt_sees_the_document_and_the_request() -> None:
 )
 def test_a_prompt_that_cannot_be_used_is_refused_with_its_reason(prompt: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        check_prompt(prompt)
+        Prompter(GenerationTemplate.QA, wordings=1, prompt=prompt).__enter__()
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ document }}"
@@ -115,7 +115,7 @@ def test_an_endless_prompt_is_ended_and_leaves_no_process() -> None:
     before = {child.pid for child in psutil.Process().children()}
     started = time.monotonic()
     with pytest.raises(InvalidInput, match=r"E-PROMPT: .* it did not finish within 2 s; allowed are 2 s, 256 MiB"):
-        check_prompt(ENDLESS)
+        Prompter(GenerationTemplate.QA, wordings=1, prompt=ENDLESS).__enter__()
     assert time.monotonic() - started < 20
     assert {child.pid for child in psutil.Process().children()} <= before
 

@@ -149,7 +149,7 @@ def test_task_lines_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", r"t\.jsonl:1 of a task file cannot be used: it is no JSON"),
+        ("{", r"t\.jsonl:1 of a task file cannot be used: it is not valid JSON"),
         ("[1]", "it is a list, not an object"),
         ({"answer": "a"}, "neither `text` nor `question` nor `prompt`"),
         ({"question": "q"}, "`answer` is None, not a text"),

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests import night_program
+from tests.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from tests.selection import slow
 from trainyard.data.corpora import Corpora
 from trainyard.errors import Conflict, Unavailable
@@ -31,9 +33,7 @@ from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.markers.records import MarkerState, Owner
 from trainyard.stores.objects.local import FolderStore
 from trainyard.stores.objects.store import ObjectInfo, ObjectSettings, open_store
-from trainyard.testing.nights import night_program
 from trainyard.testing.nights.doubles import parse_here
-from trainyard.testing.nights.night_program import CONFIG, RUN, QuickServer, QuickTrainer
 from trainyard.testing.object_server import ObjectServer
 
 

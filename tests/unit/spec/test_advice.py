@@ -17,7 +17,9 @@ def told(**given: Any) -> list[str]:
 
 @pytest.mark.parametrize(("rank", "warned"), [(1, True), (7, True), (8, False), (64, False), (65, True), (256, True)])
 def test_a_rank_outside_the_usual_ones_is_told(rank: int, warned: bool) -> None:
-    assert told(lora={"rank": rank}) == ([f"lora.rank is {rank}; ranks from 8 to 64 are usual."] if warned else [])
+    assert told(method={"type": "lora", "rank": rank}) == (
+        [f"method.rank is {rank}; ranks from 8 to 64 are usual."] if warned else []
+    )
 
 
 def test_a_method_without_a_rank_has_no_unusual_one() -> None:
@@ -33,7 +35,7 @@ def test_muon_on_an_adapter_is_told(method: str, count: int) -> None:
     ("given", "count"),
     [
         ({"stage": "kto"}, 1),
-        ({"stage": "dpo", "preference": {"loss": "kto_pair"}}, 1),
+        ({"stage": {"type": "dpo", "loss": "kto_pair"}}, 1),
         ({"stage": "dpo"}, 0),
         ({"stage": "kto", "backend": "trl"}, 0),
     ],

@@ -27,7 +27,7 @@ def wanted(**config: Any) -> TrainerConfig:
 
 def long_rows(**config: Any) -> TrainerConfig:
     hyper = {"batch_size": 1, "max_length": 2048, **config.pop("hyperparameters", {})}
-    return wanted(hyperparameters=hyper, lora={"rank": 16}, **config)
+    return wanted(hyperparameters=hyper, **{"method": {"type": "lora", "rank": 16}, **config})
 
 
 def on_gpu(shape: ModelShape, config: TrainerConfig, free_gb: float) -> FitResult:
@@ -59,14 +59,16 @@ def test_golden_rows(shape: ModelShape, free_gb: float, rung: Method, knobs: tup
 
 
 def test_7b_qlora_at_512_tokens_fits_a_24_gb_card_as_asked() -> None:
-    config = wanted(method="qlora", hyperparameters={"batch_size": 4, "max_length": 512}, lora={"rank": 16})
+    config = wanted(method={"type": "qlora", "rank": 16}, hyperparameters={"batch_size": 4, "max_length": 512})
     found = choose(LLAMA_2_7B, config, 24 * GB, Device.CUDA, rungs=[Method.QLORA])
     assert (found.knobs, found.changes) == ((), ())
     assert found.needed_bytes < 14 * GB
 
 
 def test_70b_qlora_fits_an_80_gb_card_with_four_rows() -> None:
-    config = long_rows(method="qlora", hyperparameters={"batch_size": 4, "gradient_checkpointing": True})
+    config = long_rows(
+        method={"type": "qlora", "rank": 16}, hyperparameters={"batch_size": 4, "gradient_checkpointing": True}
+    )
     assert choose(LLAMA_3_70B, config, 80 * GB, Device.CUDA, rungs=[Method.QLORA]).knobs == ()
 
 
@@ -117,7 +119,7 @@ def test_length_rank_and_rows_of_a_step_never_change(batch: int, accumulation: i
     for _, made in every_knob(config, Device.CUDA):
         assert made.hyperparameters.batch_size * made.hyperparameters.gradient_accumulation == rows
         assert made.hyperparameters.max_length == config.hyperparameters.max_length
-        assert made.lora == config.lora
+        assert made.method == config.method
 
 
 @given(st.sampled_from([LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B]), st.integers(5 * GB, 2000 * GB), st.integers(0, 500 * GB))
@@ -179,11 +181,11 @@ def test_the_asked_kind_of_adapter_and_freeze_are_rungs() -> None:
 
 
 def test_full_training_carries_no_settings_of_adapters_or_formats() -> None:
-    config = wanted(method="qlora", quantization="fp4", lora={"rank": 8})
+    config = wanted(method={"type": "qlora", "rank": 8}, quantization="fp4")
     found = choose(TINY, config, 2**40, Device.CPU)
-    assert (found.rung, found.config.quantization, found.config.lora.rank) == (Method.FULL, None, 32)
+    assert (found.rung, found.config.quantization, found.config.method) == (Method.FULL, None, Method.FULL.settings())
     kept = choose(TINY, config, 2**40, Device.CPU, rungs=[Method.QLORA]).config
-    assert (kept.quantization, kept.lora.rank) == (Quantization.FP4, 8)
+    assert (kept.quantization, kept.method.rank) == (Quantization.FP4, 8)
 
 
 def test_the_deficit_is_told_when_nothing_fits() -> None:

@@ -40,9 +40,13 @@ def trainer(**config: Any) -> TrainerConfig:
     return resolve_trainer(TrainerConfig.model_validate({"backend": "trl", **config}), "starter")
 
 
+def with_rank(method: str, rank: int) -> dict[str, Any]:
+    return {"type": method} | ({"rank": rank} if method != "full" else {})
+
+
 def small_batch(**config: Any) -> TrainerConfig:
     hyper = {"batch_size": 1, "max_length": 2048, "gradient_checkpointing": True}
-    return trainer(hyperparameters=hyper, lora={"rank": 16}, **config)
+    return trainer(hyperparameters=hyper, **config)
 
 
 @pytest.mark.parametrize(("model", "billions"), [(LLAMA_2_7B, 6.738), (LLAMA_3_8B, 8.030), (LLAMA_3_70B, 70.554)])
@@ -59,7 +63,8 @@ def test_parameters_are_those_of_the_published_models(model: ModelShape, billion
     ],
 )  # fmt: skip
 def test_memory_agrees_with_the_known_table(model: ModelShape, method: str, gib: float) -> None:
-    assert memory_of(model, small_batch(method=method), Device.CUDA).total / GIB == pytest.approx(gib, rel=0.01)
+    config = small_batch(method=with_rank(method, 16))
+    assert memory_of(model, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.01)
 
 
 @pytest.mark.parametrize(("batch", "gib"), [(1, 21.3), (2, 29.1)])
@@ -67,7 +72,7 @@ def test_memory_agrees_with_a_measured_run_on_one_gpu(batch: int, gib: float) ->
     """LitGPT's table: Llama 2 7B, LoRA rank 8, no checkpointing, about 1,304 tokens, one A100."""
     config = trainer(
         hyperparameters={"batch_size": batch, "max_length": 1304},
-        lora={"rank": 8, "target_modules": ["q_proj", "v_proj"]},
+        method={"type": "lora", "rank": 8, "target_modules": ["q_proj", "v_proj"]},
     )
     assert memory_of(LLAMA_2_7B, config, Device.CUDA).total / GIB == pytest.approx(gib, rel=0.05)
 
@@ -83,16 +88,15 @@ PUBLISHED_GB = [
 @pytest.mark.parametrize(("model", "method", "quantization", "gb"), PUBLISHED_GB)
 def test_memory_is_near_the_published_rows(model: ModelShape, method: str, quantization: str | None, gb: float) -> None:
     hyper = {"batch_size": 1, "max_length": 512, "gradient_checkpointing": True}
-    config = trainer(method=method, quantization=quantization, hyperparameters=hyper, lora={"rank": 8})
+    config = trainer(method=with_rank(method, 8), quantization=quantization, hyperparameters=hyper)
     assert memory_of(model, config, Device.CUDA).total / 1e9 == pytest.approx(gb, rel=0.15)
 
 
 def test_memory_of_qlora_is_near_a_measured_run() -> None:
     """LitGPT's table: Llama 2 7B, nf4 with double quantisation, rank 8, about 1,304 tokens: 13.8 GB."""
     config = trainer(
-        method="qlora",
+        method={"type": "qlora", "rank": 8, "target_modules": ["q_proj", "v_proj"]},
         hyperparameters={"batch_size": 1, "max_length": 1304},
-        lora={"rank": 8, "target_modules": ["q_proj", "v_proj"]},
     )
     assert memory_of(LLAMA_2_7B, config, Device.CUDA).total / 1e9 == pytest.approx(13.8, rel=0.15)
 
@@ -145,14 +149,16 @@ def native(**config: Any) -> TrainerConfig:
 def test_lora_dropout_keeps_its_inputs_again() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
     lora = {"target_modules": ["q_proj", "down_proj"]}
-    plain = memory_of(TINY, native(lora=lora, hyperparameters=hyper), Device.CUDA)
-    dropped = memory_of(TINY, native(lora={**lora, "dropout": 0.1}, hyperparameters=hyper), Device.CUDA)
+    plain = memory_of(TINY, native(method={"type": "lora", **lora}, hyperparameters=hyper), Device.CUDA)
+    dropped = memory_of(
+        TINY, native(method={"type": "lora", **lora, "dropout": 0.1}, hyperparameters=hyper), Device.CUDA
+    )
     assert dropped.activations - plain.activations == (64 + 128) * 3 * 2 * 100
 
 
 def test_frozen_blocks_keep_no_activations() -> None:
     hyper = {"batch_size": 1, "max_length": 100}
-    one = native(method="freeze", engine={"freeze_blocks": 1}, hyperparameters=hyper)
+    one = native(method={"type": "freeze", "blocks": 1}, hyperparameters=hyper)
     full = native(method="full", hyperparameters=hyper)
     assert 2 * memory_of(TINY, one, Device.CUDA).activations == memory_of(TINY, full, Device.CUDA).activations
 
@@ -208,7 +214,7 @@ def test_pairs_take_two_sequences_and_full_dpo_a_reference() -> None:
     full = memory_of(TINY, trainer(method="full"), Device.CPU)
     reference = memory_of(TINY, trainer(method="full", stage="dpo"), Device.CPU)
     assert reference.weights == full.weights + 4 * TINY.parameters
-    free = memory_of(TINY, trainer(method="full", stage="dpo", preference={"loss": "simpo"}), Device.CPU)
+    free = memory_of(TINY, trainer(method="full", stage={"type": "dpo", "loss": "simpo"}), Device.CPU)
     assert free.weights == full.weights
     kto = memory_of(TINY, trainer(method="full", stage="kto"), Device.CPU)
     assert (kto.weights, kto.logits) == (reference.weights, sft.logits)
@@ -230,25 +236,25 @@ def test_optimizer_states(optimizer: str, per_parameter: int) -> None:
 def test_what_moves() -> None:
     assert count_trainable(TINY, trainer(method="full")) == TINY.parameters
     per_rank = 2 * sum(rows + columns for rows, columns in TINY.projections.values())
-    assert count_trainable(TINY, trainer(lora={"rank": 3})) == 3 * per_rank
-    assert count_trainable(TINY, trainer(lora={"rank": 3, "target_modules": "attention-only"})) == 3 * 2 * (
-        128 + 96 + 96 + 128
-    )
-    two = trainer(lora={"rank": 3, "target_modules": ["q_proj", "v_proj", "nowhere"]})
+    assert count_trainable(TINY, trainer(method={"type": "lora", "rank": 3})) == 3 * per_rank
+    assert count_trainable(
+        TINY, trainer(method={"type": "lora", "rank": 3, "target_modules": "attention-only"})
+    ) == 3 * 2 * (128 + 96 + 96 + 128)
+    two = trainer(method={"type": "lora", "rank": 3, "target_modules": ["q_proj", "v_proj", "nowhere"]})
     assert count_trainable(TINY, two) == 3 * 2 * (128 + 96)
-    some = trainer(lora={"rank": 3, "target_modules": ["q_proj"], "layers": [0, 7]})
+    some = trainer(method={"type": "lora", "rank": 3, "target_modules": ["q_proj"], "layers": [0, 7]})
     assert count_trainable(TINY, some) == 3 * 128
     outputs = 2 * sum(columns for _, columns in TINY.projections.values())
-    assert count_trainable(TINY, trainer(method="dora", lora={"rank": 3})) == 3 * per_rank + outputs
+    assert count_trainable(TINY, trainer(method={"type": "dora", "rank": 3})) == 3 * per_rank + outputs
     assert count_trainable(TINY, native(method="freeze")) == 2 * TINY.block + 64
-    assert (
-        count_trainable(LLAMA_2_7B, native(method="freeze", engine={"freeze_blocks": 5})) == 5 * LLAMA_2_7B.block + 4096
-    )
-    head = native(method="freeze", engine={"freeze_head": True})
+    assert count_trainable(LLAMA_2_7B, native(method={"type": "freeze", "blocks": 5})) == 5 * LLAMA_2_7B.block + 4096
+    head = native(method={"type": "freeze", "head": True})
     assert count_trainable(TINY, head) == 2 * TINY.block + 64 + 600 * 64
-    rotated = native(method="oft", lora={"target_modules": ["q_proj"]}, engine={"oft_block_size": 16})
+    rotated = native(method={"type": "oft", "target_modules": ["q_proj"], "block_size": 16})
     assert count_trainable(TINY, rotated) == 2 * 4 * (16 * 15 // 2)
-    saved = trainer(lora={"rank": 3, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "score"]})
+    saved = trainer(
+        method={"type": "lora", "rank": 3, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "score"]}
+    )
     assert count_trainable(TINY, saved) == 3 * 2 * 128 + 600 * 64
 
 

@@ -18,7 +18,7 @@ from trainyard.spec.training import TrainerConfig
 def grpo(hyper: dict[str, Any] | None = None, method: str = "lora", **rollouts: Any) -> TrainerConfig:
     given = {"batch_size": 8, "max_length": 512, **(hyper or {})}
     drawn = {"rewards": [{"type": "exact_match"}], **rollouts}
-    return trainer(stage="grpo", method=method, hyperparameters=given, rollouts=drawn)
+    return trainer(stage={"type": "grpo", **drawn}, method=method, hyperparameters=given)
 
 
 def test_cache_of_a_published_model() -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.unit.spec.chains import chain, cpu_seconds, names, node, reasons, resolved, source, unhurried
 from trainyard.errors import Refused
 from trainyard.spec.axes.data import GeneratorKind, Port
+from trainyard.spec.axes.methods import Method
 from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, digest
 from trainyard.spec.graph import Defaults, check, cycle_reason, cycles_among, resolve
 from trainyard.spec.load.files import load_chain
-from trainyard.spec.training import Hyperparameters, LoraSettings, TrainerConfig, resolve_lora, resolve_trainer
+from trainyard.spec.training import Hyperparameters, TrainerConfig, resolve_method, resolve_trainer
 
 
 def ids(found: ResolvedChain) -> list[str]:
@@ -203,23 +204,23 @@ def test_a_trainer_without_a_base_model_takes_the_setting() -> None:
 
 
 def test_a_later_trainer_takes_over_base_and_shape() -> None:
-    first = node("trainer", base_model="org/one", lora={"profile": "classic"})
+    first = node("trainer", base_model="org/one", method={"type": "lora", "profile": "classic"})
     found = resolved(source(), first, node("trainer", stage="dpo"))
     later = config_of(found, "trainer-2")
     assert later.base_model == "org/one"
-    assert later.lora == config_of(found, "trainer").lora
-    assert later.lora.rank == 8
+    assert later.method == config_of(found, "trainer").method
+    assert later.method.rank == 8
     found = resolved(source(), first, node("trainer", adapter="stack"))
-    assert config_of(found, "trainer-2").lora.rank == 32
+    assert config_of(found, "trainer-2").method.rank == 32
     found = resolved(source(), node("trainer", method="full", base_model="org/one"), node("trainer"))
     assert config_of(found, "trainer-2").base_model == "org/one"
-    assert config_of(found, "trainer-2").lora.rank == 32
+    assert config_of(found, "trainer-2").method.rank == 32
 
 
 def test_a_shape_of_its_own_is_not_taken_over() -> None:
-    first = node("trainer", lora={"rank": 16})
-    nodes = source(), first, node("trainer", lora={"rank": 8}, adapter="stack")
-    assert config_of(resolved(*nodes), "trainer-2").lora.rank == 8
+    first = node("trainer", method={"type": "lora", "rank": 16})
+    nodes = source(), first, node("trainer", method={"type": "lora", "rank": 8}, adapter="stack")
+    assert config_of(resolved(*nodes), "trainer-2").method.rank == 8
 
 
 def test_a_validator_counts_with_the_tokenizer_of_its_trainer() -> None:
@@ -254,15 +255,15 @@ def test_what_is_said_is_kept() -> None:
 
 
 def test_profiles_fill_what_is_left_out() -> None:
-    platform = resolve_lora(LoraSettings())
+    platform = resolve_method(Method.LORA.settings())
     assert (platform.rank, platform.alpha, platform.dropout, platform.target_modules) == (32, 64, 0, "all-linear")
-    classic = resolve_lora(LoraSettings(profile="classic"))
+    classic = resolve_method(Method.LORA.settings(profile="classic"))
     assert (classic.rank, classic.alpha, classic.dropout) == (8, 16, 0.05)
     assert classic.target_modules == ("q_proj", "v_proj")
-    nightly = resolve_lora(LoraSettings(profile="nightly", alpha=8))
+    nightly = resolve_method(Method.LORA.settings(profile="nightly", alpha=8))
     assert (nightly.rank, nightly.alpha, len(nightly.target_modules or ())) == (16, 8, 7)
-    assert resolve_lora(LoraSettings(rank=10)).alpha == 20
-    assert resolve_lora(LoraSettings(profile="classic", rank=10, alpha=3, dropout=0.2)).dropout == 0.2
+    assert resolve_method(Method.LORA.settings(rank=10)).alpha == 20
+    assert resolve_method(Method.LORA.settings(profile="classic", rank=10, alpha=3, dropout=0.2)).dropout == 0.2
 
 
 def test_resolving_twice_changes_nothing() -> None:

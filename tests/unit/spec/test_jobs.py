@@ -51,9 +51,9 @@ def test_a_lora_job_for_mlx() -> None:
     found = job("lora-job-mlx")
     trainer = found.node("trainer").config
     assert found.name == "finetune-llama"
-    assert (trainer.stage, trainer.method, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
+    assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.SFT, Method.LORA, BackendName.MLX)
     assert trainer.base_model == "mlx-community/Llama-3.2-3B-Instruct-4bit"
-    assert (trainer.lora.rank, trainer.lora.alpha) == (16, 32)
+    assert (trainer.method.rank, trainer.method.alpha) == (16, 32)
     hyper = trainer.hyperparameters
     assert (hyper.epochs, hyper.batch_size, hyper.learning_rate) == (3, 4, 2e-4)
     assert found.node("data-source").config.format is DataFormat.ALPACA
@@ -62,7 +62,7 @@ def test_a_lora_job_for_mlx() -> None:
 def test_a_dpo_job_whose_pairs_are_in_openai_format() -> None:
     found = job("dpo-job-trl")
     trainer = found.node("trainer").config
-    assert (trainer.stage, trainer.method, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
+    assert (trainer.stage.type, trainer.method.type, trainer.backend) == (Stage.DPO, Method.LORA, BackendName.TRL)
     assert trainer.hyperparameters.learning_rate == 5e-5
     assert list(found.node("trainer").inputs) == [Port.PREFERENCE]
 
@@ -105,7 +105,7 @@ def test_a_chain_for_another_machine_is_refused_only_at_run() -> None:
 def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own_words() -> None:
     found = job("local-lora-job")
     trainer = found.node("trainer").config
-    assert (trainer.method, trainer.lora.rank, trainer.lora.target_modules) == (
+    assert (trainer.method.type, trainer.method.rank, trainer.method.target_modules) == (
         "lora",
         16,
         ("q_proj", "k_proj", "v_proj"),
@@ -116,7 +116,8 @@ def test_a_local_job_names_its_schedule_and_its_folder_of_checkpoints_in_its_own
     assert run_reasons(found, RunFacts(path_problem=asked.append)) == []
     assert asked == ["/data/train.jsonl", "checkpoints/"]
     aligned = job("local-dpo-job").node("trainer").config
-    assert (aligned.stage, aligned.method, aligned.preference.loss) == (Stage.DPO, Method.LORA, PreferenceLoss.SIGMOID)
+    assert (aligned.stage.type, aligned.method.type) == (Stage.DPO, Method.LORA)
+    assert aligned.stage.loss is PreferenceLoss.SIGMOID
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_a_scheduler_in_the_words_of_an_enumeration(given: str, schedule: str) -
 def test_an_alignment_is_a_stage_and_a_loss(given: str, loss: str) -> None:
     body = {"dataset": {"path": "a.jsonl"}, "adapter": "QLoRA", "alignment": given, "preference": {"beta": 0.3}}
     found = JobSpec.model_validate(body)
-    assert (found.stage, found.method) == (Stage.DPO, Method.QLORA)
-    assert (found.preference.loss, found.preference.beta) == (loss, 0.3)
+    assert (found.stage.type, found.method.type) == (Stage.DPO, Method.QLORA)
+    assert (found.stage.loss, found.stage.beta) == (loss, 0.3)
 
 
 def test_the_tenant_of_a_data_set_is_the_tenant_of_its_job() -> None:
@@ -157,15 +158,15 @@ def test_a_data_source_has_no_tenant_of_its_own() -> None:
 
 def test_a_job_is_its_data_and_its_trainer() -> None:
     body = {
-        "name": "one", "tenant": "guests", "dataset": {"path": "rows.jsonl", "format": "alpaca"}, "method": "dora",
-        "base_model": "org/base", "hyperparameters": {"epochs": 1}, "lora": {"rank": 4}, "device": "cpu",
-        "budget_s": 60,
+        "name": "one", "tenant": "guests", "dataset": {"path": "rows.jsonl", "format": "alpaca"},
+        "method": {"type": "dora", "rank": 4}, "base_model": "org/base", "hyperparameters": {"epochs": 1},
+        "device": "cpu", "budget_s": 60,
     }  # fmt: skip
     found = chain_of_job(JobSpec.model_validate(body))
     assert (found.name, found.tenant) == ("one", "guests")
     expected = node(
-        "trainer", method="dora", base_model="org/base", hyperparameters={"epochs": 1}, lora={"rank": 4}, device="cpu",
-        budget_s=60,
+        "trainer", method={"type": "dora", "rank": 4}, base_model="org/base", hyperparameters={"epochs": 1},
+        device="cpu", budget_s=60,
     )  # fmt: skip
     same = chain(source(format="alpaca"), expected, name="one", tenant="guests")
     assert resolve(found).digest == resolve(same).digest
@@ -179,9 +180,13 @@ def test_a_job_needs_only_a_data_set() -> None:
 
 
 def test_a_job_has_the_settings_of_its_engine() -> None:
-    body = {"dataset": {"path": "rows.jsonl"}, "method": "freeze", "engine": {"freeze_blocks": 4, "too_long": "drop"}}
-    engine = resolve(chain_of_job(JobSpec.model_validate(body))).node("trainer").config.engine
-    assert (engine.freeze_blocks, engine.too_long, engine.batching) == (4, "drop", "auto")
+    body = {
+        "dataset": {"path": "rows.jsonl"},
+        "method": {"type": "freeze", "blocks": 4},
+        "engine": {"too_long": "drop"},
+    }
+    found = resolve(chain_of_job(JobSpec.model_validate(body))).node("trainer").config
+    assert (found.method.blocks, found.engine.too_long, found.engine.batching) == (4, "drop", "auto")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def test_a_wrong_body_is_refused(body: Any, match: str) -> None:
 def test_an_objective_that_is_called_a_method(given: str, stage: str, method: str) -> None:
     assert trainer_words({"method": given}) == {"method": method, "stage": stage}
     config = TrainerConfig.model_validate({"method": given})
-    assert (config.stage, config.method) == (Stage(stage), Method(method))
+    assert (config.stage.type, config.method.type) == (Stage(stage), Method(method))
 
 
 def test_words_that_need_no_change_stay() -> None:
@@ -246,7 +251,7 @@ def test_two_spellings_of_one_key_are_not_merged() -> None:
 
 def test_a_trainer_in_a_chain_is_read_in_the_same_words() -> None:
     found = resolve(chain(source(), node("trainer", method="dpo", hyperparams={"epochs": 1})))
-    assert found.node("trainer").config.stage is Stage.DPO
+    assert found.node("trainer").config.stage.type is Stage.DPO
 
 
 def test_rewards_of_a_job_reach_its_trainer() -> None:
@@ -254,9 +259,8 @@ def test_rewards_of_a_job_reach_its_trainer() -> None:
     job = JobSpec.model_validate({"dataset": {"path": "a.jsonl"}, "method": "grpo", "rollouts": rollouts})
     trainer = chain_of_job(job).nodes[-1].config
     assert isinstance(trainer, TrainerConfig)
-    assert trainer.rollouts is not None
-    assert [reward.type for reward in trainer.rollouts.rewards] == ["regex", "length"]
-    assert (trainer.rollouts.num_generations, trainer.rollouts.loss, trainer.rollouts.beta) == (8, "dapo", 0.0)
+    assert [reward.type for reward in trainer.stage.rewards] == ["regex", "length"]
+    assert (trainer.stage.num_generations, trainer.stage.loss, trainer.stage.beta) == (8, "dapo", 0.0)
 
 
 @pytest.mark.parametrize("name", ["openai", "together", "fireworks", "anyscale", "bedrock", "vertex", "OpenAI"])

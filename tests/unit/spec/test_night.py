@@ -12,8 +12,8 @@ import yaml
 from pydantic import ValidationError
 
 from trainyard.errors import InvalidInput, Refused
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.night import NightConfig, Window, checked_name, night_trainer, read_night
-from trainyard.spec.training import PreferenceSettings
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -24,7 +24,8 @@ def test_defaults_are_the_documented_profile() -> None:
         ("engineering", "sft", 50), ("apprenticeship", "dpo", 50),
     ]  # fmt: skip
     training = config.phase2.training
-    assert (training.method, training.hyperparameters.epochs, training.hyperparameters.max_length) == ("qlora", 2, 512)
+    assert (training.method.type, training.method.profile) == ("qlora", "nightly")
+    assert (training.hyperparameters.epochs, training.hyperparameters.max_length) == (2, 512)
     assert training.hyperparameters.gradient_checkpointing
     assert (config.window.window_s, config.window.boot_s, config.window.phase1_s) == (14_400, 5_400, 7_200)
 
@@ -70,8 +71,8 @@ def test_what_is_wrong_is_told(value: dict[str, Any], match: str) -> None:
         ({"method": "full"}, ["R-NIGHT phase2.training.method"]),
         ({"method": "freeze"}, ["R-NIGHT phase2.training.method"]),
         ({"backend": "openai"}, ["R-PROVIDER phase2.training.backend"]),
-        ({"backend": "trl", "method": "lora", "preference": {"loss": "simpo"}},
-         ["R-BACKEND-SETTING phase2.training.preference.loss"]),
+        ({"backend": "trl", "method": "lora", "stage": {"type": "dpo", "loss": "simpo"}},
+         ["R-BACKEND-SETTING phase2.training.stage.loss"]),
     ],
 )  # fmt: skip
 def test_a_training_is_judged_by_the_rows_of_a_chain(training: dict[str, Any], expected: list[str]) -> None:
@@ -84,10 +85,11 @@ def test_a_training_is_judged_by_the_rows_of_a_chain(training: dict[str, Any], e
 def test_preference_settings_are_those_of_the_dpo_buckets() -> None:
     training = {"method": "lora", "preference": {"beta": 0.2}}
     config = read_night({"phase2": {"training": training}})
-    assert night_trainer(config, "dpo").preference.beta == 0.2
-    assert night_trainer(config, "sft").preference == PreferenceSettings()
+    assert night_trainer(config, "dpo").stage == Stage.DPO.settings(beta=0.2)
+    assert night_trainer(config, "sft").stage == Stage.SFT.settings()
+    assert read_night({"phase2": {"training": {"method": "lora", "stage": {"type": "dpo", "beta": 0.2}}}}) == config
     only_sft = [{"name": "engineering", "method": "sft"}]
-    with pytest.raises(Refused, match=r"R-SETTING-UNUSED phase2\.training\.preference"):
+    with pytest.raises(Refused, match=r"R-NIGHT phase2\.training\.stage: No bucket has method dpo"):
         read_night({"buckets": only_sft, "phase2": {"training": training}})
 
 

@@ -157,7 +157,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("generator-setting-unused", "model", [("1.config.model", "m"), ("1.config.wordings", DROP)]),
     ("generator-setting-unused", "qa", [("1.config", {"wordings": 2})]),
     ("target-setting-unused", "vllm", [("4.config.targets.0.type", "vllm"), ("4.config.targets.1.type", "vllm"),
-                                         ("2.config", {"lora": {"rank": 8}})]),
+                                         ("2.config", {"method": {"type": "lora", "rank": 8}})]),
     ("target-setting-unused", "registry", [("4.config.targets", [{"type": "registry", "max_lora_rank": 32}])]),
     ("port-documents", "documents", [("0.config.path", "docs")]),
     ("port-rows", "rows", [("0.config.path", "rows.jsonl")]),
@@ -196,9 +196,9 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("backend-setting", "elsewhere", [("1.config.backend", "script"), ("1.config.launch", {
         "script": "mine"})]),
     ("backend-setting-trl", "elsewhere", [("1.config.backend", "native")]),
-    ("backend-setting-trl", "left out", [("1.config.lora.target_modules", ["q_proj"])]),
+    ("backend-setting-trl", "left out", [("1.config.method.target_modules", ["q_proj"])]),
     ("backend-setting-grpo", "trl", [("1.config.backend", "trl")]),
-    ("backend-setting-grpo", "sft", [("1.config.stage", "sft"), ("1.config.rollouts", DROP)]),
+    ("backend-setting-grpo", "sft", [("1.config.stage", "sft")]),
     ("backend-setting-sharded", "ddp", [("1.config.launch.strategy", "ddp")]),
     ("backend-setting-sharded", "full", [("1.config.method", "full")]),
     ("backend-setting-sharded", "elsewhere", [("1.config.backend", "native"), ("1.config.launch", {
@@ -225,24 +225,17 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("quant-method", "none", [("1.config.quantization", DROP)]),
     ("quant-export", "nf4", [("1.config.quantization", "nf4")]),
     ("quant-export", "none", [("1.config.quantization", DROP)]),
-    ("grpo-reward", "named", [("1.config.rollouts", {"rewards": [{"type": "length", "max_tokens": 9}]}),
+    ("grpo-reward", "named", [("1.config.stage", {"type": "grpo", "rewards": [{"type": "length", "max_tokens": 9}]}),
                                 ("1.config.hyperparameters", {"batch_size": 8})]),
     ("grpo-batch", "accumulation", [("1.config.hyperparameters.gradient_accumulation", 2)]),
-    ("grpo-batch", "group", [("1.config.rollouts.num_generations", 6)]),
+    ("grpo-batch", "group", [("1.config.stage.num_generations", 6)]),
     ("grpo-batch", "processes", [("1.config.launch", {"strategy": "ddp", "processes": 2})]),
-    ("rollouts-unused", "left out", [("1.config.rollouts", DROP)]),
-    ("rollouts-unused", "grpo", [("1.config.stage", "grpo"), ("1.config.hyperparameters", {"batch_size": 8})]),
     ("kto-batch", "two", [("1.config.hyperparameters.batch_size", 2)]),
-    ("lora-layers", "attention", [("1.config.lora.target_modules", "attention-only")]),
-    ("lora-layers", "named", [("1.config.lora.target_modules", ["q_proj"])]),
-    ("lora-layers", "all layers", [("1.config.lora.layers", DROP)]),
-    ("lora-unused", "default", [("1.config.lora.rank", 32)]),
-    ("lora-unused", "lora", [("1.config.method", "lora")]),
-    ("preference-unused", "default", [("1.config.preference.beta", 0.1)]),
-    ("preference-unused", "dpo", [("1.config.stage", "dpo")]),
-    ("preference-unused", "kto", [("1.config.stage", "kto")]),
-    ("smoothing-loss", "sigmoid", [("1.config.preference.loss", "sigmoid")]),
-    ("smoothing-loss", "none", [("1.config.preference.label_smoothing", 0)]),
+    ("lora-layers", "attention", [("1.config.method.target_modules", "attention-only")]),
+    ("lora-layers", "named", [("1.config.method.target_modules", ["q_proj"])]),
+    ("lora-layers", "all layers", [("1.config.method.layers", DROP)]),
+    ("smoothing-loss", "sigmoid", [("1.config.stage.loss", "sigmoid")]),
+    ("smoothing-loss", "none", [("1.config.stage.label_smoothing", 0)]),
     ("schedule-free", "constant", [("1.config.hyperparameters.schedule", "constant")]),
     ("schedule-free", "warmup", [("1.config.hyperparameters.schedule", "constant_with_warmup")]),
     ("schedule-free", "adamw", [("1.config.hyperparameters.optimizer", "adamw")]),
@@ -253,15 +246,15 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("adapter-method", "merge", [("2.config", {"adapter": "merge"})]),
     ("adapter-method", "merge into the weights", [("2.config", {"method": "full", "adapter": "merge"})]),
     ("adapter-method", "after full", [("1.config", {"method": "full"})]),
-    ("adapter-shape", "same", [("2.config.lora.rank", 16)]),
-    ("adapter-shape", "left out", [("2.config.lora", DROP)]),
+    ("adapter-shape", "same", [("2.config.method.rank", 16)]),
+    ("adapter-shape", "left out", [("2.config.method", DROP)]),
     ("adapter-shape", "stack", [("2.config.adapter", "stack")]),
     ("adapter-compose", "continue", [("2.config", {"method": "dora"})]),
     ("adapter-compose", "lora", [("1.config.method", "lora")]),
     ("adapter-compose", "lora and qlora", [("1.config.method", "lora"), ("2.config.method", "qlora")]),
     ("adapter-compose", "lora and lora_plus", [("1.config.method", "lora"), ("2.config.method", "lora_plus")]),
     ("adapter-compose", "whole", [("2.config", {"method": "full", "adapter": "merge"})]),
-    ("adapter-compose-module", "another module", [("2.config.lora.modules_to_save", ["embed_tokens"])]),
+    ("adapter-compose-module", "another module", [("2.config.method.modules_to_save", ["embed_tokens"])]),
     ("adapter-compose-module", "one module", [("1.config", DROP)]),
     ("adapter-stack", "merge", [("2.config.adapter", "merge")]),
     ("adapter-stack", "merge and freeze", [("2.config", {"method": "freeze", "adapter": "merge"})]),
@@ -274,10 +267,13 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("engine-unused", "default", [("1.config.engine.batching", "auto")]),
     ("engine-unused", "native", [("1.config.backend", "native")]),
     ("engine-unused", "by default", [("1.config.backend", DROP)]),
-    ("setting-unused", "none", [("1.config.engine", DROP), ("1.config.lora", DROP)]),
-    ("setting-unused", "freeze", [("1.config", {"method": "freeze", "engine": {"freeze_blocks": 4}})]),
-    ("setting-unused", "oft", [("1.config", {"method": "oft", "engine": {"oft_block_size": 64}})]),
-    ("setting-unused", "lora_plus", [("1.config", {"method": "lora_plus", "lora": {"lora_plus_ratio": 8}})]),
+    ("setting-unused", "none", [("1.config.engine", DROP)]),
+    ("setting-unused", "dpo", [("1.config.stage", "dpo")]),
+    ("e-spec-key-method", "lora", [("1.config.method.type", "lora")]),
+    ("e-spec-key-method", "full", [("1.config.method", "full")]),
+    ("e-spec-key-stage", "sft", [("1.config.stage", "sft")]),
+    ("e-spec-key-stage", "dpo", [("1.config.stage.type", "dpo")]),
+    ("e-spec-key-stage", "kto", [("1.config.stage.type", "kto")]),
     ("batching", "auto", [("1.config.engine.batching", "auto")]),
     ("batching", "buckets", [("1.config.engine.batching", "buckets")]),
     ("batching", "padded", [("1.config.engine.batching", "padded")]),
@@ -349,8 +345,8 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("full-hotload", "registry", [("4.config.targets.0.type", "registry")]),
     ("full-hotload", "lora", [("2.config.method", "lora")]),
     ("target-adapter-vllm", "embedded", [("4.config.targets.0.type", "embedded")]),
-    ("target-adapter-vllm", "lora", [("2.config", {"lora": {"rank": 16}})]),
-    ("rank-server", "16", [("2.config.lora.rank", 16)]),
+    ("target-adapter-vllm", "lora", [("2.config", {"method": {"type": "lora", "rank": 16}})]),
+    ("rank-server", "16", [("2.config.method.rank", 16)]),
     ("rank-server", "said", [("4.config.targets.0.max_lora_rank", 17)]),
     ("rank-server", "embedded", [("4.config.targets.0.type", "embedded")]),
     ("target-url", "url", [("4.config.targets.0.url", "http://127.0.0.1:8000")]),
@@ -365,7 +361,7 @@ NEAR: list[tuple[str, str, list[Edit]]] = [
     ("control-stage", "sft", [("0.config.path", "rows.jsonl"), ("1.config.stage", "sft")]),
     ("e-spec-cycle", "straight", [("1.needs", ["data-source"])]),
     ("e-spec-id", "own", [("1.id", "other")]),
-    ("e-spec-value", "256", [("1.config.lora.rank", 256)]),
+    ("e-spec-value", "256", [("1.config.method.rank", 256)]),
     ("e-spec-optimizer", "adafactor", [("1.config.hyperparameters.optimizer", "adafactor")]),
 ]  # fmt: skip
 STILL = {"control-stage", "no-heldout"}
@@ -507,15 +503,15 @@ VLLM = {"type": "vllm", "url": "http://127.0.0.1:8000"}
 
 
 def test_each_target_is_judged_by_itself() -> None:
-    found = deployed({"lora": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
+    found = deployed({"method": {"rank": 32}}, {"type": "registry"}, VLLM, {**VLLM, "max_lora_rank": 32})
     assert [(name_of(reason), reason.field) for reason in found] == [("rank-server", "config.targets.1.max_lora_rank")]
     assert found[0].because == "The adapter has rank 32, and the server takes at most 16."
 
 
 def test_a_stated_limit_counts_for_every_kind_of_target() -> None:
-    found = deployed({"lora": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
+    found = deployed({"method": {"rank": 9}}, {"type": "embedded", "max_lora_rank": 8})
     assert [name_of(reason) for reason in found] == ["rank-server"]
-    assert deployed({"lora": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
+    assert deployed({"method": {"rank": 8}}, {"type": "embedded", "max_lora_rank": 8}) == []
 
 
 def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
@@ -526,7 +522,7 @@ def test_rank_means_nothing_for_full_weights_and_for_oft() -> None:
 
 def test_all_reasons_of_a_target_are_told_at_once() -> None:
     found = deployed(
-        {"method": "dora", "lora": {"rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
+        {"method": {"type": "dora", "rank": 64, "modules_to_save": ["lm_head", "embed_tokens"]}},
         {"type": "vllm", "base_model": "org/other"},
     )
     assert [name_of(reason) for reason in found] == [

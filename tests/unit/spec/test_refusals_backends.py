@@ -18,6 +18,7 @@ from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.compat.backends import BACKEND_ROW, backend_reasons, limits, refused_settings
+from trainyard.spec.compat.context import ABSENT, value_at
 from trainyard.spec.training import TrainerConfig
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -26,8 +27,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "device": tuple(Device),
     "quantization": (None, *Quantization),
     "adapter": ("continue", "stack", "merge"),
-    "preference.loss": tuple(PreferenceLoss),
-    "lora.modules_to_save": ((), ("lm_head",)),
+    "stage.loss": tuple(PreferenceLoss),
+    "stage.centering": (0.0, 0.01),
+    "method.modules_to_save": ((), ("lm_head",)),
     "launch.strategy": tuple(Strategy),
     "launch.launcher": ("auto", "torchrun", "accelerate", "deepspeed"),
     "launch.processes": (1, 2),
@@ -49,7 +51,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 def with_setting(config: TrainerConfig, setting: str, value: Any) -> TrainerConfig:
     group, _, name = setting.rpartition(".")
     if not group:
-        return config.model_copy(update={name: value})
+        return config.model_copy(update={name: value.settings() if isinstance(value, Method | Stage) else value})
     changed = reduce(getattr, group.split("."), config).model_copy(update={name: value})
     return config.model_copy(update={group: changed})
 
@@ -63,6 +65,8 @@ def test_each_value_is_supported_or_refused_by_its_setting(backend: BackendName,
     assert refused_settings(usual) == {}
     for setting, allowed, _ in limits(usual):
         assert set(allowed) <= set(VALUES[setting]), setting
+        if value_at(usual, setting) is ABSENT:
+            continue
         for value in VALUES[setting]:
             refused = refused_settings(with_setting(usual, setting, value))
             assert (setting in refused) is (value not in allowed), (setting, value)
@@ -83,14 +87,16 @@ def test_each_value_is_supported_or_refused_by_its_setting(backend: BackendName,
          "full, or backend native, trl, unsloth, axolotl, deepspeed, mlx."),
         ({"backend": "llamacpp", "method": "full", "hyperparameters": {"epochs": 1.5}}, "hyperparameters.epochs",
          "does not support epochs 1.5.", "a whole number, or backend native, trl, axolotl, deepspeed, mlx."),
-        ({"backend": "axolotl", "lora": {"alpha": 2.5}}, "lora.alpha", "does not support alpha 2.5.",
+        ({"backend": "axolotl", "method": {"type": "lora", "alpha": 2.5}}, "method.alpha",
+         "does not support alpha 2.5.",
          "a whole number, or backend native, trl, unsloth, deepspeed, mlx."),
         ({"backend": "unsloth", "method": "qlora", "device": "cpu"}, "device",
          "does not support device cpu: method qlora has kernels for CUDA only.",
          "auto, cuda, or backend native."),
         ({"backend": "trl", "adapter": "merge"}, "adapter", "does not support adapter merge.",
          "continue, or backend native."),
-        ({"backend": "trl", "stage": "kto", "lora": {"target_modules": ("q_proj", "lm_head")}}, "lora.target_modules",
+        ({"backend": "trl", "stage": "kto", "method": {"type": "lora", "target_modules": ("q_proj", "lm_head")}},
+         "method.target_modules",
          "multiplies by the output layer itself, so an adapter on it would not learn.",
          "modules without lm_head, or backend native, axolotl."),
         ({"backend": "trl", "method": "full", "hyperparameters": {"optimizer": "lion"},

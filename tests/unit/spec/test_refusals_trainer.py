@@ -27,25 +27,31 @@ DRAWING: dict[str, Any] = {"backend": "trl", "stage": "grpo", "hyperparameters":
 """A trainer whose steps are whole groups of the usual size."""
 
 
+def drawing(**settings: Any) -> dict[str, Any]:
+    return {**DRAWING, "stage": {"type": "grpo", **EXACT, **settings}}
+
+
 def test_trl_carries_out_grpo_with_rewards_and_whole_groups() -> None:
-    assert trl(stage="grpo", rollouts=EXACT, hyperparameters={"batch_size": 8}) == []
-    assert trl(method="grpo", rollouts={**EXACT, "num_generations": 2}) == []
+    assert trl(stage={"type": "grpo", **EXACT}, hyperparameters={"batch_size": 8}) == []
+    assert trl(method="grpo", stage={"type": "grpo", **EXACT, "num_generations": 2}) == []
     assert trl(stage="grpo") == ["grpo-reward"]
-    assert trl(stage="grpo", rollouts=EXACT) == ["grpo-batch"]
+    assert trl(stage={"type": "grpo", **EXACT}) == ["grpo-batch"]
     lora = {"target_modules": ["q_proj", "lm_head"]}
-    assert trl(stage="grpo", lora=lora, rollouts={**EXACT, "num_generations": 4}) == ["backend-setting"]
+    assert trl(stage={"type": "grpo", **EXACT, "num_generations": 4}, method={"type": "lora", **lora}) == [
+        "backend-setting"
+    ]
 
 
 def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
-    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.1, "num_iterations": 2})) == []
-    assert reasons(source(), node("trainer", **DRAWING, rollouts={**EXACT, "epsilon": 0.2})) == []
+    assert reasons(source(), node("trainer", **drawing(epsilon=0.1, num_iterations=2))) == []
+    assert reasons(source(), node("trainer", **drawing(epsilon=0.2))) == []
 
 
 @pytest.mark.parametrize(
     ("rollouts", "message"),
     [
-        ({"rewards": []}, "Give at least 1"),
-        ({}, "Add `rewards:`"),
+        ({"rewards": []}, "R-REWARD"),
+        ({}, "such as `stage: {type: grpo, rewards: [{type: exact_match}]}`"),
         ({**EXACT, "num_generations": 1}, "at least 2"),
         ({**EXACT, "temperature": 0}, "above 0"),
         ({**EXACT, "loss": "vespo"}, "Write one of: grpo, dr_grpo, dapo, bnpo"),
@@ -58,8 +64,7 @@ def test_epsilon_is_taken_where_several_steps_learn_from_one_drawing() -> None:
     ],
 )
 def test_rollouts_that_cannot_be_are_told(rollouts: dict[str, Any], message: str) -> None:
-    given = {"backend": "trl", "stage": "grpo", "hyperparameters": {"batch_size": 8}}
-    (reason,) = reasons(source(), node("trainer", rollouts=rollouts, **given))
+    (reason,) = reasons(source(), node("trainer", **{**DRAWING, "stage": {"type": "grpo", **rollouts}}))
     assert message in reason.line()
 
 
@@ -122,32 +127,44 @@ def test_a_kto_stage_with_other_batches_and_other_stages_with_batches_of_one() -
 
 @pytest.mark.parametrize("method", ["full", "freeze"])
 def test_the_shape_of_an_adapter_means_nothing_to_whole_weights(method: str) -> None:
-    assert native(method=method, lora={"rank": 16}) == ["lora-unused"]
-    assert native(method=method, lora={"lora_plus_ratio": 8}) == ["lora-unused"]
+    (rank,) = reasons(source(), node("trainer", method={"type": method, "rank": 16}))
+    assert (rank.code, rank.field) == ("E-SPEC-KEY", "config.method.rank")
+    assert rank.instead == "`rank` is a setting of method lora, qlora, dora, lora_plus."
+    (ratio,) = reasons(source(), node("trainer", method={"type": method, "ratio": 8}))
+    assert ratio.instead == "`ratio` is a setting of method lora_plus."
+
+
+@pytest.mark.parametrize(
+    ("axis", "word", "setting", "readers"),
+    [
+        ("method", "lora", "blocks", "freeze"), ("method", "full", "head", "freeze"),
+        ("method", "lora", "block_size", "oft"), ("method", "lora", "ratio", "lora_plus"),
+        ("method", "oft", "rank", "lora, qlora, dora, lora_plus"),
+        ("method", "oft", "alpha", "lora, qlora, dora, lora_plus"),
+        ("method", "oft", "rslora", "lora, qlora, dora, lora_plus"),
+        ("method", "freeze", "dropout", "lora, qlora, dora, lora_plus, oft"),
+        ("stage", "sft", "beta", "dpo, kto, grpo"), ("stage", "cpt", "centering", "reward"),
+        ("stage", "dpo", "centering", "reward"), ("stage", "kto", "loss", "dpo, grpo"),
+        ("stage", "kto", "label_smoothing", "dpo"), ("stage", "dpo", "desirable_weight", "kto"),
+        ("stage", "kto", "gamma", "dpo"), ("stage", "dpo", "rewards", "grpo"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_value_is_refused_with_those_that_have_it(
+    axis: str, word: str, setting: str, readers: str
+) -> None:
+    (reason,) = reasons(source(), node("trainer", **{axis: {"type": word, setting: 1}}))
+    assert (reason.code, reason.field) == ("E-SPEC-KEY", f"config.{axis}.{setting}")
+    assert reason.instead == f"`{setting}` is a setting of {axis} {readers}."
 
 
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"method": "lora", "engine": {"freeze_blocks": 3}}, "engine.freeze_blocks"),
-        ({"method": "full", "engine": {"freeze_head": True}}, "engine.freeze_head"),
-        ({"method": "lora", "engine": {"oft_block_size": 16}}, "engine.oft_block_size"),
-        ({"stage": "dpo", "engine": {"reward_centering": 0.01}}, "engine.reward_centering"),
         ({"engine": {"batching": "padded", "token_budget": 512}}, "engine.token_budget"),
         ({"stage": "kto", "engine": {"token_budget": 512}}, "engine.token_budget"),
         ({"stage": "reward", "engine": {"head": "chunked"}}, "engine.head"),
-        ({"method": "lora", "lora": {"lora_plus_ratio": 8}}, "lora.lora_plus_ratio"),
-        ({"method": "oft", "lora": {"rank": 16}}, "lora.rank"),
-        ({"method": "oft", "lora": {"alpha": 16}}, "lora.alpha"),
-        ({"method": "oft", "lora": {"rslora": True}}, "lora.rslora"),
-        ({"method": "oft", "lora": {"profile": "classic", "rank": 32}}, "lora.rank"),
-        ({"stage": "kto", "preference": {"loss": "hinge"}}, "preference.loss"),
-        ({"stage": "kto", "preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
-        ({"stage": "dpo", "preference": {"desirable_weight": 2}}, "preference.desirable_weight"),
-        ({"stage": "dpo", "preference": {"undesirable_weight": 2}}, "preference.undesirable_weight"),
-        ({"stage": "dpo", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
-        ({"stage": "kto", "preference": {"simpo_gamma": 1}}, "preference.simpo_gamma"),
-        ({**DRAWING, "rollouts": {**EXACT, "epsilon": 0.1}}, "rollouts.epsilon"),
+        ({"stage": {"type": "dpo", "gamma": 1}}, "stage.gamma"),
+        (drawing(epsilon=0.1), "stage.epsilon"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused(config: dict[str, Any], setting: str) -> None:
@@ -165,20 +182,20 @@ def test_too_long_says_nothing_to_running_text() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"method": "freeze", "engine": {"freeze_blocks": 3, "freeze_head": True}},
-        {"method": "oft", "engine": {"oft_block_size": 16}},
-        {"method": "oft", "lora": {"profile": "classic"}},
-        {"method": "oft", "lora": {"dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
-        {"stage": "reward", "engine": {"reward_centering": 0.01}},
+        {"method": {"type": "freeze", "blocks": 3, "head": True}},
+        {"method": {"type": "oft", "block_size": 16}},
+        {"method": {"type": "oft", "profile": "classic"}},
+        {"method": {"type": "oft", "dropout": 0.1, "target_modules": "attention-only", "layers": [0]}},
+        {"stage": {"type": "reward", "centering": 0.01}},
         {"engine": {"token_budget": 512}},
         {"stage": "dpo", "engine": {"batching": "buckets", "token_budget": 512, "head": "chunked"}},
         {"engine": {"batching": "packed", "token_budget": 512, "too_long": "refuse"}},
-        {"method": "lora_plus", "lora": {"lora_plus_ratio": 8, "rank": 8}},
-        {"stage": "kto", "preference": {"desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
-        {"stage": "dpo", "preference": {"loss": "sigmoid", "label_smoothing": 0.1}},
-        {"stage": "dpo", "preference": {"loss": "simpo", "simpo_gamma": 1.6}},
+        {"method": {"type": "lora_plus", "ratio": 8, "rank": 8}},
+        {"stage": {"type": "kto", "desirable_weight": 2, "undesirable_weight": 0.5, "beta": 0.2}},
+        {"stage": {"type": "dpo", "loss": "sigmoid", "label_smoothing": 0.1}},
+        {"stage": {"type": "dpo", "loss": "simpo", "gamma": 1.6}},
         {"stage": "sft", "engine": {"head": "liger", "fp8": "torchao", "attention": "fa3"}},
-        {"method": "freeze", "lora": {}, "hyperparameters": {"optimizer": "galore"}},
+        {"method": {"type": "freeze"}, "hyperparameters": {"optimizer": "galore"}},
     ],
 )
 def test_a_setting_that_is_read_is_taken(config: dict[str, Any]) -> None:
@@ -187,12 +204,8 @@ def test_a_setting_that_is_read_is_taken(config: dict[str, Any]) -> None:
 
 def test_a_group_that_nothing_reads_is_told_as_one() -> None:
     """Not once more for each of its settings."""
-    assert trl(engine={"freeze_blocks": 3}) == ["engine-unused"]
     assert trl(engine={"fp8": "ms-amp"}) == ["engine-unused"]
     assert trl(stage="dpo", engine={"batching": "packed"}) == ["engine-unused"]
-    assert native(method="full", lora={"lora_plus_ratio": 8}) == ["lora-unused"]
-    assert native(preference={"desirable_weight": 2}) == ["preference-unused"]
-    assert trl(lora={"lora_plus_ratio": 8}) == ["setting-unused"]
 
 
 @pytest.mark.parametrize(
@@ -258,9 +271,11 @@ def test_only_low_rank_sums_are_written_as_one_adapter(way: str, old: str, new: 
 @pytest.mark.parametrize("way", ["stack", "merge"])
 def test_two_adapters_cannot_hold_one_whole_module(way: str) -> None:
     head, both = {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}
-    assert twice({"lora": head}, {"lora": both, "adapter": way}) == ["adapter-compose-module"]
-    assert twice({"lora": head}, {"lora": {"modules_to_save": ["embed_tokens"]}, "adapter": way}) == []
-    assert twice({"lora": head}, {"adapter": way}) == []
+    alone = {"type": "lora", "modules_to_save": ["embed_tokens"]}
+    first, second = {"method": {"type": "lora", **head}}, {"type": "lora", **both}
+    assert twice(first, {"method": second, "adapter": way}) == ["adapter-compose-module"]
+    assert twice(first, {"method": alone, "adapter": way}) == []
+    assert twice(first, {"adapter": way}) == []
 
 
 @pytest.mark.parametrize("method", ["full", "freeze"])
@@ -272,13 +287,11 @@ def test_whole_weights_take_an_earlier_adapter_in_and_stack_nothing(method: str,
 
 
 def test_a_continued_rotation_keeps_its_blocks() -> None:
-    first = {"method": "oft", "engine": {"oft_block_size": 16}}
+    first = {"method": {"type": "oft", "block_size": 16}}
     assert twice(first, {"method": "oft"}) == []
-    (reason,) = reasons(
-        source(), node("trainer", **first), node("trainer", method="oft", engine={"oft_block_size": 64})
-    )
-    assert (name_of(reason), reason.field) == ("adapter-shape", "config.engine.oft_block_size")
-    assert reason.instead == "Write `oft_block_size: 16`, or leave it out."
+    (reason,) = reasons(source(), node("trainer", **first), node("trainer", method={"type": "oft", "block_size": 64}))
+    assert (name_of(reason), reason.field) == ("adapter-shape", "config.method.block_size")
+    assert reason.instead == "Write `block_size: 16`, or `method: oft` without settings."
 
 
 @pytest.mark.parametrize(
@@ -291,10 +304,13 @@ def test_a_continued_rotation_keeps_its_blocks() -> None:
 def test_a_continued_adapter_keeps_every_part_of_its_shape(name: str, value: object) -> None:
     modules = {"target_modules": ["q_proj"]} if name == "layers" else {}
     shape = {"rank": 32, **modules, name: value}
-    found = reasons(source(), node("trainer", lora={**modules}), node("trainer", lora=shape))
-    assert [(name_of(reason), reason.field) for reason in found] == [("adapter-shape", f"config.lora.{name}")]
+    found = reasons(
+        source(), node("trainer", method={"type": "lora", **modules}), node("trainer", method={"type": "lora", **shape})
+    )
+    assert [(name_of(reason), reason.field) for reason in found] == [("adapter-shape", f"config.method.{name}")]
     assert found[0].instead.startswith(f"Write `{name}: ")
-    assert names(source(), node("trainer", lora=shape), node("trainer", lora=shape)) == []
+    own = node("trainer", method={"type": "lora", **shape})
+    assert names(source(), own, own) == []
 
 
 def test_full_weights_after_an_adapter_cannot_continue_it() -> None:

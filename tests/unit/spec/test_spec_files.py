@@ -245,9 +245,9 @@ def test_other_kinds_of_wrong_values() -> None:
     )
     assert only(reasons(node("data_source", path=""))).instead == "Write at least 1 character(s)."
     assert only(reasons(node("data_source", path="x" * 4097))).instead == "Write at most 4,096 characters."
-    below = only(reasons(source(), node("trainer", preference={"label_smoothing": 0.5})))
+    below = only(reasons(source(), node("trainer", stage={"type": "dpo", "label_smoothing": 0.5})))
     assert below.instead == "Write a number below 0.5."
-    assert only(reasons(source(), node("trainer", lora=3))).instead == "Write a mapping of keys to values."
+    assert only(reasons(source(), node("trainer", method=3))).instead == "Write a mapping of keys to values."
     assert only(reasons(source(include="x"))).instead == "Write a list."
     assert only(reasons(node("data_source", sets=[]))).instead == "Write a mapping of keys to values."
     keyed = only(reasons(node("data_source", path="a", api_key_env="x")))
@@ -284,7 +284,11 @@ def test_more_nodes_than_the_cap_are_a_limit() -> None:
 
 
 def test_the_node_of_a_wrong_value_is_named_by_its_id() -> None:
-    found = reasons(source(), node("trainer", lora={"rank": 0}), node("trainer", "mine", lora={"rank": 999}))
+    found = reasons(
+        source(),
+        node("trainer", method={"type": "lora", "rank": 0}),
+        node("trainer", "mine", method={"type": "lora", "rank": 999}),
+    )
     assert [reason.node for reason in found] == ["trainer", "mine"]
 
 

@@ -26,7 +26,10 @@ def test_the_arguments_of_hugging_face_are_answered_with_ours() -> None:
         "lr_scheduler_type": "cosine", "warmup_steps": 10, "optim": "adamw_torch", "max_seq_length": 2048, "bf16": True,
         "fp16": False,
     }  # fmt: skip
-    found = answers(hyperparameters=hyper, lora={"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "use_rslora": True})
+    found = answers(
+        hyperparameters=hyper,
+        method={"type": "lora", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "use_rslora": True},
+    )
     assert {field.rpartition(".")[2]: instead for field, instead in found} == {
         "num_train_epochs": "Write `epochs`.",
         "per_device_train_batch_size": "Write `batch_size`.",
@@ -51,11 +54,11 @@ def test_a_setting_in_another_group_is_answered_with_its_place() -> None:
     )
     assert found == {
         "config.epochs": "Write `hyperparameters.epochs`.",
-        "config.rank": "Write `lora.rank`.",
-        "config.r": "Write `lora.rank`.",
+        "config.rank": "Write `method.rank`.",
+        "config.r": "Write `method.rank`.",
         "config.load_in_4bit": "Write `method: qlora`.",
-        "config.beta": "Write `preference.beta` or `rollouts.beta`.",
-        "config.hyperparameters.lora_r": "Write `lora.rank`.",
+        "config.beta": "Write `stage.beta`.",
+        "config.hyperparameters.lora_r": "Write `method.rank`.",
         "config.hyperparameters.method": "Write `method`.",
     }
 
@@ -95,9 +98,10 @@ def test_every_suggestion_exists() -> None:
     assert len(names) == len(OURS)
     for ours in SPELLINGS:
         group, _, last = ours.partition(":")[0].rpartition(".")
-        model = GROUPS[group] if group else TrainerConfig
-        assert last in model.model_fields or last in DataSourceConfig.model_fields, ours
-    fields = {*TrainerConfig.model_fields, *(name for model in GROUPS.values() for name in model.model_fields)}
+        models = GROUPS[group] if group else (TrainerConfig, DataSourceConfig)
+        assert any(last in model.model_fields for model in models), ours
+    within = (name for models in GROUPS.values() for model in models for name in model.model_fields)
+    fields = {*TrainerConfig.model_fields, *within}
     assert not fields & {*names, *ELSEWHERE}
     named = {**vars(training), **vars(nodes)}.values()
     kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, StrEnum)]

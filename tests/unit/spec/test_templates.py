@@ -114,7 +114,7 @@ def test_parameters_arrive_where_they_work() -> None:
     assert validator.max_tokens == 256
     hyper = trainer.hyperparameters
     assert (hyper.epochs, hyper.learning_rate, hyper.batch_size, hyper.max_length, hyper.seed) == (8, 2e-3, 2, 256, 7)
-    assert (trainer.method, trainer.lora.rank, trainer.base_model) == (Method.DORA, 16, "org/base")
+    assert (trainer.method.type, trainer.method.rank, trainer.base_model) == (Method.DORA, 16, "org/base")
     assert evaluator.benchmarks == ()
     assert (deployer.tenant, deployer.role, deployer.unevaluated) == ("guests", "handbook", False)
     assert [target.type for target in deployer.targets] == [TargetType.EMBEDDED, TargetType.REGISTRY]
@@ -150,7 +150,7 @@ def test_the_form_has_the_defaults_of_a_trainer() -> None:
 def test_every_loss_of_the_form_is_accepted(loss: PreferenceLoss) -> None:
     chain = built("alignment-pipeline", alignment={"loss": loss.value})
     assert check(chain) == []
-    assert chain.nodes[3].config.preference.loss is loss
+    assert chain.nodes[3].config.stage.loss is loss
 
 
 def test_a_template_leaves_the_backend_to_the_default() -> None:
@@ -173,12 +173,12 @@ def test_alignment_is_sft_then_dpo_of_the_same_adapter() -> None:
     }
     assert all(one.format is DataFormat.AUTO for one in sets.values())
     first, second = found.node("trainer").config, found.node("trainer-2").config
-    assert (first.stage, second.stage) == (Stage.SFT, Stage.DPO)
-    assert second.lora == first.lora
-    assert second.lora.rank == 8
+    assert (first.stage.type, second.stage.type) == (Stage.SFT, Stage.DPO)
+    assert second.method == first.method
+    assert second.method.rank == 8
     hyper = second.hyperparameters
     assert (hyper.epochs, hyper.learning_rate, hyper.batch_size, hyper.seed) == (2, 1e-6, 3, 3)
-    assert (second.preference.loss, second.preference.beta) == ("ipo", 0.3)
+    assert (second.stage.loss, second.stage.beta) == ("ipo", 0.3)
     assert links(found, "trainer-2") == {"preference": ["validator.preference"], "adapter": ["trainer.adapter"]}
 
 

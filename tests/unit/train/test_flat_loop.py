@@ -19,7 +19,7 @@ from trainyard.spec.axes.data import Port
 PLAN: dict[str, Any] = {"backend": "native", "engine": {"batching": "padded"}}
 CASES: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "hyperparameters": {"learning_rate": 1e-3, "weight_decay": 0.1}},
-    "lora": {"lora": {"rank": 8, "dropout": 0.1}},
+    "lora": {"method": {"type": "lora", "rank": 8, "dropout": 0.1}},
     "lora_plus": {"method": "lora_plus", "hyperparameters": {"learning_rate": 1e-3}},
 }
 

@@ -1,4 +1,4 @@
-"""The one place that speaks with Prefect's server: states in our words, what it holds for us, runs, and their control.
+"""The only client of Prefect's server: states in Trainyard's words, the server's objects, runs, and their control.
 
 Prefect's database is the truth about runs, schedules and slots; this package only translates. Importing it imports
 Prefect (seconds), so it is imported by flows and nodes, and by the command line only through

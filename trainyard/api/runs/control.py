@@ -1,4 +1,4 @@
-"""What a run is asked while it works: whether to go on."""
+"""Whether a run that is running should continue."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from trainyard.compute.supervise import DesiredState
 from trainyard.stores.auth_string import auth_header
 
 WANTED_EVERY_S = 1.0
-"""How often a training asks Prefect whether it should go on (a pause is noticed within this)."""
+"""How often a training asks Prefect whether it should continue (a pause is noticed within this time)."""
 ASK_TIMEOUT_S = 3.0
-"""A server that does not answer must not hold the loop that watches a child."""
+"""A server that does not answer must not block the loop that watches a child."""
 
 INTERRUPTED = threading.Event()
 """This process was asked to end by SIGTERM: a machine is taken back, or a worker is stopped."""
 
 
 def wanted_by(run_id: str, *, first_after_s: float = 0.0) -> Callable[[], DesiredState]:
-    """A function that says whether the run should go on, asking the server at most once a second.
+    """Return a function that says whether the run should continue; it asks the server at most once a second.
 
     A server that does not answer for a while changes nothing: two hours of training outlive a restart of it.
     """
     asked_at, answer = time.monotonic() - WANTED_EVERY_S + first_after_s, DesiredState.RUN
-    told = False
+    asked_after_interrupt = False
 
     def wanted() -> DesiredState:
-        nonlocal asked_at, answer, told
-        interrupted = INTERRUPTED.is_set() and not told
+        nonlocal asked_at, answer, asked_after_interrupt
+        interrupted = INTERRUPTED.is_set() and not asked_after_interrupt
         if interrupted or time.monotonic() - asked_at >= WANTED_EVERY_S:
-            asked_at, told = time.monotonic(), INTERRUPTED.is_set()
+            asked_at, asked_after_interrupt = time.monotonic(), INTERRUPTED.is_set()
             answer = ask_wanted(run_id, answer)
         return DesiredState.PREEMPT if answer is DesiredState.RUN and INTERRUPTED.is_set() else answer
 
@@ -74,8 +74,8 @@ def state_now(run_id: str) -> State | None:
 def asker(api_url: str) -> httpx.Client:
     """A connection that stays open for this process.
 
-    Prefect's own client would do, but asks again for minutes when a server is away, which holds the loop that watches
-    a child; and to open one, or to tell it not to, takes 30 to 100 ms each time.
+    Prefect's own client would retry for minutes when a server is away, which blocks the loop that watches a child;
+    and opening one, or configuring it not to retry, takes 30 to 100 ms each time.
     """
     headers, auth = {}, PREFECT_API_AUTH_STRING.value()
     if auth:  # first, as in Prefect's own client: a key of Prefect Cloud may be in the environment, too

@@ -1,8 +1,8 @@
-"""The Prefect server behind a door: `python -m trainyard.api.runs.guard --port 4200`, started by `trainyard up`.
+"""The Prefect server behind a guard: `python -m trainyard.api.runs.guard --port 4200`, started by `trainyard up`.
 
-Prefect's own app believes every Host, lets a page of any origin read it, and takes a text/plain body for JSON: any page
-in a browser of this machine could create a deployment and start it. The guard is an ASGI app around it that looks
-first, at HTTP requests and at websockets:
+Prefect's own app accepts every Host, lets a page of any origin read it, and reads a text/plain body as JSON: any page
+in a browser of this machine could create a deployment and start it. The guard is an ASGI app around it that checks
+HTTP requests and websockets first:
 
     Host              a loopback name or that of an origin that the operator named: a page may point a name of its own
                       at 127.0.0.1, but cannot choose the Host header
@@ -10,7 +10,7 @@ first, at HTTP requests and at websockets:
     Sec-Fetch-Site    requests of other origins without an Origin (pictures, scripts, frames); a link may be followed
     Content-Type      JSON for every body: browsers send other types without asking the server first
 
-Who may do what is then Prefect's own basic authentication. Origins are read from `PREFECT_SERVER_CORS_ALLOWED_ORIGINS`.
+Access is then controlled by Prefect's basic authentication. Origins come from `PREFECT_SERVER_CORS_ALLOWED_ORIGINS`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ANSWER_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""A page of another origin may neither show our pages in a frame, nor load what they consist of."""
+"""A page of another origin may neither show these pages in a frame nor load their parts."""
 
 
 class Refusal(NamedTuple):
-    """What is answered instead of the app."""
+    """The answer instead of the app's."""
 
     status: int
     code: str
@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
 
 
 class Guard:
-    """An ASGI app that answers itself whatever was not sent by a program, or by a page of an origin of ours."""
+    """An ASGI app that refuses requests unless a program sent them, or a page of one of its own origins."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self.app = app
@@ -116,7 +116,7 @@ def has_body(headers: Headers) -> bool:
 
 
 def follows_link(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser opens one of our pages because a link was followed: the other page is gone then."""
+    """Return whether a browser opens a page because a link was followed: the other page is gone then."""
     opens = headers.only("sec-fetch-mode") == "navigate" and headers.only("sec-fetch-dest") == "document"
     return opens and scope.get("method") == "GET"
 
@@ -134,7 +134,7 @@ def main() -> None:
     """Serve until this process is ended: what `prefect server start` does for one process, behind the guard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(NO_AUTH, action="store_true", help="told so that it can be seen in the list of processes")
+    parser.add_argument(NO_AUTH, action="store_true", help="passed so that it is visible in the list of processes")
     given = parser.parse_args()
     server = get_current_settings().server
     if server.api.auth_string is None and not given.no_auth:

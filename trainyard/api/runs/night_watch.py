@@ -1,8 +1,8 @@
 """At six in the morning, in the zone of the schedule: was a night expected since yesterday at six, and did one succeed?
 
-Expected is what the server itself had scheduled; a deployment whose schedules sleep expects nothing. A date is judged
-once, also over restarts of the watchdog, and later on that day if nobody could look at six. Local calendar days: one of
-23 or 25 hours is still one day.
+A night is expected if the server had scheduled one; a deployment without an active schedule expects none. A date is
+judged once, also over restarts of the watchdog, and later on that day if no check was possible at six. Days are local
+calendar days: one of 23 or 25 hours is still one day.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_RUNS = 200
 
 @dataclass
 class NightWatch:
-    """Asked as often as one likes, it asks the server once a minute; `now` gives Unix seconds."""
+    """Checks for missing nights; however often it is called, it asks the server once a minute. `now`: Unix seconds."""
 
     settings: Settings
     now: Callable[[], float] = time.time
@@ -56,11 +56,11 @@ class NightWatch:
         return self.settings.services / JUDGED_FILE
 
     def look(self) -> list[str]:
-        """Sends the event for every deployment without a success, and says so in sentences."""
+        """Send the event for every deployment without a success; return a sentence for each."""
         now = self.now()
         if abs(now - self.looked) < LOOK_EVERY_S:
             return []
-        told: list[str] = []
+        messages: list[str] = []
         judged: dict[str, str] = orjson.loads(self.path.read_bytes()) if self.path.is_file() else {}
         with client() as prefect:
             for deployment, zone in scheduled(prefect):
@@ -69,16 +69,16 @@ class NightWatch:
                     continue
                 if missed(runs_before(prefect, deployment, due), due):
                     send(prefect, deployment, due)
-                    told.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
+                    messages.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
                 judged[str(deployment.id)] = due.isoformat()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json_durably(self.path, judged)
         self.looked = now
-        return told
+        return messages
 
 
 def scheduled(prefect: SyncPrefectClient) -> Iterator[tuple[DeploymentResponse, str]]:
-    """The deployments of the night whose schedule is awake, and its zone."""
+    """Yield the deployments of the night with an active schedule, and its zone."""
     for deployment in prefect.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW]))):
         awake = [one.schedule for one in deployment.schedules if one.active]
         if awake and not deployment.paused:

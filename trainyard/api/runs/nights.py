@@ -1,9 +1,9 @@
-"""What Prefect holds for nights: a turn on the device that is not waited for longer than a night, and two automations.
+"""Prefect's objects for nights: a lease of the device, waited for no longer than a night, and two automations.
 
-The automations write an event that an operator's own automation, mail block or chat block can answer to; they change no
-run. That a night failed, the server sees by itself. That none succeeded by six in the morning it cannot: its proactive
+The automations write an event that an operator's own automation, mail block or chat block can react to; they change no
+run. The server notices a failed night. It cannot notice that none succeeded by six in the morning: its proactive
 triggers count hours since an event, not to a time of day in a zone, and forget when a server is restarted. So the
-watchdog looks at six (`night_watch.py`) and sends the event that the second automation waits for.
+watchdog checks at six (`night_watch.py`) and sends the event that the second automation waits for.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ NIGHTS = {"prefect.resource.role": "flow", "prefect.resource.name": "nightly"}
 
 @contextmanager
 def night_slot(settings: Settings, *, run: str, window_s: float) -> Iterator[float]:
-    """The device for a night; yields the monotonic second at which the waiting, and so the night's window, began.
+    """Lock the device for a night; yield the monotonic second at which the waiting, and so the night's window, began.
 
     Raises `Conflict`: `E-DEVICE-BUSY` naming who has the device when the whole window was waited in vain,
-    `E-DEVICE-OCCUPIED` when somebody computes on it without a lock.
+    `E-DEVICE-OCCUPIED` when a program computes on it without a lock.
     """
     began = time.monotonic()
     first, limit = device_numbers()[:1], partial(device_limit, settings)
-    with ExitStack() as held:
+    with ExitStack() as leases:
         try:
-            held.enter_context(claim_devices(settings, run=run, among=first, limit=limit, wait_s=window_s))
+            leases.enter_context(claim_devices(settings, run=run, among=first, limit=limit, wait_s=window_s))
         except Conflict as error:
             if error.code != "E-DEVICE-BUSY":
                 raise
@@ -59,7 +59,7 @@ def waited_in_vain(settings: Settings, window_s: float) -> Conflict:
     who = holder(slot_lock(settings, device))
     return Conflict(
         f"The night did not begin: device {device} was in use for its whole window of {window_s:,.0f} s.",
-        why=f"It is held by {who}." if who else f"The server's limit {limit_name(device)} is taken by another host.",
+        why=f"It is in use by {who}." if who else f"The server's limit {limit_name(device)} is taken by another host.",
         do="Wait for that run or cancel it, then `trainyard nightly run`; the documents and markers wait.",
         code="E-DEVICE-BUSY",
     )

@@ -1,7 +1,7 @@
-"""What an operator does to a run: pause, resume, cancel; and what became of runs whose process is gone.
+"""Pause, resume and cancel runs; settle runs whose process is gone.
 
-Every verb looks at the run's state first and refuses in words what cannot be: two operators may act at once, so the
-server's answer decides, not the look before.
+Every verb reads the run's state first and refuses what is impossible with a reason. Two operators may act at once, so
+the server's answer decides, not that state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainyard.errors import Conflict, NotFound
 from trainyard.settings import Settings
 
 LEAVING_S = 20.0
-"""How long `resume` waits for a run that is still saving before it says so, and for the worker's word of its end."""
+"""How long `resume` waits for a run that is still saving, and for the worker's message of its end."""
 WORKERS_WORD = "Flow run was cancelled"
-"""How the message begins by which Prefect's worker ends a cancellation."""
+"""Prefix of the message with which Prefect's worker ends a cancellation."""
 RECENT = timedelta(days=3)
 ENDED = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
@@ -78,7 +78,7 @@ def pausing_advice(run: FlowRun) -> str:
 
 
 def resume_run(run_id: str) -> FlowRun:
-    """Continue a run that is paused, failed, crashed or cancelled: finished nodes are reused, a training goes on.
+    """Continue a run that is paused, failed, crashed or cancelled: finished nodes are reused, a training continues.
 
     One that waits for its trainer is started. A run that is still saving is waited for.
 
@@ -110,7 +110,7 @@ def require_gone(run: FlowRun) -> None:
         if time.monotonic() > deadline:
             raise Conflict(
                 f"The run {run.name} is still pausing: its process {process.pid} has not ended.",
-                why="It finishes its step and saves, or the node that it is in is no training and runs to its end.",
+                why="It finishes its step and saves; a node that is not a trainer runs to its end.",
                 do="Resume it in a moment, or cancel it.",
                 code="E-JOB-STATE",
             )
@@ -126,10 +126,10 @@ def wait_for_worker(prefect: SyncPrefectClient, run: FlowRun) -> None:
     while run.state is not None and run.state.type is StateType.CANCELLED:
         states = sorted(prefect.read_flow_run_states(run.id), key=lambda state: state.timestamp)
         asked = next((one.timestamp for one in reversed(states) if one.type is StateType.CANCELLING), None)
-        told = any(
+        worker_wrote = any(
             one.message and one.message.startswith(WORKERS_WORD) for one in states if asked and one.timestamp > asked
         )
-        if asked is None or told or datetime.now(UTC) - run.state.timestamp > timedelta(seconds=LEAVING_S):
+        if asked is None or worker_wrote or datetime.now(UTC) - run.state.timestamp > timedelta(seconds=LEAVING_S):
             return
         time.sleep(0.3)
         run = read_run(prefect, str(run.id))
@@ -162,9 +162,9 @@ def cancel_run(run_id: str) -> FlowRun:
 def crash_dead_runs(settings: Settings, worker_name: str) -> list[str]:
     """Settle the runs whose process on this machine is gone, and return their ids.
 
-    Called before a worker starts: what the worker before it took down with itself would read Running until the
-    automation notices the missing beats. Nobody else starts processes for this host then, so a run that is only
-    pending is dead, too.
+    Called before a worker starts: runs that ended with the previous worker would read Running until the automation
+    notices the missing heartbeats. No other process starts runs on this host then, so a run that is only pending is
+    dead, too.
     """
     states = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
     dead = dead_runs(settings, worker_name, states)
@@ -192,8 +192,8 @@ def runs_in(settings: Settings, worker_name: str, states: list[StateType], *, re
 def write_end_state(run: FlowRun, settings: Settings) -> None:
     """Write the end of a run whose process is gone: cancelled if that was wanted, else crashed.
 
-    One that had its result has completed: its process could not tell a server that was away. One whose trainers have
-    saved on their way out was preempted: it is scheduled again.
+    One that had its result has completed: its process could not report that to a server that was away. One whose
+    trainers saved before they ended was preempted: it is scheduled again.
     """
     folder = settings.runs / str(run.id)
     left, result = saved_and_left(folder), read_result(folder)

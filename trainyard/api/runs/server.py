@@ -1,4 +1,4 @@
-"""The one Prefect client, and what a server has to hold for us: work pool, device limit, automation."""
+"""The only Prefect client, and the objects that a server needs: work pool, device limit, automation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainyard.errors import LimitExceeded, Unavailable
 from trainyard.settings import Settings, load_settings
 from trainyard.stores.files import lacking_space
 
-BEATS_WITHIN_S = 90
-"""Three beats of 30 s missed: the run's process is gone (measured: Crashed 89 s after SIGKILL of worker and flow)."""
+HEARTBEAT_TIMEOUT_S = 90
+"""Three heartbeats of 30 s missed: the process is gone (measured: Crashed 89 s after SIGKILL of worker and flow)."""
 LEAST_DATABASE_BYTES = 4 << 20
 """With less than that free, an error of the server means that its database is full."""
 NO_HEARTBEAT = "No heartbeat"
@@ -32,11 +32,11 @@ ENDS = (
     *("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", BUDGET_EXCEEDED),
     *("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Resuming", "Late", PREEMPTED, NO_TRAINER),
 )
-"""Names of the states in which a run does not beat."""
+"""Names of the states in which a run sends no heartbeat."""
 
 
 def bootstrap(settings: Settings) -> None:
-    """Create what is not there yet: the work pool, a limit for each device, the automation. Twice does no more."""
+    """Create what is missing: the work pool, a limit for each device, the automation. A second call changes nothing."""
     with client() as prefect:
         ensure_pool(prefect, settings.work_pool)
         for device in device_numbers():
@@ -46,7 +46,7 @@ def bootstrap(settings: Settings) -> None:
 
 @contextmanager
 def client() -> Iterator[SyncPrefectClient]:
-    """A client of the current server; one that does not answer, or lets nobody in, becomes one sentence."""
+    """Yield a client of the current server; a server that does not answer or refuses the login becomes one sentence."""
     try:
         with get_client(sync_client=True) as prefect:
             yield prefect
@@ -96,15 +96,15 @@ def ensure_limit(prefect: SyncPrefectClient, name: str) -> None:
 
 
 def zombie_automation() -> Automation:
-    """A run that beat once and then neither beats nor ends within 90 s is marked as crashed.
+    """Mark a run as crashed when it sent a heartbeat and then neither another one nor its end within 90 s.
 
-    Events carry the names of states, so names of our own are listed, too: without them a preempted run that waits to be
-    continued would be marked, and a failed one marked anew.
+    Events carry the names of states, so Trainyard's names are listed, too: without them a preempted run that waits to
+    be continued would be marked, and a failed one would be marked again.
     """
     ends = {f"prefect.flow-run.{word}" for word in ENDS}
     return Automation(
         name=ZOMBIES,
-        description="A flow run beats every 30 s; after three missed beats its process is gone.",
+        description="A flow run sends a heartbeat every 30 s; after three missed ones its process is gone.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *ends},
@@ -112,12 +112,12 @@ def zombie_automation() -> Automation:
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=BEATS_WITHIN_S),
+            within=timedelta(seconds=HEARTBEAT_TIMEOUT_S),
         ),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"{NO_HEARTBEAT} for {BEATS_WITHIN_S} s: the process is gone. "
+                message=f"{NO_HEARTBEAT} for {HEARTBEAT_TIMEOUT_S} s: the process is gone. "
                 "Next: `trainyard up`, then `trainyard jobs resume ID --watch` with this run's id continues it.",
             )
         ],
@@ -125,7 +125,7 @@ def zombie_automation() -> Automation:
 
 
 def ensure_automation() -> None:
-    """Write the automation, or write it anew where an older release had written another one."""
+    """Write the automation, or replace the one that an older release wrote."""
     wanted = zombie_automation().model_dump(mode="json", exclude={"id", "owner_resource"})
     with client() as prefect:
         known = prefect.request("POST", "/automations/filter", json={}).json()

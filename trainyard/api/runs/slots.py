@@ -1,4 +1,4 @@
-"""The right to compute on devices of this host, as runs of a Prefect server claim it."""
+"""Slots of this host's devices, as runs of a Prefect server claim them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def device_slots(
 def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[None]:
     """A slot of the server's limit of a device, with a lease: step 3 of `compute/lease.py`.
 
-    Waits for a holder however long it takes, and for a server for minutes. A server that is away for a minute does not
-    end a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
+    Waits for another run without a limit, and for a server for minutes. A server that is away for a minute does not end
+    a training of hours: a lease that cannot be renewed or given back is only logged, and expires.
     """
     name, patience = limit_name(device), time.monotonic() + SERVER_PATIENCE_S
-    with ExitStack() as held:
+    with ExitStack() as leases:
         while True:
             try:
                 with client() as prefect:
@@ -71,7 +71,7 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
                     timeout_seconds=LIMIT_WAIT_S,
                     raise_on_lease_renewal_failure=False,
                 )
-                held.enter_context(given_back(slot))
+                leases.enter_context(given_back(slot))
                 break
             except TimeoutError:
                 patience = time.monotonic() + SERVER_PATIENCE_S  # the server answers: somebody has the slot
@@ -86,10 +86,10 @@ def device_limit(settings: Settings, device: int, give_up: GiveUp) -> Iterator[N
 
 
 def free_unheld_slots(settings: Settings) -> list[int]:
-    """Empty the limits of devices whose slot nobody on this host holds, and return those devices.
+    """Empty the limits of devices whose slot no process on this host has locked, and return those devices.
 
     Their leases should have freed them. A server that kept its leases in memory and was killed has forgotten them, and
-    would keep every later run waiting. For the server of this home, while no run of this home works.
+    would keep every later run waiting. For the server of this home, while no run of this home is running.
     """
     freed = []
     with client() as prefect:
@@ -106,7 +106,7 @@ def free_unheld_slots(settings: Settings) -> list[int]:
 
 @contextmanager
 def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
-    """The slot; that it cannot be given back is no failure of what was done in it."""
+    """Take the slot; a failure to give it back does not fail the work that was done in it."""
     taken = ExitStack()
     taken.enter_context(slot)
     try:
@@ -115,4 +115,4 @@ def given_back(slot: AbstractContextManager[None]) -> Iterator[None]:
         try:
             taken.close()
         except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-            logger.warning("The device's limit could not be given back; its lease runs out by itself: %s", error)
+            logger.warning("The device's limit could not be given back; its lease expires: %s", error)

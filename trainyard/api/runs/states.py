@@ -1,4 +1,4 @@
-"""Prefect's states in our words: one map, here."""
+"""Prefect's states in Trainyard's words: the only map between them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STATES: dict[StateType, tuple[JobState, str, NodeState]] = {
     StateType.CRASHED: (JobState.FAILED, "crashed", NodeState.FAILED),
     StateType.CANCELLED: (JobState.CANCELED, "", NodeState.CANCELED),
 }
-"""Prefect's state types in our words: of a run (state, detail), and of a node."""
+"""Prefect's state types in Trainyard's words: of a run (state, detail), and of a node."""
 
 PREEMPTED, BUDGET_EXCEEDED, NO_TRAINER = "Preempted", "BudgetExceeded", "NoTrainer"
-"""Names of states of ours: Scheduled again because its machine was taken back; Failed because its time is up;
-Scheduled for a day that does not come, because its trainer is not installed."""
+"""Trainyard's names of states: Scheduled again because the machine was taken back; Failed because the time is up;
+Scheduled for a day that never comes, because the trainer is not installed."""
 NEVER = timedelta(days=36_525)
 """A worker takes runs that are due; one that waits for its trainer is due in a hundred years."""
 
@@ -45,7 +45,7 @@ STOPPED_NAMES = {"pause": "Paused", "cancel": "Cancelled", "preempt": PREEMPTED}
 
 
 def run_state(state: State[Any] | None) -> tuple[JobState, str]:
-    """A flow run's state in our words."""
+    """Return a flow run's state in Trainyard's words."""
     if state is None:
         return JobState.PENDING, ""
     word, detail, _ = STATES[state.type]
@@ -59,7 +59,7 @@ def in_words(state: State[Any] | None) -> str:
 
 
 def node_state(state: State[Any] | None) -> NodeState:
-    """A task run's state in our words: a task whose upstream failed stays `NotReady`, which is *skipped*."""
+    """Return a task run's state in Trainyard's words; `NotReady`, of a task whose upstream failed, is *skipped*."""
     if state is None:
         return NodeState.PENDING
     named = {"NotReady": NodeState.SKIPPED, "Cached": NodeState.REUSED}
@@ -67,15 +67,15 @@ def node_state(state: State[Any] | None) -> NodeState:
 
 
 def preempted(words: str, *, after_s: float) -> State[Any]:
-    """The state of a run that somebody continues by itself, after some seconds."""
+    """Return the state of a run that is continued automatically after some seconds."""
     when = datetime.now(UTC) + timedelta(seconds=after_s)
-    message = f"Its machine was taken back; it continues by itself. {words}".strip()
+    message = f"Its machine was taken back; it continues automatically. {words}".strip()
     state: State[Any] = Scheduled(name=PREEMPTED, scheduled_time=when, message=message)
     return state
 
 
 def without_trainer(why: str) -> State[Any]:
-    """The state of a job that was checked and recorded, and that no worker takes until somebody resumes it."""
+    """Return the state of a job that was checked and recorded, and that no worker takes until it is resumed."""
     message = f"{why} Then `trainyard jobs resume` starts it."
     state: State[Any] = Scheduled(name=NO_TRAINER, scheduled_time=datetime.now(UTC) + NEVER, message=message)
     return state

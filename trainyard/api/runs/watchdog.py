@@ -3,9 +3,9 @@
 Every ten seconds it ends supervised children whose parent died without them, and settles the runs of this machine
 whose process is gone. Prefect's automation does the latter by missing heartbeats, from anywhere and after 90 s; this
 looks at the process itself. It also takes back what the automation got wrong: after an outage of the server of more
-than 90 s nobody has heard a beat, and every run reads crashed. At six in the morning it looks whether a night
-succeeded. A server that is away is waited for; services of this home that died are started again, and what killed
-runs have left in the home's temporary folder is removed.
+than 90 s no heartbeat has arrived, and every run reads crashed. At six in the morning it checks whether a night
+succeeded. It waits for a server that is away, restarts services of this home that died, and removes what killed
+runs have left in the home's temporary folder.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Watchdog:
         living = [run for run in marked if process_of(run)]
         finished = [run for run in marked if run not in living and finished_all(run, self.settings)]
         for run in living:
-            state: State[Any] = Running(message="Its process works; the server had heard no beat of it.")
+            state: State[Any] = Running(message="Its process is running; the server had received no heartbeat from it.")
             with client() as prefect:
                 prefect.set_flow_run_state(run.id, state, force=True)
         for run in finished:

@@ -1,4 +1,4 @@
-"""Starting runs and following them to their end."""
+"""Start runs and follow them to their end."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def started_result(prefect: SyncPrefectClient, run: FlowRun, message: str) -> Ru
 
 
 def continue_run(run_id: str) -> RunResult:
-    """Start an ended run again: finished nodes are reused, a training goes on from its last checkpoint.
+    """Start an ended run again: finished nodes are reused, a training continues from its last checkpoint.
 
     Raises `NotFound` (`E-JOB-NOT-FOUND`) and `Conflict` (`E-JOB-STATE`) for a run that has not ended.
     """
@@ -163,7 +163,7 @@ def watch(
 
     A job that waits for its trainer is not waited for.
 
-    `since` is a time in seconds of the epoch: events before it, those of earlier attempts, are not told again.
+    `since` is in seconds of the epoch: earlier events, those of earlier attempts, are not reported again.
     """
     folder = settings.runs / run_id
     events = RunRecord(folder).follow()
@@ -176,7 +176,7 @@ def watch(
                 run = prefect.read_flow_run(UUID(run_id))
                 state_due = time.monotonic() + STATE_EVERY_S
                 waits = run_state(run.state)[0] is JobState.PENDING and time.monotonic() - started > NO_WORKER_AFTER_S
-                last = tell_state(run, last, on_progress, alone=waits and not worker_runs(prefect, settings))
+                last = report_state(run, last, on_progress, alone=waits and not worker_runs(prefect, settings))
                 if run.state is not None and (run.state.is_final() or waits_for_trainer(run.state)):
                     break
             time.sleep(POLL_S)
@@ -185,7 +185,7 @@ def watch(
 
 
 def wrote_result(folder: Path, since: float) -> bool:
-    """Whether a run has written its result since then: it ends within moments."""
+    """Return whether a run has written its result since then: it ends soon."""
     try:
         return (folder / "result.json").stat().st_mtime >= since
     except FileNotFoundError:
@@ -210,7 +210,7 @@ def worker_runs(prefect: SyncPrefectClient, settings: Settings) -> bool:
     return any(worker.status is WorkerStatus.ONLINE and worker.name != own for worker in workers)
 
 
-def tell_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
+def report_state(run: FlowRun, last: str, on_progress: OnProgress, *, alone: bool) -> str:
     """Report a changed state; a run is `alone` while it waits and no worker runs that could take it."""
     text = "pending: no worker runs that could take it; `trainyard up` starts one" if alone else in_words(run.state)
     if text != last:

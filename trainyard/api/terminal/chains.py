@@ -28,7 +28,7 @@ def run_text(result: Any) -> str:
 
 
 def plan_text(result: Any) -> str:
-    """The plan as a table, then each node's estimate with its basis, then whatever is in the way."""
+    """Format the plan as a table, then each node's estimate with its basis, then the reasons against a run."""
     header = ("node", "type", "takes", "result", "rows", "steps", "memory", "time")
     lines = [f"chain {result.chain}, digest {result.digest[:12]}, tenant {result.tenant}"]
     lines.append(table([plan_row(node) for node in result.nodes], header))

@@ -1,4 +1,4 @@
-"""Carry out one command: the operation of a name, with its progress on stderr and its result on stdout."""
+"""Run one command: the operation of a name, with its progress on stderr and its result on stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.settings import settings
 
 
 class LateProgress:
-    """Progress whose module, and rich with it, is imported when there is something to show."""
+    """Progress whose module, with rich, is imported when there is something to show."""
 
     @cached_property
     def shown(self) -> Any:
@@ -35,7 +35,7 @@ class LateProgress:
 
 
 def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
-    """Carry an operation out and print its result; returns the exit code.
+    """Run an operation and print its result; return the exit code.
 
     Raises `FieldError` for a value that the request does not take, and what the operation raises.
     """
@@ -44,11 +44,11 @@ def perform(name: str, given: dict[str, Any], *, as_json: bool) -> int:
     gc.enable()
     progress = LateProgress()
     try:
-        tell = partial(print_part, name, as_json)
-        result = implementation(request, Context(settings(), progress.say, progress.event, tell))
+        on_part = partial(print_part, name, as_json)
+        result = implementation(request, Context(settings(), progress.say, progress.event, on_part))
     finally:
         progress.close()
-    if getattr(result, "told", False):
+    if getattr(result, "streamed", False):
         return 0
     print(result.model_dump_json(indent=2) if as_json else render(name, result))
     return int(getattr(result, "exit_code", 0))
@@ -68,5 +68,5 @@ def render(name: str, result: Any) -> str:
 
 
 def print_part(name: str, as_json: bool, part: BaseModel) -> None:
-    """Print one part of a result that comes bit by bit; with `--json` each part is a line."""
+    """Print one part of a streamed result; with `--json` each part is a line."""
     print(part.model_dump_json() if as_json else load(TEXTS + OPERATIONS[name].part_renderer)(part), flush=True)

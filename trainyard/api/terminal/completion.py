@@ -1,4 +1,4 @@
-"""Completion of commands in a shell: which shell that is, and where it looks for the script that completes."""
+"""Completion of commands: which shell is running, and where it reads its completion script from."""
 
 from __future__ import annotations
 

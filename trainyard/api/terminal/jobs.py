@@ -56,13 +56,13 @@ def log_text(result: Any) -> str:
 
 
 def metrics_text(result: Any) -> str:
-    """Every step, a table for each trainer: the figures are for other programs, too. Rewards where there are any."""
+    """Format every step, a table per trainer, for other programs to read; with rewards if there are any."""
     parts = []
     for one in result.trainings:
         rewarded = any(point.reward is not None for point in one.points)
         names = ("loss", "learning_rate", "reward") if rewarded else ("loss", "learning_rate")
-        figures = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
-        rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in figures]
+        steps = [(point.step, [getattr(point, name) for name in names]) for point in one.points]
+        rows = [(str(step), *("-" if v is None else f"{v:.6g}" for v in values)) for step, values in steps]
         parts.append(f"{one.node}\n{table(rows, ('step', *names))}")
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""Who may speak with the Prefect server that `up` starts: its string, its origins, and what an operator set of both.
+"""Access to the Prefect server that `up` starts: its login, its origins, and an operator's settings of both.
 
 Imports neither Prefect nor torch. What the server does with it is in `api/runs/guard.py`.
 """
@@ -17,14 +17,14 @@ from trainyard.stores.auth_string import SERVER_VARIABLE, auth_file, keep_auth, 
 PREFIX = "PREFECT_SERVER_"
 ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
 ORIGINS_NAMES = (ORIGINS_VARIABLE, "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS")
-"""Prefect reads either."""
+"""Prefect reads both names."""
 ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 DEFAULTS = {
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     # In memory, the default, a server that restarts forgets who has a slot and never frees it again.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
-"""What our server has unless the operator sets it otherwise."""
+"""Defaults of Trainyard's server, unless the operator sets others."""
 
 
 def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict[str, str]:
@@ -52,7 +52,7 @@ def server_variables(settings: Settings, url: str, *, auth: bool = True) -> dict
 
 
 def own_origins(url: str) -> tuple[str, str]:
-    """Under which a browser of this machine opens the pages of the server at `url`."""
+    """Return the origins under which a browser of this machine opens the pages of the server at `url`."""
     port = urlsplit(url).port
     return f"http://127.0.0.1:{port}", f"http://localhost:{port}"
 
@@ -64,7 +64,7 @@ def operator_origins(given: Mapping[str, str]) -> tuple[str, ...]:
         for one in filter(None, (word.strip() for word in given.get(name, "").split(","))):
             if not ORIGIN.fullmatch(one):
                 instead = "Write whole origins with commas between them, such as https://prefect.example.com."
-                why = "Every page that you open could start runs." if one == "*" else f"{one!r} is no origin."
+                why = "Every page that you open could start runs." if one == "*" else f"{one!r} is not a valid origin."
                 raise contradicts(name, why, instead)
             found.append(one)
     return tuple(found)
@@ -76,7 +76,7 @@ def contradicts(name: str, why: str, do: str) -> InvalidInput:
 
 
 def refuse_other_access(settings: Settings, *, asks: bool, auth: bool) -> None:
-    """A server that runs keeps how it was started. Raises `Conflict` (`E-SERVER-RUNS`) if that is not what is wanted.
+    """Compare a running server with what is wanted. Raises `Conflict` (`E-SERVER-RUNS`) if they differ.
 
     `asks` says whether it asks for credentials, `auth` whether a new one would.
     """

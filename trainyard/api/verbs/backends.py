@@ -39,7 +39,7 @@ def show_backends(given: BackendsInput, context: Context) -> BackendTable:
 
 
 def backend_table(settings: Settings, *, imports: bool) -> BackendTable:
-    """Every backend: version, whether it imports, whether a device fits, why it is not available, what mends it."""
+    """Every backend: version, whether it imports, whether a device fits, why it is not available, what fixes it."""
     here = frozenset(devices_here())
     return BackendTable(rows=tuple(row(name, settings, here, imports=imports) for name in BackendName))
 

@@ -43,10 +43,10 @@ PARAMETERS: dict[str, Any] = {
     },
     "steps": {"validate": True, "evaluate": True, "deploy": True, "control": True},
 }
-"""What a user would put into the form. The measurements behind these values are in docs/performance.md.
+"""The values that a user would fill into the form. Their measurements are in docs/performance.md.
 
 The tolerance is wide because five million parameters that learn a handbook by heart forget much else, and the report
-says how much; the gate still asks for a proved gain on unseen wording.
+says how much; the gate still requires a proven gain on unseen wording.
 """
 
 SETS = ("unseen_wording", "unseen_documents")

@@ -1,4 +1,4 @@
-"""What is here and what is missing, with what to do about it. Imports neither Prefect nor torch."""
+"""Check what is installed and what is missing, with what to do about it. Imports neither Prefect nor torch."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ LEAST_FREE_GIB = 2.0
 
 
 class Check(Response):
-    """One thing that was looked at."""
+    """One check."""
 
     name: str
     ok: bool
     detail: str
     do: str = ""
     note: bool = False
-    """Told for information; it is no problem either way."""
+    """For information only: it is not a problem either way."""
 
 
 class Diagnosis(BaseModel):
-    """Everything that was looked at."""
+    """All checks."""
 
     checks: tuple[Check, ...]
 
@@ -60,7 +60,7 @@ class Diagnosis(BaseModel):
 
 
 def examine(_: Nothing, context: Context) -> Diagnosis:
-    """Look at everything; one check that fails hides no other."""
+    """Run all checks; one that fails hides no other."""
     return Diagnosis(checks=tuple(check for look in LOOKS for check in look(context.settings)))
 
 
@@ -118,7 +118,7 @@ def look_at_readers(settings: Settings) -> list[Check]:
 
 
 def look_at_listeners(settings: Settings) -> list[Check]:
-    """What of this home other machines can connect to."""
+    """Check which ports of this home other machines can connect to."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -153,7 +153,7 @@ def look_at_server(settings: Settings) -> list[Check]:
 
 
 def look_at_login(settings: Settings, url: str) -> list[Check]:
-    """Whether our server asks for credentials: without them every user of this machine can have it start commands."""
+    """Check whether the server asks for credentials: without them every user of this machine can start commands."""
     server = stack.running(settings, "server")
     if server is None or server.url != url:
         return []
@@ -173,7 +173,7 @@ def look_at_login(settings: Settings, url: str) -> list[Check]:
 
 
 def look_at_pool(settings: Settings, url: str) -> list[Check]:
-    """Whether the server holds what `up` writes."""
+    """Check whether the server has what `up` writes."""
     paths = {
         f"work pool {settings.work_pool}": f"work_pools/{settings.work_pool}",
         "deployment chain/adhoc": "deployments/name/chain/adhoc",
@@ -208,7 +208,7 @@ def look_at_embedded(settings: Settings) -> list[Check]:
 
 
 def look_at_night(settings: Settings) -> list[Check]:
-    """Which model reads the documents of a night. Nobody has to start it: the night does, and ends it."""
+    """Check which model reads the documents of a night. The night itself starts and ends it."""
     path = settings.home / NIGHT_FILE
     try:
         given = parse_text(path.read_bytes()) if path.is_file() else {}
@@ -220,7 +220,7 @@ def look_at_night(settings: Settings) -> list[Check]:
 
 
 def look_at_targets(settings: Settings) -> list[Check]:
-    """Servers that deployments started and that should answer; after `down` they are only told."""
+    """Check the servers that deployments started and that should answer; after `down` they are only reported."""
     found = []
     for path, recipe in local.list_expected(settings).items():
         server = find_service(path)

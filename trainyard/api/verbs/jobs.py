@@ -34,6 +34,7 @@ from trainyard.settings import Settings
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.changes import flatten_settings, list_changes
 from trainyard.spec.load.files import load_value
+from trainyard.spec.migrate import job_words, spell_out
 from trainyard.spec.states import JobState
 from trainyard.stores.metrics import Point
 
@@ -101,8 +102,8 @@ class LogLine(Response):
 class JobLog(Response):
     id: str
     lines: tuple[LogLine, ...]
-    told: bool = False
-    """The lines were handed out one by one, as they came."""
+    streamed: bool = False
+    """The lines were already printed, each as it came."""
 
 
 class TrainingCurve(Response):
@@ -143,7 +144,7 @@ def show_job(given: JobInput, context: Context) -> JobDetail:
 
 
 def show_logs(given: LogsInput, context: Context) -> JobLog:
-    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.tell)
+    return read_logs(import_prefect_client(context.settings, "listing"), given, context.settings, context.on_part)
 
 
 def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
@@ -153,9 +154,9 @@ def show_metrics(given: MetricsInput, context: Context) -> JobMetrics:
     curves = [TrainingCurve(node=work.node, points=tuple(work.curve())) for work in works]
     if not any(one.points for one in curves):
         raise NotFound(
-            f"The job {row['name']} has no figures yet.",
+            f"The job {row['name']} has no metrics yet.",
             why=f"It is {row['state']} {row['detail']}".strip() + ", and no trainer of it has taken a step.",
-            do="Look again when its trainer works.",
+            do="Look again when its trainer is running.",
             code="E-NOT-FOUND",
         )
     return JobMetrics(id=row["id"], trainings=tuple(curves))
@@ -187,9 +188,9 @@ def resume_job(given: ResumeInput, context: Context) -> Resumed:
 
 
 def body(given: CreateInput) -> dict[str, Any]:
-    """The body of a job: a file's, with the parameters laid over it.
+    """Return the body of a job: a file's, with the parameters laid over it.
 
-    Raises `InvalidInput` (`E-SPEC-FILE`) for a file that holds no job.
+    Raises `InvalidInput` (`E-SPEC-FILE`) for a file without a job.
     """
     if given.file is None:
         return given.parameters
@@ -198,7 +199,7 @@ def body(given: CreateInput) -> dict[str, Any]:
     value = load_value(given.file)
     if not isinstance(value, dict) or "nodes" in value or value.get("template", JOB) != JOB:
         raise InvalidInput(
-            f"{given.file} does not hold a job.",
+            f"{given.file} does not contain a job.",
             why="A job is one data set and one training: `dataset` and the settings of a trainer.",
             do=f"Run a chain or a template by `trainyard run {given.file}`.",
             code="E-SPEC-FILE",
@@ -227,8 +228,8 @@ def gone(row: dict[str, Any]) -> bool:
 
 def job_of(row: dict[str, Any], settings: Settings) -> Job:
     works = training_logs_of(settings.runs / row["id"])
-    told = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
-    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **told)
+    progress = works[-1].progress().model_dump(include={"step", "total_steps", "loss"}) if works else {}
+    return Job(**{key: value for key, value in row.items() if key in Job.model_fields}, **progress)
 
 
 def training_of(work: TrainingLogs) -> Training:
@@ -242,7 +243,8 @@ def training_of(work: TrainingLogs) -> Training:
 
 def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
     """A job continues with what it was started with. Raises `InvalidInput` (`E-CHECKPOINT-MISMATCH`)."""
-    started_with = row["parameters"].get("job", row["parameters"])
+    started_with = spell_out(job_words(row["parameters"].get("job", row["parameters"])))
+    given = spell_out(job_words(given))
     changes = [
         f"{name}: {old} before, {new} now"
         for name, old, new in list_changes(started_with, given)
@@ -250,7 +252,7 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
     ]
     if changes:
         raise InvalidInput(
-            f"The job {row['name']} cannot go on with something else: {'; '.join(changes)}.",
+            f"The job {row['name']} cannot continue with other settings: {'; '.join(changes)}.",
             why="Its checkpoints belong to what it was started with.",
             do="Resume it without parameters, or start a new job.",
             code="E-CHECKPOINT-MISMATCH",
@@ -260,29 +262,29 @@ def refuse_changes(row: dict[str, Any], given: dict[str, Any]) -> None:
 # Logs
 
 
-def read_logs(listing: Any, given: LogsInput, settings: Settings, tell: Callable[[LogLine], None]) -> JobLog:
-    """The run's log and its trainers' own, merged. With `follow`, each line is told as it comes until the job ends."""
+def read_logs(listing: Any, given: LogsInput, settings: Settings, report: Callable[[LogLine], None]) -> JobLog:
+    """Merge the run's log and its trainers' own. With `follow`, report each line as it comes until the job ends."""
     row = listing.find_job(given.job)
     reader = LogReader(listing, row["id"], settings)
     lines = list(reader.read())
     lines = lines[-given.tail :] if given.tail else lines if given.tail is None else []
     if given.follow:
-        follow(listing, reader, lines, tell)
-        return JobLog(id=row["id"], lines=(), told=True)
+        follow(listing, reader, lines, report)
+        return JobLog(id=row["id"], lines=(), streamed=True)
     return JobLog(id=row["id"], lines=(*lines, *reader.rest()) if given.tail is None else tuple(lines))
 
 
-def follow(listing: Any, reader: LogReader, lines: list[LogLine], tell: Callable[[LogLine], None]) -> None:
+def follow(listing: Any, reader: LogReader, lines: list[LogLine], report: Callable[[LogLine], None]) -> None:
     while True:
         for line in lines:
-            tell(line)
+            report(line)
         row = listing.find_job(reader.run_id)
         if row["state"] in ENDS and row["pid"] is None:
             break
         time.sleep(FOLLOW_EVERY_S)
         lines = list(reader.read())
     for line in (*reader.read(), *reader.rest()):
-        tell(line)
+        report(line)
 
 
 class LogReader:

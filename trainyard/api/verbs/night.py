@@ -115,7 +115,7 @@ def config_of(config: Path | None, preset: str | None, settings: Settings) -> Ni
         raise NotFound(f"There is no config {path}.", do="Give a YAML file, or leave it out.", code="E-SPEC")
     value = parse_text(path.read_bytes())
     if not isinstance(value, dict):
-        raise InvalidInput(f"{path.name} is no mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
+        raise InvalidInput(f"{path.name} is not a mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 

@@ -22,7 +22,7 @@ from trainyard.spec.axes.stages import Stage
 
 STAGES = BackendName.NATIVE.facts.stages
 FEW: tuple[tuple[Stage, ...], tuple[Method, ...]] = ((Stage.SFT, Stage.DPO), (Method.LORA, Method.FULL))
-"""What is proved when nothing else is asked for: a look of half a minute."""
+"""The cells that are proven by default: half a minute."""
 POLL_S = 0.2
 
 
@@ -84,7 +84,7 @@ def prove(stages: tuple[Stage, ...], methods: tuple[Method, ...], jobs: int, say
 
 
 def run_child(folder: Path) -> Iterator[dict[str, Any]]:
-    """Start the program and hand on its verdicts as they come."""
+    """Start the program and yield its verdicts as they come."""
     command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
     environment = child_environment({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     path = folder / "verdicts.jsonl"

@@ -30,7 +30,7 @@ class UpOutput(Response):
     ui_url: str
     own_server: bool
     auth_file: Path | None
-    """The file with the text for the login of the pages; None where none is asked for, or the server is another's."""
+    """The file with the login of the UI; None if the server asks for none, or is not this home's."""
     worker_pid: int
     watchdog_pid: int
     embedded_url: str | None
@@ -71,7 +71,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
 
 
 def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Service:
-    """Start a worker, after what the one before it left behind is ended and its dead runs are marked as crashed."""
+    """Start a worker, after ending what the previous one left running and marking its dead runs as crashed."""
     for line in sweep_leftovers(settings.home):
         say(line)
     for pid in sweep(settings.home):
@@ -80,7 +80,7 @@ def begin_work(settings: Settings, url: str, say: Callable[[str], None]) -> Serv
         operating, slots = (stack.import_prefect_client(settings, name) for name in ("operating", "slots"))
         for run_id in operating.crash_dead_runs(settings, stack.worker_name(settings)):
             say(f"the run {run_id} had died with its worker; `trainyard jobs resume {run_id} --watch` continues it")
-        for device in slots.free_unheld_slots(settings) if stack.foreign_api_url(settings) is None else ():
+        for device in slots.free_unheld_slots(settings) if stack.external_api_url(settings) is None else ():
             say(f"freed the slot of device {device}, which a run that is gone had kept")
     return stack.start_worker(settings, url, say)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
-from trainyard.spec.axes.methods import Method
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.methods import LowRankSettings, Method
+from trainyard.spec.axes.stages import DpoSettings, KtoSettings, Stage
 
 OUTPUT_FOLDER, PREPARED_FOLDER, ROWS_FILE = "axolotl-output", "axolotl-prepared", "axolotl.jsonl"
 TRIGGER_FILE = "axolotl_checkpoint.save"
@@ -47,7 +47,7 @@ def config_of(job: TrainingJob, facts: Facts) -> dict[str, Any]:
         "tokenizer_config": str(facts.tokenizer),
         "tokenizer_type": "AutoTokenizer",
         "trust_remote_code": False,
-        **STAGES[job.config.stage](job, facts),
+        **STAGES[job.config.stage.type](job, facts),
         **adapter(job, facts),
         "dataset_prepared_path": str(facts.folder / PREPARED_FOLDER),
         "dataset_num_proc": 1,
@@ -85,12 +85,12 @@ def config_of(job: TrainingJob, facts: Facts) -> dict[str, Any]:
 
 def adapter(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     """The adapter's shape; axolotl's own kernels for it are for CUDA and off on a CPU."""
-    method, lora = job.config.method, job.config.lora
-    if method is Method.FULL:
+    lora = job.config.method
+    if not isinstance(lora, LowRankSettings):
         return {}
     kernels = dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
-    value: dict[str, Any] = {"adapter": "qlora" if method is Method.QLORA else "lora"}
-    if method is Method.QLORA:
+    value: dict[str, Any] = {"adapter": "qlora" if lora.type is Method.QLORA else "lora"}
+    if lora.type is Method.QLORA:
         value |= {"load_in_4bit": True}
     value |= {
         "lora_r": lora.rank,
@@ -99,7 +99,7 @@ def adapter(job: TrainingJob, facts: Facts) -> dict[str, Any]:
         "lora_target_modules": facts.modules,
         "lora_modules_to_save": list(lora.modules_to_save) or None,
         "peft_layers_to_transform": list(lora.layers) if lora.layers is not None else None,
-        "peft_use_dora": method is Method.DORA,
+        "peft_use_dora": lora.type is Method.DORA,
         "peft_use_rslora": lora.rslora,
         "lora_model_dir": job.adapter or (str(facts.first_adapter) if facts.first_adapter else None),
     }
@@ -114,7 +114,8 @@ def sft(job: TrainingJob, facts: Facts) -> dict[str, Any]:
 
 def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     """Rendered prompt, chosen and rejected, taken as they are."""
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, DpoSettings), preference
     return {
         "rl": "dpo",
         "dpo_beta": preference.beta,
@@ -128,7 +129,8 @@ def dpo(job: TrainingJob, facts: Facts) -> dict[str, Any]:
 
 def kto(job: TrainingJob, facts: Facts) -> dict[str, Any]:
     """Rendered prompt and completion with a verdict; the fields are named, since they are already whole texts."""
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, KtoSettings), preference
     fields = {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}
     return {
         "rl": "kto",

@@ -91,7 +91,7 @@ def facts_of(run: ExternalRun) -> Facts:
 
 def write_rows(run: ExternalRun) -> None:
     """The rows of the plan in axolotl's form. Raises `InvalidInput` (`E-BACKEND-CONFIG`) for any other."""
-    stage = run.job.config.stage
+    stage = run.job.config.stage.type
     source = run.folder / TOKENS_FILE if stage is Stage.SFT else run.place / names.TEXTS_FILE
     with source.open("rb") as lines, (run.folder / ROWS_FILE).open("wb") as stream:
         for number, line in enumerate(lines, 1):

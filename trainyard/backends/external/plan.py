@@ -26,6 +26,7 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import TOKENS_FILE, rows_of
 from trainyard.backends.trl.loading import config_facts, load_tokenizer, template_sha256
 from trainyard.data.rows import TRAIN, PreferenceRow
+from trainyard.spec.axes.methods import adapter_settings
 from trainyard.spec.axes.stages import Stage
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.whole import write_json_durably
@@ -49,7 +50,7 @@ def write_plan(folder: Path, device: str, *, first_weights: bool) -> None:
     place.mkdir(exist_ok=True)
     tokenizer = load_tokenizer(job)
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
-    if job.config.stage in (Stage.SFT, Stage.CPT):
+    if job.config.stage.type in (Stage.SFT, Stage.CPT):
         ledger, shares = write_tokens(job, tokenizer, folder / TOKENS_FILE)
         widths = [share.trained + share.masked for share in shares]
     else:
@@ -83,7 +84,7 @@ def write_tokens(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str
     A line is {"input_ids", "labels"}; a label is the id itself or -100 where no loss is taken, not shifted.
     Raises what the data and the template raise (`E-DATA-EMPTY` …).
     """
-    examples, account = STAGES[job.config.stage].encode(rows_of(job), tokenizer, job.config)
+    examples, account = STAGES[job.config.stage.type].encode(rows_of(job), tokenizer, job.config)
     require_targets(account)
     with path.open("wb") as stream:
         for example in examples:
@@ -105,11 +106,11 @@ def write_texts(job: TrainingJob, tokenizer: Any, path: Path) -> tuple[dict[str,
     max_length) is not written.
     """
     rows, hyper = list(rows_of(job)), job.config.hyperparameters
-    examples, account = STAGES[job.config.stage].encode(rows, tokenizer, job.config)
+    examples, account = STAGES[job.config.stage.type].encode(rows, tokenizer, job.config)
     require_targets(account)
-    share = kto.share if job.config.stage is Stage.KTO else pairs.share
+    share = kto.share if job.config.stage.type is Stage.KTO else pairs.share
     renderer = Renderer(tokenizer)
-    kept: Any = kto.encode_labelled if job.config.stage is Stage.KTO else encode_preference
+    kept: Any = kto.encode_labelled if job.config.stage.type is Stage.KTO else encode_preference
     whole = account.rows["trained"] == account.rows["read"]
     texts = [
         as_text(renderer, row)
@@ -168,7 +169,7 @@ def adapter(job: TrainingJob, place: Path, *, first_weights: bool) -> dict[str, 
         with torch.device("meta"):
             shape = AutoConfig.from_pretrained(job.base, trust_remote_code=False)
             model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
-        named = targets(model, job.config.lora)
+        named = targets(model, adapter_settings(job.config.method))
         modules = sorted({name.rpartition(".")[2] for name, _ in list_adapted(model, named)})
         config = adapter_shape(job.config, TaskType.CAUSAL_LM, named)
         config.base_model_name_or_path = job.base

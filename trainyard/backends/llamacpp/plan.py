@@ -81,7 +81,7 @@ def write_plan(tools: Path, folder: Path) -> None:
             code="E-CONVERT",
         )
     tokenizer = load_tokenizer(job)
-    if job.config.stage is Stage.SFT:
+    if job.config.stage.type is Stage.SFT:
         tokenizer.chat_template = PLAIN_TEMPLATE
     tokenizer.save_pretrained(place / names.TOKENIZER_FOLDER)
     text, counts = text_of(job)

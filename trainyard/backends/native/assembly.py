@@ -82,7 +82,7 @@ def set_determinism(job: TrainingJob) -> None:
 
 def assemble(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> NativeRun:
     """Data, policy, precision, session: everything as it is at the first step of a first start."""
-    config, stage = job.config, STAGES[job.config.stage]
+    config, stage = job.config, STAGES[job.config.stage.type]
     cut = choose_cut(config, stage, device)
     prepared = prepare(job, stage, tokenizer_of(job, events), events)
     frame.require_not_stopped(events.stop_requested())
@@ -107,7 +107,7 @@ def make_policy(job: TrainingJob, device: str, events: Events) -> Policy:
     """The model that is trained, the same in every process that makes it."""
     config = job.config
     set_seed(config.hyperparameters.seed)  # the weights of a new adapter must not depend on what was drawn before
-    policy = build(policy_request(job, device), with_reference=STAGES[config.stage].needs_reference(config))
+    policy = build(policy_request(job, device), with_reference=STAGES[config.stage.type].needs_reference(config))
     for warning in [*advice(config, Device(device)), *policy.warnings]:
         events.emit("warning", text=warning)
     if fp8 := choose_fp8(config.engine.fp8, device, capability=capability(device)):
@@ -139,7 +139,7 @@ def open_session(
     engine = TrainState(
         model=policy.model,
         reference=policy.reference,
-        stage=STAGES[config.stage],
+        stage=STAGES[config.stage.type],
         config=config,
         optimizer=optimizer,
         rate=LearningRate(optimizer, config, plan.total_steps),
@@ -166,7 +166,7 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
     return PolicyRequest(
         config=job.config,
         base=job.base,
-        head=STAGES[job.config.stage].head,
+        head=STAGES[job.config.stage.type].head,
         device=device,
         base_sha256=job.base_sha256,
         adapter=Path(job.adapter) if job.adapter else None,
@@ -176,7 +176,7 @@ def policy_request(job: TrainingJob, device: str) -> PolicyRequest:
 
 def attention_of(job: TrainingJob, device: str) -> KernelChoice:
     """The attention kernel of a job's base on a device, and why."""
-    architecture = architecture_of(job.base, STAGES[job.config.stage].head)
+    architecture = architecture_of(job.base, STAGES[job.config.stage.type].head)
     asked = job.config.engine.attention
     return choose_attention(asked, device, capability=capability(device), architecture=architecture)
 

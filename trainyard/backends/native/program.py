@@ -82,7 +82,9 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
         if shape is None:
             events.emit("warning", text="The memory was not fitted: this model's layout is not one that is estimated.")
             return job
-        choice = choose_knobs(shape, job.config, free_bytes(Device(device)), Device(device), rungs=(job.config.method,))
+        choice = choose_knobs(
+            shape, job.config, free_bytes(Device(device)), Device(device), rungs=(job.config.method.type,)
+        )
         write_json_durably(path, {"config": choice.config.model_dump(mode="json"), "lines": choice.lines()})
     known = orjson.loads(path.read_bytes())
     for line in known["lines"]:

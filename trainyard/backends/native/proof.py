@@ -36,14 +36,12 @@ from trainyard.data.rows import ROWS_FILE, LabelledRow, Message, PreferenceRow, 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import METHOD_SETTINGS, Method, MethodSettings
 from trainyard.spec.axes.schedules import Schedule
 from trainyard.spec.axes.stages import PreferenceLoss, Stage
 from trainyard.spec.training import (
     EngineSettings,
     Hyperparameters,
-    LoraSettings,
-    PreferenceSettings,
     TrainerConfig,
     resolve_trainer,
 )
@@ -55,6 +53,7 @@ from trainyard.train.resume.writer import CheckpointWriter, find_newest
 STAGES, METHODS = BackendName.NATIVE.facts.stages, BackendName.NATIVE.facts.methods
 MODES = ("stopped", "killed")
 STEPS, ACCUMULATION, SAVE_STEPS = 4, 3, 2
+SMALL = {"rank": 4, "alpha": 8, "dropout": 0.1, "block_size": 16, "blocks": 1}
 STOP_AFTER, KILL_AFTER = 7, 10
 """Micro-batches: a stop inside the third step, a kill inside the fourth, after the checkpoint of the second."""
 LIMIT_S = 300
@@ -143,17 +142,20 @@ def world_rows(count: int = 18) -> dict[Port, list[Row]]:
     }
 
 
+def small_method(method: Method) -> MethodSettings:
+    """The method with those of the small settings that it has."""
+    return method.settings(**{key: SMALL[key] for key in SMALL.keys() & METHOD_SETTINGS[method].model_fields.keys()})
+
+
 def job_of(cell: Cell, world: Path) -> TrainingJob:
     config = TrainerConfig(
-        stage=cell.stage,
-        method=cell.method,
+        stage=cell.stage.settings(**({"loss": cell.loss} if cell.loss else {})),
+        method=small_method(cell.method),
         hyperparameters=Hyperparameters(
             max_steps=STEPS, batch_size=2, gradient_accumulation=ACCUMULATION, learning_rate=1e-3, warmup_ratio=0.5,
             max_length=64, precision=Precision.FP32, schedule=Schedule.LINEAR, save_steps=SAVE_STEPS,
         ),
-        lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
-        preference=PreferenceSettings(loss=cell.loss or PreferenceLoss.SIGMOID),
-        engine=EngineSettings(freeze_blocks=1, oft_block_size=16, batching="padded"),
+        engine=EngineSettings(batching="padded"),
         device=Device.CPU,
     )  # fmt: skip
     ports = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)

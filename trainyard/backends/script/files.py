@@ -26,6 +26,7 @@ from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
+from trainyard.spec.migrate import in_groups
 from trainyard.stores.models import base_modules, check_adapter_folder
 from trainyard.stores.models import chat_template as own_template
 from trainyard.stores.whole import write_json_durably
@@ -42,7 +43,7 @@ PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 def plain_spec(job: TrainingJob) -> dict[str, Any]:
     """Return the input of a script: a job without Trainyard's identifiers."""
-    config = job.config.model_dump(mode="json")
+    config = in_groups(job.config.model_dump(mode="json"))
     names = ("stage", "method", "hyperparameters", "lora", "preference", "quantization", "engine", "device", "control")
     return {
         **{name: config[name] for name in names},
@@ -98,7 +99,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
     """
     base = Path(job.base)
     text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)
-    if text is None or is_known(text) or job.config.stage is Stage.CPT:
+    if text is None or is_known(text) or job.config.stage.type is Stage.CPT:
         return
     child = open_limited(text)
     with rows.open("rb") as lines:

@@ -160,7 +160,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         **reported,
         **frame.job_facts(job),
         "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else "",
-        "lora": config.lora.model_dump(mode="json") if config.method.facts.adapter else None,
+        "lora": config.method.model_dump(mode="json", exclude={"type"}) if config.method.facts.adapter else None,
         "script": config.launch.script or "built-in",
         "script_sha256": hashlib.sha256((place / files.SCRIPT_FILE).read_bytes()).hexdigest(),
         "first_loss": losses[0][1],

@@ -20,8 +20,7 @@ from trainyard.backends.frame import save_steps, total_steps
 from trainyard.backends.job import TrainingJob
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss
-from trainyard.spec.training import RolloutSettings
+from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, KtoSettings, PreferenceLoss
 from trainyard.train.schedules import POLYNOMIAL_POWER, RESTART_CYCLES, STABLE_DECAY
 
 MOST_LOSSES = 1000
@@ -42,14 +41,12 @@ class Length:
 
 def completions_of(job: TrainingJob) -> int:
     """Completions that are drawn for each row; 1 where the row itself is learned from."""
-    rollouts = job.config.rollouts
-    return rollouts.num_generations if job.config.stage.facts.rollouts and rollouts is not None else 1
+    return job.config.stage.num_generations if isinstance(job.config.stage, GrpoSettings) else 1
 
 
 def iterations_of(job: TrainingJob) -> int:
     """Optimizer steps that learn from the same completions."""
-    rollouts = job.config.rollouts
-    return rollouts.num_iterations if job.config.stage.facts.rollouts and rollouts is not None else 1
+    return job.config.stage.num_iterations if isinstance(job.config.stage, GrpoSettings) else 1
 
 
 def prompts_of_a_step(job: TrainingJob) -> int:
@@ -62,7 +59,7 @@ def prompts_of_a_step(job: TrainingJob) -> int:
 def left_out(job: TrainingJob, rows: int) -> int:
     """Rows that each pass leaves out, which are others in each: KTO compares the rows of a batch, and a last batch of
     one would be compared with itself; GRPO compares completions, and a step takes the same number of prompts."""
-    if job.config.stage.facts.rollouts:
+    if isinstance(job.config.stage, GrpoSettings):
         return rows % prompts_of_a_step(job)
     return int(job.config.stage.facts.compares_rows and rows % job.config.hyperparameters.batch_size == 1)
 
@@ -137,7 +134,8 @@ def dpo_config(common: dict[str, Any], job: TrainingJob) -> DPOConfig:
     TRL's `sigmoid` takes no label smoothing: with it the loss is `robust`, its unbiased form for noisy labels
     (Chowdhury et al. 2024, arXiv 2403.00409), which starts at ln 2 as well.
     """
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, DpoSettings), preference
     smoothed = preference.label_smoothing > 0 and preference.loss is PreferenceLoss.SIGMOID
     return DPOConfig(
         **common,
@@ -154,7 +152,8 @@ def kto_config(common: dict[str, Any], job: TrainingJob) -> KTOConfig:
 
     TRL asks for rows in their given order because it pairs neighbours beforehand; here each batch pairs its own rows.
     """
-    preference = job.config.preference
+    preference = job.config.stage
+    assert isinstance(preference, KtoSettings), preference
     return KTOConfig(
         **common,
         beta=preference.beta,
@@ -172,7 +171,7 @@ def reward_config(common: dict[str, Any]) -> RewardConfig:
     return RewardConfig(**common, center_rewards_coefficient=None, disable_dropout=False)
 
 
-def grpo_config(common: dict[str, Any], rollouts: RolloutSettings) -> GRPOConfig:
+def grpo_config(common: dict[str, Any], rollouts: GrpoSettings) -> GRPOConfig:
     """Completions are drawn for one optimizer step and used in `num_iterations` of them. Where that is 1, the policy
     that drew is the policy itself, and nothing is clipped.
 

@@ -41,13 +41,13 @@ class PreparedRun:
 def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
     """Tokenise the data, print and check its account. Raises `InvalidInput` (`E-BATCH`, `E-DATA-EMPTY`, …)."""
     require_rows(job.config)
-    if job.config.stage is Stage.GRPO:
+    if job.config.stage.type is Stage.GRPO:
         rollouts_of(job)
     tokenizer = load_tokenizer(job)
     examples, ledger = encode(job, tokenizer)
     print(ledger.line(), flush=True)
     events.emit("ledger", **ledger.tokens(), rows=dict(ledger.rows), text=ledger.line())
-    if job.config.stage is Stage.GRPO and ledger.rows["read"]:
+    if job.config.stage.type is Stage.GRPO and ledger.rows["read"]:
         require_prompts(job, ledger)
     else:
         require_targets(ledger)
@@ -59,7 +59,7 @@ def prepare(job: TrainingJob, device: str, events: Events) -> PreparedRun:
 
 def describe_dropped_rows(job: TrainingJob, rows: int, alone: int) -> str:
     """Return why each pass leaves rows out, and how many."""
-    if job.config.stage is Stage.KTO:
+    if job.config.stage.type is Stage.KTO:
         count = f"{rows} rows in batches of {job.config.hyperparameters.batch_size} leave one over"
         return f"Stage kto compares the rows of a batch. {count}: each pass leaves out another."
     count = f"{rows} rows leave {alone} over"
@@ -71,7 +71,7 @@ def encode(job: TrainingJob, tokenizer: PreTrainedTokenizerBase) -> Encoding:
 
     Raises `InvalidInput` (`E-DATA-EMPTY`; `E-BATCH` when all answers of stage kto have the same verdict).
     """
-    return ENCODERS[job.config.stage](list(rows_of(job)), tokenizer, job.config)
+    return ENCODERS[job.config.stage.type](list(rows_of(job)), tokenizer, job.config)
 
 
 def cut(encode: Callable[[Any, PreTrainedTokenizerBase, int], Encoding]) -> Encoder:

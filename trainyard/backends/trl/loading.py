@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer,
 from trainyard.backends.job import TrainingJob
 from trainyard.errors import InvalidInput, Refused
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import Method, adapter_settings
 from trainyard.spec.compat.run import base_reasons
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.train.methods.adapters import NEW, inject, load_adapter, read_config
@@ -83,21 +83,21 @@ def load_base(job: TrainingJob, device: str) -> Any:
 
     The score of a reward model is new: its first weights are drawn here.
     """
-    frozen = job.config.method is not Method.FULL
+    frozen = job.config.method.type is not Method.FULL
     dtype = torch.bfloat16 if frozen and device == "cuda" and native_bf16("cuda") else torch.float32
     return load_model(job.base, head_of(job), {"trust_remote_code": False, "use_safetensors": True, "dtype": dtype})
 
 
 def with_adapter(model: Any, job: TrainingJob) -> Any:
     """The model that is trained: with a new adapter, with the earlier one, or as it is (full)."""
-    if job.config.method is Method.FULL:
+    if job.config.method.type is Method.FULL:
         return model
     if job.adapter is not None:
         folder = Path(job.adapter)
         require_same_base(folder, job.base_sha256, job.node or None)
         return load_adapter(model, folder, read_config(folder, head_of(job), trainable=True), NEW, "cpu")
     torch.manual_seed(job.config.hyperparameters.seed)  # a new score has drawn before
-    config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, job.config.lora))
+    config = adapter_shape(job.config, TASKS[head_of(job)], targets(model, adapter_settings(job.config.method)))
     return inject(model, config, NEW)
 
 
@@ -110,7 +110,7 @@ def config_facts(config: Any, job: TrainingJob) -> dict[str, Any]:
     """The shape of an adapter by PEFT's config."""
     targets = config.target_modules
     return {
-        "profile": job.config.lora.profile,
+        "profile": adapter_settings(job.config.method).profile,
         "rank": config.r,
         "alpha": config.lora_alpha,
         "dropout": config.lora_dropout,

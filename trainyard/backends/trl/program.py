@@ -137,7 +137,7 @@ def build_trainer(
     """TRL's trainer for the stage, with our order of rows."""
     job = prepared.job
     common = common_arguments(job, prepared.length, folder / CHECKPOINT_FOLDER, prepared.device, precision)
-    trainer = STAGES[job.config.stage](prepared, model, common)
+    trainer = STAGES[job.config.stage.type](prepared, model, common)
     trainer.lengths = [len(sequence(example)) for example in prepared.examples]
     trainer.count_batches()
     trainer.remove_callback(PrinterCallback)
@@ -160,12 +160,10 @@ def training_record(
 ) -> dict[str, Any]:
     """`training.json`: what was done, to the token."""
     job, points = prepared.job, trainer.curve.points
-    rollouts = job.config.rollouts
     return {
         **frame.job_facts(job),
         "chat_template_sha256": template_sha256(prepared.tokenizer),
         "renderer": choose_template("auto", str(prepared.tokenizer.chat_template)).spec.name,
-        **({"rollouts": rollouts.model_dump(mode="json")} if rollouts else {}),
         "lora": lora_facts(trainer.model, job),
         "lineage": lineage(origin(prepared)),
         **trainer.counted().record(prepared.ledger),

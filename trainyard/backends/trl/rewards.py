@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import SchemaValidator
 
-from trainyard.spec.training import ContainsReward, ExactMatchReward, LengthReward, RegexReward, compiled
+from trainyard.spec.axes.stages import ContainsReward, ExactMatchReward, LengthReward, RegexReward, compiled
 
 
 @dataclass(frozen=True)

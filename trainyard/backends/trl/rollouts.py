@@ -23,7 +23,7 @@ from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
 from trainyard.backends.trl.trainer import CommittedCheckpoints, ShuffledOrder
 from trainyard.data.rows import SftRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.training import RolloutSettings
+from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.train.reporting.counts import Counted
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import TokenLedger, encode_answers, training_rows
@@ -76,31 +76,32 @@ def require_prompts(job: TrainingJob, ledger: TokenLedger) -> None:
         raise InvalidInput(
             f"A step answers {wanted} prompts, and the data set has {found}.",
             why="batch_size × gradient_accumulation × processes completions are drawn, num_generations to a prompt.",
-            do="Give the trainer more rows, lower batch_size, or raise rollouts.num_generations.",
+            do="Give the trainer more rows, lower batch_size, or raise stage.num_generations.",
             code="E-BATCH",
         )
 
 
-def rollouts_of(job: TrainingJob) -> RolloutSettings:
+def rollouts_of(job: TrainingJob) -> GrpoSettings:
     """The settings of the stage. Raises `InvalidInput` where they are not given or do not fit the batch."""
-    settings, hyper = job.config.rollouts, job.config.hyperparameters
-    if settings is None:
+    settings, hyper = job.config.stage, job.config.hyperparameters
+    assert isinstance(settings, GrpoSettings), settings
+    if not settings.rewards:
         raise InvalidInput(
             "Stage grpo learns from rewards, and none is named.",
-            do="Name them in rollouts.rewards, such as {type: exact_match}.",
+            do="Name them in stage.rewards, such as {type: exact_match}.",
             code="E-REWARD",
         )
     drawn = hyper.batch_size * hyper.gradient_accumulation * job.config.launch.processes
     if drawn % settings.num_generations:
         raise InvalidInput(
             f"A step has {drawn} completions, which is not a multiple of {settings.num_generations}.",
-            do="Make batch_size × gradient_accumulation × processes a multiple of rollouts.num_generations.",
+            do="Make batch_size × gradient_accumulation × processes a multiple of stage.num_generations.",
             code="E-BATCH",
         )
     return settings
 
 
-def reward_functions(settings: RolloutSettings) -> list[RewardFunction]:
+def reward_functions(settings: GrpoSettings) -> list[RewardFunction]:
     """The rewards as TRL calls them: with all completions of a step and the columns of their rows."""
     return [scorer(name, each) for name, each in named(settings.rewards).items()]
 

@@ -137,7 +137,7 @@ def given(prepared: PreparedRun, model: Any, rows: list[Encoded] | list[dict[str
 def second_model(prepared: PreparedRun) -> Any:
     """The reference of whole weights. That of an adapter is its own frozen start, which TRL keeps as a second adapter
     (or the bare base for a new one)."""
-    if prepared.job.config.method is not Method.FULL:
+    if prepared.job.config.method.type is not Method.FULL:
         return None
     return load_base(prepared.job, prepared.device).to(prepared.device)
 

@@ -25,7 +25,7 @@ def train(folder: Path, events: Events) -> None:
 
 def check(run: ExternalRun) -> None:
     """A 4-bit base needs CUDA, which `device: auto` may not have found. Raises `InvalidInput` (`E-DEVICE`)."""
-    if run.job.config.method is Method.QLORA and run.device != "cuda":
+    if run.job.config.method.type is Method.QLORA and run.device != "cuda":
         raise InvalidInput(
             "Method qlora by unsloth needs a CUDA device, and this machine has none.",
             do="Use method lora here, or backend native, which trains through 4-bit bases on CPUs too.",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from trainyard.data.quarantine import ROW_CHARS, ROWS_WITH_TEXT
 from trainyard.data.rows import BATCH_ROWS, SCHEMAS
 from trainyard.errors import TrainyardError
 from trainyard.spec.axes.data import Port
+from trainyard.spec.nodes import ValidatorConfig
 
 MAX_BLOCK_BYTES = 64 << 20
 """Blocks of long rows contain fewer of them, so that a block's texts never pass Arrow's 2 GiB of one string array."""
@@ -225,6 +226,13 @@ class RowLedger:
                 do="Report it with the config of the validator; the set was not handed on.",
                 code="E-BATCH",
             )
+
+
+class Sieve(Protocol):
+    """What every step needs of the run that it is a step of."""
+
+    config: ValidatorConfig
+    ledger: RowLedger
 
 
 def quarantine_entry(line: int, row: dict[str, Any], reason: str, detail: str) -> dict[str, Any]:

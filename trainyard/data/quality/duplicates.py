@@ -28,10 +28,9 @@ import pyarrow.compute as pc
 import xxhash
 from rensa import RMinHash, RMinHashLSH
 
-from trainyard.data.quality.blocks import Block, RowLedger
+from trainyard.data.quality.blocks import Block, Sieve
 from trainyard.data.quality.words import WordTable
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import ValidatorConfig
 
 MESSAGE_COLUMNS = ("messages", "prompt", "chosen", "rejected", "completion")
 SHINGLE_WORDS = 2
@@ -44,9 +43,7 @@ MAX_COMPARED = 256
 """Kept rows that one flagged row is compared with: bounds the work on sets where thousands of rows are alike."""
 
 
-class ExactSieve(Protocol):
-    config: ValidatorConfig
-    ledger: RowLedger
+class ExactSieve(Sieve, Protocol):
     seen: set[bytes]
 
 

@@ -17,21 +17,19 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Turns, values
+from trainyard.data.quality.blocks import ANSWERS, Block, Detail, RowLedger, Sieve, Turns, values
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import QualityRules, ValidatorConfig
+from trainyard.spec.nodes import QualityRules
 
 ROLES = ("system", "user", "assistant", "tool")
 Check = tuple[str, np.ndarray, Detail]
 """Reason, mask of the rows that break the rule, and why."""
 
 
-class FilterSieve(Protocol):
-    """What these steps need of the run that they are steps of."""
+class FilterSieve(Sieve, Protocol):
+    """What the filters need beside that."""
 
-    config: ValidatorConfig
-    ledger: RowLedger
     row_validator: Validator | None
 
 

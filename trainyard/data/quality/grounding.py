@@ -13,21 +13,19 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from trainyard.data.quality.blocks import Block, RowLedger, read_blocks
+from trainyard.data.quality.blocks import Block, Sieve, read_blocks
 from trainyard.data.quality.sensitive import masked_texts
 from trainyard.data.quality.words import words
 from trainyard.data.rows import ROWS_FILE
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
+from trainyard.spec.nodes import SensitiveRules
 
 Vocabulary = dict[int, np.ndarray]
 """Hash of a document's id -> its different word hashes, sorted."""
 
 
-class GroundingSieve(Protocol):
-    config: ValidatorConfig
-    ledger: RowLedger
+class GroundingSieve(Sieve, Protocol):
     vocabulary: Vocabulary | None
 
 

@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger
+from trainyard.data.quality.blocks import ANSWERS, Block, Sieve
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import ValidatorConfig
 
 Item = list[Message] | str
 TokenCounter = Callable[[Sequence[Item]], list[int]]
@@ -34,11 +33,9 @@ SEQUENCE_OVERHEAD = 1
 """The begin-of-sequence token of a conversation."""
 
 
-class LengthSieve(Protocol):
-    """What the length step needs of the run that it is a step of."""
+class LengthSieve(Sieve, Protocol):
+    """What the length step needs beside that."""
 
-    config: ValidatorConfig
-    ledger: RowLedger
     truncated: int
     read_tokens: int
 

@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainyard.data.quality.blocks import ANSWERS, Block, RowLedger, values
+from trainyard.data.quality.blocks import ANSWERS, Block, Sieve, values
 from trainyard.data.quality.detectors import Detector, detectors
 from trainyard.data.rows import MESSAGE, MESSAGES
 from trainyard.spec.axes.data import Port
-from trainyard.spec.nodes import SensitiveRules, ValidatorConfig
+from trainyard.spec.nodes import SensitiveRules
 
 UNTOUCHED = frozenset({"id", "type", "name", "role", "tool_call_id", "weight", "required", "pattern", "format", "$ref"})
 """Keys of calls, schemas and turns whose values chat templates and trainers read."""
@@ -42,9 +42,7 @@ class SensitiveCounts:
     found: Counter[str] = field(default_factory=Counter)
 
 
-class SensitiveSieve(Protocol):
-    config: ValidatorConfig
-    ledger: RowLedger
+class SensitiveSieve(Sieve, Protocol):
     sensitive: SensitiveCounts
 
 

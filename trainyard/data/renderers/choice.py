@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainyard.data.paths import resolve_inside
-from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec
+from trainyard.data.renderers.contract import DEFAULT, RendererSpec
 from trainyard.data.renderers.table import RENDERERS, ROLE_COLON
 from trainyard.data.renderers.templates import PLAIN_TEMPLATE
 from trainyard.errors import InvalidInput, NotFound
@@ -24,20 +24,6 @@ AUTO = "auto"
 FILE_ENDING = ".jinja"
 MAX_TEMPLATE_CHARS = 256 << 10
 """Most characters of a template file; the longest that is known has 20,000."""
-
-
-@dataclass(frozen=True)
-class KnownTemplate:
-    """A template that the table knows."""
-
-    spec: RendererSpec
-    name: str
-    """Of the template: `qwen3`, or a file that TRL ships without its ending."""
-
-    @property
-    def claim(self) -> frozenset[Flavour]:
-        """The kinds of conversation in which the row says that turns extend one another."""
-        return self.spec.templates[self.name]
 
 
 @dataclass(frozen=True)
@@ -107,8 +93,7 @@ def unreadable(path: Path, why: str) -> InvalidInput:
 
 def recognise_template(text: str) -> RendererSpec:
     """The row of a template's text; the default renderer if no row knows it."""
-    known = by_digest().get(digest(text))
-    return known.spec if known else DEFAULT
+    return by_digest().get(digest(text), DEFAULT)
 
 
 def digest(text: str) -> str:
@@ -116,10 +101,9 @@ def digest(text: str) -> str:
 
 
 @cache
-def by_digest() -> dict[str, KnownTemplate]:
-    """SHA-256 of a template's text -> what the table says about it."""
-    rows = [KnownTemplate(spec, name) for spec in RENDERERS.values() for name in spec.templates]
-    return {digest(template_text(row.spec, row.name)): row for row in rows}
+def by_digest() -> dict[str, RendererSpec]:
+    """SHA-256 of a template's text -> its row of the table."""
+    return {digest(template_text(spec, name)): spec for spec in RENDERERS.values() for name in spec.templates}
 
 
 def template_text(spec: RendererSpec, name: str) -> str:

@@ -158,14 +158,6 @@ def thought(number: int) -> dict[str, str]:
     return {"reasoning_content": f"thought number {number}"}
 
 
-def probe(renderer: TemplateText) -> TemplateProbe:
-    """Measure, and compare the result with the table. Raises `InvalidInput` (`E-CHAT-TEMPLATE`)."""
-    found, known = measure(renderer), renderer.known
-    if known is not None and known.claim != found.extends_in:
-        raise wrong_flag(known.name, known.claim, found.extends_in)
-    return found
-
-
 def measure(renderer: TemplateText) -> TemplateProbe:
     """Render conversations of every kind and compare their ids."""
     related = ((flavour, relate_flavour(renderer, flavour)) for flavour in Flavour)

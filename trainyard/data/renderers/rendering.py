@@ -15,10 +15,8 @@ from typing import Any
 
 import orjson
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
-from trainyard.data.renderers.choice import AUTO, choose_template
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
 from trainyard.data.renderers.control import remove_marks
 from trainyard.data.renderers.spans import ANSWERED, ASKED, REFUSALS, TemplateText, common_prefix
@@ -225,15 +223,6 @@ def only(rendered: Rendered, message: int) -> Rendered:
 
 def call(name: str) -> dict[str, Any]:
     return {"id": "call00001", "type": "function", "function": {"name": name, "arguments": {}}}
-
-
-def renderer_for(tokenizer: PreTrainedTokenizerBase, template: str = AUTO) -> Renderer:
-    """The renderer of a tokenizer, recognised by the SHA-256 of its template, or the one that is asked for.
-
-    Raises as `choice.choose`.
-    """
-    chosen = choose_template(template, tokenizer.get_chat_template() if tokenizer.chat_template else None)
-    return Renderer(tokenizer, chosen.spec, chosen.text)
 
 
 def is_learned(message: Message | Turn) -> bool:

@@ -15,7 +15,7 @@ import orjson
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.choice import KnownTemplate, by_digest, digest, recognise_template
+from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.control import Control
 from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
@@ -81,11 +81,6 @@ class TemplateText:
         return as_blocks(turns) if self.wants_blocks else turns
 
     # What is known about the template
-
-    @property
-    def known(self) -> KnownTemplate | None:
-        """What the table says about the template; None if it does not know it."""
-        return by_digest().get(digest(self.template))
 
     @cached_property
     def wants_blocks(self) -> bool:

@@ -1,6 +1,6 @@
 """Forgetting: what training on new rows costs on text that has nothing to do with them.
 
-The general set is a fixed file of this package (`general.jsonl`), so that the figure means the same in every report.
+The general set is a fixed file of this package (`general.jsonl`), so that the metric means the same in every report.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from trainyard.serve.conversion.adapters import CONFIG_FILE, WEIGHTS_FILE, read_
 from trainyard.serve.conversion.gguf import gguf_to_peft, peft_to_gguf
 from trainyard.serve.conversion.layouts import Layout
 from trainyard.serve.conversion.mlx import MLX_FILE, mlx_to_peft, peft_to_mlx
+from trainyard.stores.files import DISK, make_folders
+from trainyard.stores.whole import flush_tree, move_folder
 
 GGUF_ENDING = ".gguf"
 
@@ -81,10 +82,11 @@ def convert(source: Path, target: Path, to: Layout, base: Path | None = None) ->
             do="Name a folder or file that is not there; nothing is overwritten.",
             code="E-FILE-EXISTS",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(DISK, target.parent)
     with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
         peft, made = Path(place) / "peft", Path(place) / "made"
         LAYOUTS[found].to_peft(source, peft, base)
         LAYOUTS[to].from_peft(peft, made, base)
-        shutil.move(made, target)
+        flush_tree(DISK, Path(place))
+        move_folder(DISK, made, target)
     return found

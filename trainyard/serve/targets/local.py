@@ -9,8 +9,7 @@ Torch-free.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainyard.compute.services import (
@@ -18,6 +17,7 @@ from trainyard.compute.services import (
     await_ready,
     find_service,
     free_port,
+    read_fields,
     record_path,
     spawn_service,
     stop_service,
@@ -27,7 +27,6 @@ from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.settings import Settings
 from trainyard.spec.axes.targets import TargetType
-from trainyard.stores.whole import write_json_durably
 
 START_S = 300.0
 KINDS = tuple(target.value for target in TargetType if target.facts.server == "started")
@@ -81,20 +80,12 @@ def recipe_file(path: Path) -> Path:
 
 def recipe_of(path: Path) -> ServerRecipe | None:
     """How the server of this ready file was started; None if none should live."""
-    try:
-        return ServerRecipe(**json.loads(recipe_file(path).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+    return read_fields(recipe_file(path), ServerRecipe)
 
 
 def remember_server(path: Path, recipe: ServerRecipe | None) -> None:
     """Let this be the server that should live, or none."""
-    kept = recipe_file(path)
-    if recipe is None:
-        kept.unlink(missing_ok=True)
-        return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(kept, asdict(recipe))
+    write_record(recipe_file(path), recipe)
 
 
 def list_expected(settings: Settings) -> dict[Path, ServerRecipe]:

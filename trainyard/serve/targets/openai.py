@@ -43,7 +43,7 @@ def check_servable(site: TargetDeployment) -> list[Reason]:
     """What vLLM cannot serve, read from the adapter's own config."""
     config, facts = site.candidate.adapter_config, site.target.type.facts
     method = Method.DORA if config.get("use_dora") else Method.OFT if config.get("peft_type") == "OFT" else Method.LORA
-    instead = "train with method lora and without lora.modules_to_save, or use target embedded."
+    instead = "train with method lora and without method.modules_to_save, or use target embedded."
     reasons = [
         site.reason("R-TARGET", "type", f"A server of type {site.target.type} does not serve {what}.", instead)
         for what in unserved(site.target.type, method, config.get("modules_to_save") or ())

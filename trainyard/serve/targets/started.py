@@ -116,6 +116,6 @@ def check_layout(site: TargetDeployment) -> list[Reason]:
         if facts.converts_to == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:
-        instead = "train with method lora and without lora.modules_to_save, or use target embedded."
+        instead = "train with method lora and without method.modules_to_save, or use target embedded."
         return [site.reason("R-TARGET", "type", f"{error.what} {error.why}", instead)]
     return []

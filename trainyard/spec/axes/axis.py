@@ -1,12 +1,24 @@
 """A value of an axis that carries its row: every torch-free fact of the value, in the line that names it.
 
 To add a value: a row in the module of its axis, a function in the code table of the room that carries it out, a test.
+Where values have settings of their own, a row names the model of them, and the axis is written as one of its variants:
+`method: {type: lora, rank: 16}`, or the bare word for the defaults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, Union
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic_core import PydanticKnownError
+
+
+class Strict(BaseModel):
+    """A misspelt key is an error here, never a silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class AxisValue(StrEnum):
@@ -20,3 +32,50 @@ class AxisValue(StrEnum):
         member._value_ = word
         member.facts = facts
         return member
+
+
+class Variant(Strict):
+    """The settings of one value of an axis, which `type` names. In a text it is the word of that value."""
+
+    type: AxisValue
+
+    def __str__(self) -> str:
+        return self.type.value
+
+
+Value = TypeVar("Value", bound=AxisValue)
+
+
+def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
+    """Value -> the model of its settings: that of its row, whose `type` is one of the values with this row's model."""
+    values: dict[type[Variant], list[Value]] = {}
+    for value in axis:
+        values.setdefault(value.facts.settings, []).append(value)
+    found: dict[Value, Any] = {}
+    for settings, words in values.items():
+        name = settings.__name__.replace("Settings", noun)
+        types: Any = Literal[tuple(words)]
+        model = create_model(name, __base__=settings, __doc__=settings.__doc__, type=(types, ...))
+        found |= dict.fromkeys(words, model)
+    return found
+
+
+def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
+    """The annotation of a setting that is one of the variants, told apart by `type`.
+
+    A bare word stands for its defaults. Settings without a `type` are those of the usual value.
+    """
+    known = [value.value for value in variants]
+
+    def spell_out(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {"type": usual, **given}
+        if not isinstance(given, str):
+            return given
+        if given not in known:
+            *words, last = map(repr, known)
+            raise PydanticKnownError("enum", {"expected": f"{', '.join(words)} or {last}"})
+        return {"type": given}
+
+    tagged: Any = Annotated[Union[tuple(dict.fromkeys(variants.values()))], Field(discriminator="type")]  # noqa: UP007
+    return Annotated[tagged, BeforeValidator(spell_out, json_schema_input_type=type(usual) | tagged)]

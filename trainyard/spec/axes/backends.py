@@ -103,7 +103,8 @@ class BackendName(AxisValue):
             strategies=(Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.FSDP_HYBRID),
             settings={
                 "quantization": (None,),
-                "preference.loss": PAIRWISE,
+                "stage.loss": PAIRWISE,
+                "stage.centering": (0.0,),
                 "launch.launcher": ("auto", "torchrun", "accelerate"),
             },
             sharded={
@@ -128,7 +129,7 @@ class BackendName(AxisValue):
             settings={
                 "quantization": (None, Quantization.NF4),
                 "hyperparameters.precision": IN_BFLOAT,
-                "lora.modules_to_save": ((),),
+                "method.modules_to_save": ((),),
             },
             cuda_methods=(Method.QLORA,),
         ),
@@ -160,9 +161,10 @@ class BackendName(AxisValue):
             settings={
                 "quantization": (None, Quantization.NF4),
                 "hyperparameters.precision": IN_BFLOAT,
-                "preference.loss": PAIRWISE,
+                "stage.loss": PAIRWISE,
+                "stage.centering": (0.0,),
             },
-            whole_numbers=("lora.alpha",),
+            whole_numbers=("method.alpha",),
             cuda_methods=(Method.QLORA,),
         ),
     )
@@ -190,7 +192,7 @@ class BackendName(AxisValue):
             devices=(Device.CPU, Device.MPS),
             optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.LION, Optimizer.ADAFACTOR),
             schedules=BY_STEP,
-            settings={"quantization": (None,), "lora.modules_to_save": ((),)},
+            settings={"quantization": (None,), "method.modules_to_save": ((),)},
         ),
     )
     LLAMACPP = "llamacpp", BackendFacts(
@@ -222,7 +224,7 @@ class BackendName(AxisValue):
             methods=tuple(method for method in Method if not method.facts.quantised),
             optimizers=as_named(Optimizer.ADAMW, Optimizer.SGD, Optimizer.ADAFACTOR),
             schedules=as_named(Schedule.LINEAR, Schedule.COSINE, Schedule.CONSTANT, Schedule.CONSTANT_WITH_WARMUP),
-            settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "preference.loss": PAIRWISE},
+            settings={"hyperparameters.precision": (Precision.AUTO, Precision.FP32), "stage.loss": PAIRWISE},
             runs_scripts=True,
         ),
     )

@@ -1,27 +1,121 @@
-"""Methods: which weights are trainable, and what a training leaves. `train/methods` chooses the weights."""
+"""Methods: which weights are trainable, by which settings, and what a training leaves. `train/methods` chooses them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from trainyard.spec.axes.axis import AxisValue
+from pydantic import Field
+
+from trainyard.spec.axes.axis import AxisValue, Variant, build_variants, union_of
+
+ADAPTER_PROFILES: dict[str, dict[str, Any]] = {
+    "platform": {"rank": 32, "alpha": 64.0, "dropout": 0.0, "target_modules": "all-linear"},
+    "classic": {"rank": 8, "alpha": 16.0, "dropout": 0.05, "target_modules": ("q_proj", "v_proj")},
+    "nightly": {
+        "rank": 16,
+        "alpha": 32.0,
+        "dropout": 0.0,
+        "target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    },
+}
+"""Profile -> what fills the settings that are left out."""
+
+
+class MethodSettings(Variant):
+    """A method with its settings."""
+
+    type: Method
+
+    @property
+    def facts(self) -> MethodFacts:
+        return self.type.facts
+
+
+class FullSettings(MethodSettings):
+    """Every weight is trainable: there is nothing to set."""
+
+
+class AdapterSettings(MethodSettings):
+    """Where an adapter is put. `profile` fills what is left out.
+
+    `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
+    projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
+    """
+
+    profile: Literal["platform", "classic", "nightly"] = Field("platform", description="Fills what is left out.")
+    dropout: float | None = Field(None, ge=0, lt=1, description="Of the inputs of the adapter.")
+    target_modules: Literal["all-linear", "attention-only"] | tuple[str, ...] | None = Field(
+        None, description="Layers that get an adapter: a word, or names of modules."
+    )
+    modules_to_save: tuple[str, ...] = Field((), description="Modules that are trained whole.")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, description="Only these block indices.")
+
+
+class LowRankSettings(AdapterSettings):
+    """The shape of a low-rank adapter. `profile` fills what is left out.
+
+    `platform`: rank 32, alpha 64, dropout 0, all linear layers. `classic`: rank 8, alpha 16, dropout 0.05, q and v
+    projections. `nightly`: rank 16, alpha 32, dropout 0, the seven projections.
+    """
+
+    rank: int | None = Field(None, ge=1, le=256, description="Width of the two matrices.")
+    alpha: float | None = Field(None, gt=0, le=4096, description="Scale; default: twice the rank.")
+    rslora: bool = Field(False, description="Scale by alpha / sqrt(rank), arXiv 2312.03732.")
+
+
+class LoraPlusSettings(LowRankSettings):
+    """The shape of the adapter, and how much faster its second matrix learns (arXiv 2402.12354)."""
+
+    ratio: float = Field(16.0, ge=1, le=1024, description="Learning rate of B over that of A.")
+
+
+class OftSettings(AdapterSettings):
+    """Where the rotations are put, and their size. Of a profile, dropout and target modules apply."""
+
+    block_size: int = Field(32, ge=2, le=4096, description="Inputs that rotate together.")
+
+
+class FreezeSettings(MethodSettings):
+    """Which of the last weights are trainable."""
+
+    blocks: int = Field(2, ge=1, le=1024, description="Last blocks that are trainable.")
+    head: bool = Field(False, description="Whether the output layer is trainable, too.")
+
+
+def adapter_settings(method: MethodSettings) -> AdapterSettings:
+    """The settings of a method that is known to leave an adapter."""
+    assert isinstance(method, AdapterSettings), method
+    return method
+
+
+def with_type(settings: MethodSettings, method: Method) -> MethodSettings:
+    """Another method with those of the settings that it has as well."""
+    shared = METHOD_SETTINGS[method].model_fields.keys() & settings.model_fields_set - {"type"}
+    return method.settings(**{name: getattr(settings, name) for name in shared})
+
+
+def rank_of(method: MethodSettings) -> int:
+    """Rank of the adapter that a method leaves; 0 where it has none."""
+    return (method.rank or 0) if isinstance(method, LowRankSettings) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFacts:
     """One method."""
 
-    adapter: bool = True
-    """Whether it leaves an adapter next to an unchanged base; the others write a whole model."""
-    low_rank: bool = True
-    """Whether that adapter has a rank."""
+    settings: type[MethodSettings] = LowRankSettings
+    """Its settings."""
     summed: bool = True
-    """Whether it is a plain sum of low-rank matrices, so that two can be written as one."""
+    """Whether its adapter is a plain sum of low-rank matrices, so that two can be written as one."""
     quantised: bool = False
     """Whether the base is in 4 or 8 bits."""
 
-
-WHOLE = MethodFacts(adapter=False, low_rank=False, summed=False)
+    @property
+    def adapter(self) -> bool:
+        """Whether it leaves an adapter next to an unchanged base; the others write a whole model."""
+        return issubclass(self.settings, AdapterSettings)
 
 
 class Method(AxisValue):
@@ -29,13 +123,23 @@ class Method(AxisValue):
 
     facts: MethodFacts
 
-    FULL = "full", WHOLE
+    FULL = "full", MethodFacts(settings=FullSettings, summed=False)
     LORA = "lora", MethodFacts()
     QLORA = "qlora", MethodFacts(quantised=True)
     DORA = "dora", MethodFacts(summed=False)
-    LORA_PLUS = "lora_plus", MethodFacts()
-    OFT = "oft", MethodFacts(low_rank=False, summed=False)
-    FREEZE = "freeze", WHOLE
+    LORA_PLUS = "lora_plus", MethodFacts(settings=LoraPlusSettings)
+    OFT = "oft", MethodFacts(settings=OftSettings, summed=False)
+    FREEZE = "freeze", MethodFacts(settings=FreezeSettings, summed=False)
+
+    def settings(self, **given: Any) -> MethodSettings:
+        """The method with its settings: `Method.LORA.settings(rank=8)`."""
+        return METHOD_SETTINGS[self](type=self, **given)
 
 
+METHOD_SETTINGS: Mapping[Method, type[MethodSettings]] = build_variants(Method, "Method")
 ADAPTER_METHODS = frozenset(method for method in Method if method.facts.adapter)
+
+if TYPE_CHECKING:
+    AnyMethod = MethodSettings
+else:
+    AnyMethod = union_of(METHOD_SETTINGS, Method.LORA)

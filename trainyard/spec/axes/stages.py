@@ -1,18 +1,192 @@
-"""Stages: which objective is trained, on which rows, and what its batches look like. `train/stages` computes them."""
+"""Stages: which objective is trained, by which settings, on which rows. `train/stages` computes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from trainyard.spec.axes.axis import AxisValue
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, core_schema
+
+from trainyard.spec.axes.axis import AxisValue, Strict, Variant, build_variants, union_of
 from trainyard.spec.axes.data import Port
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossFacts:
+    """One loss of the dpo stage."""
+
+    needs_reference: bool = True
+    compares_rows: bool = False
+
+
+class PreferenceLoss(AxisValue):
+    """Loss of the dpo stage, all with the same pairs."""
+
+    facts: LossFacts
+
+    SIGMOID = "sigmoid", LossFacts()
+    HINGE = "hinge", LossFacts()
+    IPO = "ipo", LossFacts()
+    KTO_PAIR = "kto_pair", LossFacts(compares_rows=True)
+    ORPO = "orpo", LossFacts(needs_reference=False)
+    SIMPO = "simpo", LossFacts(needs_reference=False)
+
+
+class StageSettings(Variant):
+    """A stage with its settings."""
+
+    type: Stage
+
+    @property
+    def facts(self) -> StageFacts:
+        return self.type.facts
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares with the model as it was: an adapter is switched off for that, whole weights are
+        copied."""
+        return False
+
+
+class PlainSettings(StageSettings):
+    """A stage without settings of its own."""
+
+
+class RewardSettings(StageSettings):
+    """How the scores of a reward model are kept in place."""
+
+    centering: float = Field(0.0, ge=0, le=10, description="Weight of (r_chosen + r_rejected)^2; 0.01 is usual.")
+
+
+class DpoSettings(StageSettings):
+    """By which loss the chosen answers are preferred."""
+
+    loss: PreferenceLoss = PreferenceLoss.SIGMOID
+    beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of wrong labels (sigmoid).")
+    gamma: float = Field(
+        0.5, ge=0, le=100, description="Margin between the mean log-probabilities of the two answers (simpo)."
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss.facts.needs_reference
+
+
+class KtoSettings(StageSettings):
+    """How good and bad answers count."""
+
+    beta: float = Field(0.1, gt=0, le=100, description="How strongly the reference counts.")
+    desirable_weight: float = Field(1.0, gt=0, le=100, description="Of good answers.")
+    undesirable_weight: float = Field(1.0, gt=0, le=100, description="Of bad answers.")
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+
+class RewardSource(Strict):
+    """What a completion of stage grpo is worth; several are added, each times its weight."""
+
+    weight: float = Field(1.0, ge=-100, le=100, description="Below 0 for what is unwanted; 0 only reports it.")
+
+
+class ExactMatchReward(RewardSource):
+    """1 where the completion is the row's answer, spaces around both aside."""
+
+    type: Literal["exact_match"] = "exact_match"
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+
+
+class ContainsReward(RewardSource):
+    """1 where the completion contains a text: the row's answer, or the one that is named."""
+
+    type: Literal["contains"] = "contains"
+    text: str | None = Field(None, min_length=1, max_length=4096, description="Default: the answer of the row.")
+    ignore_case: bool = Field(False, description="Whether capital letters do not matter.")
+
+
+class RegexReward(RewardSource):
+    """1 where a pattern is found, or where it is the whole completion. Its time is linear in the completion's length:
+    there are no look-arounds and no back-references."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str = Field(min_length=1, max_length=512, description="In the syntax of the Rust crate regex.")
+    full: bool = Field(False, description="Whether the whole completion has to match.")
+
+    @field_validator("pattern")
+    @classmethod
+    def that_compiles(cls, pattern: str) -> str:
+        try:
+            compiled(pattern)
+        except SchemaError as error:
+            why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
+            told = {"pattern": pattern, "why": why.rstrip(".")}
+            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", told) from None
+        return pattern
+
+
+class LengthReward(RewardSource):
+    """1 at the target or up to the most, and less in proportion to how far the tokens are from it; never below 0."""
+
+    type: Literal["length"] = "length"
+    target_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The best length.")
+    max_tokens: int | None = Field(None, ge=1, le=1_048_576, description="The greatest length that is worth 1.")
+
+    @model_validator(mode="after")
+    def one_bound(self) -> LengthReward:
+        if (self.target_tokens is None) == (self.max_tokens is None):
+            raise PydanticCustomError("one_bound", "A length reward takes either target_tokens or max_tokens")
+        return self
+
+
+Reward = Annotated[ExactMatchReward | ContainsReward | RegexReward | LengthReward, Field(discriminator="type")]
+
+
+def compiled(pattern: str, *, full: bool = False) -> SchemaValidator:
+    """A pattern as an automaton of bounded size (Rust's regex, which pydantic brings): `isinstance_python(text)`.
+
+    Raises `SchemaError` for what it does not know or what would be larger than 10 MB.
+    """
+    whole = rf"\A(?:{pattern})\z" if full else pattern
+    return SchemaValidator(core_schema.str_schema(pattern=whole, regex_engine="rust-regex"))
+
+
+class GrpoSettings(StageSettings):
+    """How completions are drawn, and what they are worth (Shao et al. 2024, arXiv 2402.03300)."""
+
+    rewards: tuple[Reward, ...] = Field((), max_length=32, description="Added, each times its weight; at least one.")
+    num_generations: int = Field(8, ge=2, le=1024, description="Completions of each prompt, compared with each other.")
+    max_completion_length: int = Field(512, ge=1, le=1_048_576, description="Tokens of a completion.")
+    temperature: float = Field(1.0, gt=0, le=100, description="Of the sampling.")
+    beta: float = Field(0.0, ge=0, le=100, description="Weight of the distance from the model as it was; 0: none.")
+    num_iterations: int = Field(
+        1, ge=1, le=100, description="Optimizer steps that learn from the same completions before new ones are drawn."
+    )
+    epsilon: float = Field(
+        0.2, gt=0, lt=1,
+        description="Change of a token's probability above which it is clipped; needs num_iterations above 1.",
+    )  # fmt: skip
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
+        "dapo", description="How the tokens of a step are averaged."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="Whose deviation divides the rewards."
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageFacts:
     """One objective."""
 
+    settings: type[StageSettings] = PlainSettings
+    """Its settings."""
     ports: tuple[Port, ...]
     """The ports that it can learn from; if more than one is connected, the nearest."""
     learning_rates: tuple[float, float]
@@ -30,10 +204,6 @@ class StageFacts:
     """Whether the loss compares the rows of a batch, so that a batch has to keep its rows."""
     has_control: bool = False
     """Whether the rows have answers that a control can shuffle."""
-    preference: bool = False
-    """Whether it reads the settings under `preference`."""
-    rollouts: bool = False
-    """Whether it draws completions, by the settings under `rollouts`."""
     extra_operations: int = 0
     """Per parameter and token, on top of the forward and backward pass: a reference's forward pass, or drawing."""
 
@@ -57,7 +227,12 @@ class Stage(AxisValue):
     REWARD = (
         "reward",
         StageFacts(
-            ports=(Port.PREFERENCE,), learning_rates=(1e-5, 1e-4), head="reward", sequences=2, sequences_with_graph=2
+            ports=(Port.PREFERENCE,),
+            learning_rates=(1e-5, 1e-4),
+            head="reward",
+            sequences=2,
+            sequences_with_graph=2,
+            settings=RewardSettings,
         ),
     )
     PPO = "ppo", StageFacts(ports=(Port.SFT,), learning_rates=(3e-6, 1e-5))
@@ -69,35 +244,26 @@ class Stage(AxisValue):
             sequences=2,
             sequences_with_graph=2,
             has_control=True,
-            preference=True,
+            settings=DpoSettings,
             extra_operations=2,
         ),
     )
     KTO = (
         "kto",
         StageFacts(
-            ports=(Port.LABELLED,), learning_rates=(1e-6, 1e-5), sequences=2, compares_rows=True, preference=True
+            ports=(Port.LABELLED,), learning_rates=(1e-6, 1e-5), sequences=2, compares_rows=True, settings=KtoSettings
         ),
     )
-    GRPO = "grpo", StageFacts(ports=(Port.SFT,), learning_rates=(1e-6, 1e-5), rollouts=True, extra_operations=2)
+    GRPO = "grpo", StageFacts(ports=(Port.SFT,), learning_rates=(1e-6, 1e-5), settings=GrpoSettings, extra_operations=2)
+
+    def settings(self, **given: Any) -> StageSettings:
+        """The stage with its settings: `Stage.DPO.settings(loss="simpo")`."""
+        return STAGE_SETTINGS[self](type=self, **given)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossFacts:
-    """One loss of the dpo stage."""
+STAGE_SETTINGS: Mapping[Stage, type[StageSettings]] = build_variants(Stage, "Stage")
 
-    needs_reference: bool = True
-    compares_rows: bool = False
-
-
-class PreferenceLoss(AxisValue):
-    """Loss of the dpo stage, all with the same pairs."""
-
-    facts: LossFacts
-
-    SIGMOID = "sigmoid", LossFacts()
-    HINGE = "hinge", LossFacts()
-    IPO = "ipo", LossFacts()
-    KTO_PAIR = "kto_pair", LossFacts(compares_rows=True)
-    ORPO = "orpo", LossFacts(needs_reference=False)
-    SIMPO = "simpo", LossFacts(needs_reference=False)
+if TYPE_CHECKING:
+    AnyStage = StageSettings
+else:
+    AnyStage = union_of(STAGE_SETTINGS, Stage.SFT)

@@ -27,7 +27,7 @@ class TargetFacts:
     methods: frozenset[Method] = ADAPTER_METHODS
     """Methods whose adapters it serves."""
     whole_modules: bool = True
-    """Whether an adapter may contain whole modules (`lora.modules_to_save`)."""
+    """Whether an adapter may contain whole modules (`method.modules_to_save`)."""
     max_lora_rank: int | None = None
     """The highest rank that it serves unless it was started with another."""
 

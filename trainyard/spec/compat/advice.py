@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.methods import rank_of
 from trainyard.spec.axes.optimizers import Optimizer
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import DpoSettings
 from trainyard.spec.training import TrainerConfig
 
 USUAL_RANKS = (8, 64)
@@ -26,13 +27,12 @@ class Advice(NamedTuple):
 
 def unusual_rank(config: TrainerConfig) -> bool:
     least, most = USUAL_RANKS
-    ranked = config.method.facts.low_rank and config.lora.rank is not None
-    return ranked and not least <= (config.lora.rank or least) <= most
+    return not least <= (rank_of(config.method) or least) <= most
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
     """Whether the loss compares the rows of a micro-batch, of which a step has several."""
-    pairs = config.stage is Stage.DPO and config.preference.loss.facts.compares_rows
+    pairs = isinstance(config.stage, DpoSettings) and config.stage.loss.facts.compares_rows
     several = config.hyperparameters.gradient_accumulation > 1
     return config.backend is BackendName.NATIVE and several and (pairs or config.stage.facts.compares_rows)
 
@@ -40,7 +40,7 @@ def depends_on_micro_batch(config: TrainerConfig) -> bool:
 ADVICE = (
     Advice(
         unusual_rank,
-        f"lora.rank is {{config.lora.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
+        f"method.rank is {{config.method.rank}}; ranks from {USUAL_RANKS[0]} to {USUAL_RANKS[1]} are usual.",
     ),
     Advice(
         lambda config: config.hyperparameters.optimizer is Optimizer.MUON and config.method.facts.adapter,

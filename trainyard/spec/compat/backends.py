@@ -13,7 +13,7 @@ from trainyard.spec.axes.backends import ALONE, BackendName
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
-from trainyard.spec.compat.context import Match, NodeView, Row, answers, fill, listed, value_at
+from trainyard.spec.compat.context import ABSENT, Match, NodeView, Row, answers, fill, listed, value_at
 from trainyard.spec.training import TrainerConfig
 
 OUTPUT_LAYER = "lm_head"
@@ -44,27 +44,28 @@ def limits(config: TrainerConfig) -> Iterator[Limit]:
     if facts.strategies == ALONE:
         yield Limit("launch.processes", (1,))
     unread = {"launch.launcher"} if launch.strategy is Strategy.SINGLE else set()
-    unread |= {"preference.loss"} if config.stage is not Stage.DPO else set()
+    unread |= {"stage.loss"} if config.stage.type is not Stage.DPO else set()
     yield from (Limit(*one) for one in {**UNLESS_NAMED, **facts.settings}.items() if one[0] not in unread)
     yield from (Limit(setting, (value_at(USUAL, setting),)) for setting in facts.default_only)
     if launch.strategy in facts.strategies and launch.strategy.facts.sharded:
         why = f"with {launch.strategy} each process has a part of the weights"
         yield from (Limit(setting, allowed, why) for setting, allowed in facts.sharded.items())
-    if config.method in facts.cuda_methods:
+    if config.method.type in facts.cuda_methods:
         yield Limit("device", (Device.AUTO, Device.CUDA), f"method {config.method} has kernels for CUDA only")
 
 
 def refused_settings(config: TrainerConfig) -> dict[str, Limit]:
     """Setting -> the limit of its backend that it breaks."""
-    found = {limit.setting: limit for limit in limits(config) if value_at(config, limit.setting) not in limit.allowed}
-    facts, targets = config.backend.facts, config.lora.target_modules
+    asked = {limit: value_at(config, limit.setting) for limit in limits(config)}
+    found = {limit.setting: limit for limit, value in asked.items() if value not in (ABSENT, *limit.allowed)}
+    facts, targets = config.backend.facts, value_at(config, "method.target_modules")
     for setting in facts.whole_numbers:
         value = value_at(config, setting)
-        if value is not None and not float(value).is_integer():
+        if value not in (ABSENT, None) and not float(value).is_integer():
             found[setting] = Limit(setting, ("a whole number",))
-    if config.stage in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
+    if config.stage.type in facts.headless_stages and isinstance(targets, tuple) and OUTPUT_LAYER in targets:
         why = f"stage {config.stage} multiplies by the output layer itself, so an adapter on it would not learn"
-        found["lora.target_modules"] = Limit("lora.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
+        found["method.target_modules"] = Limit("method.target_modules", (f"modules without {OUTPUT_LAYER}",), why)
     return found
 
 
@@ -102,7 +103,7 @@ def unsupported(config: TrainerConfig, _: NodeView | None = None) -> Match:
 
 def lacks_cuda(config: TrainerConfig, at: NodeView) -> bool:
     """A method whose kernels are for CUDA, where `device: auto` finds no such device."""
-    asks = config.method in config.backend.facts.cuda_methods and config.device is Device.AUTO
+    asks = config.method.type in config.backend.facts.cuda_methods and config.device is Device.AUTO
     return asks and at.facts.devices is not None and Device.CUDA not in at.facts.devices
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Literal
 
 from trainyard.errors import Reason
+from trainyard.spec.axes.axis import Variant
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
@@ -17,6 +18,8 @@ from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.ports import Ambiguous, Missing, Wiring
 from trainyard.spec.training import TrainerConfig
 
+ABSENT = object()
+"""The value of a setting that the chosen variant does not have."""
 MessageArgs = Mapping[str, object]
 Match = bool | MessageArgs | Sequence[MessageArgs] | None
 """What a `when` answers: no, yes, yes with words for the texts, or several times yes."""
@@ -128,8 +131,16 @@ def listed(values: Iterable[object]) -> str:
 
 
 def value_at(config: Any, setting: str) -> Any:
-    """The value of a setting that is named as it is written, such as `lora.rank`."""
-    return reduce(getattr, setting.split("."), config)
+    """The value of a setting that is named as it is written, such as `method.rank`; of a variant its word.
+
+    `ABSENT` where the variant that is chosen has no such setting.
+    """
+    value = config
+    for name in setting.split("."):
+        if isinstance(value, Variant) and name not in type(value).model_fields:
+            return ABSENT
+        value = getattr(value, name)
+    return value.type if isinstance(value, Variant) else value
 
 
 def apply_rows(rows: Sequence[Row], scope: str, view: View, unclear: Set[str]) -> list[Reason]:

@@ -12,15 +12,11 @@ from trainyard.spec.axes.devices import EVERY_DEVICE, Device
 from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import DpoSettings, GrpoSettings, PreferenceLoss, Stage
 from trainyard.spec.compat.context import Match, NodeView, Row, When, value_at
 from trainyard.spec.training import (
     EngineSettings,
-    LoraSettings,
-    PreferenceSettings,
-    RolloutSettings,
     TrainerConfig,
-    resolve_lora,
 )
 
 CUDA_ONLY = {"attention": ("fa3", "fa2"), "head": ("liger",), "fp8": ("torchao",)}
@@ -51,16 +47,8 @@ class Reader:
     reads: Callable[[TrainerConfig], bool]
 
 
-def method(*wanted: Method) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.method in wanted
-
-
-def stage(*wanted: Stage) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.stage in wanted
-
-
 def without_stage(*other: Stage) -> Callable[[TrainerConfig], bool]:
-    return lambda config: config.stage not in other
+    return lambda config: config.stage.type not in other
 
 
 def has_budget(config: TrainerConfig) -> bool:
@@ -69,39 +57,23 @@ def has_budget(config: TrainerConfig) -> bool:
 
 
 def has_simpo(config: TrainerConfig) -> bool:
-    return config.stage is Stage.DPO and config.preference.loss is PreferenceLoss.SIMPO
+    return isinstance(config.stage, DpoSettings) and config.stage.loss is PreferenceLoss.SIMPO
 
 
 def clips(config: TrainerConfig) -> bool:
     """With one step for each drawing the policy is the one that drew: no probability has changed, none is clipped."""
-    return config.rollouts is not None and config.rollouts.num_iterations > 1
+    return isinstance(config.stage, GrpoSettings) and config.stage.num_iterations > 1
 
 
 ENGINE_READERS = (
-    Reader("engine.freeze_blocks", "method freeze", method(Method.FREEZE)),
-    Reader("engine.freeze_head", "method freeze", method(Method.FREEZE)),
-    Reader("engine.oft_block_size", "method oft", method(Method.OFT)),
-    Reader("engine.reward_centering", "stage reward", stage(Stage.REWARD)),
     Reader("engine.token_budget", "batching in buckets or packs", has_budget),
     Reader("engine.head", "a stage that predicts tokens", without_stage(Stage.REWARD)),
     Reader("engine.too_long", "a stage other than cpt", without_stage(Stage.CPT)),
 )
-LORA_READERS = (
-    Reader("lora.lora_plus_ratio", "method lora_plus", method(Method.LORA_PLUS)),
-    *(
-        Reader(f"lora.{name}", "a low-rank method such as lora", lambda config: config.method.facts.low_rank)
-        for name in ("rank", "alpha", "rslora")
-    ),
+STAGE_READERS = (
+    Reader("stage.gamma", "loss simpo", has_simpo),
+    Reader("stage.epsilon", "a training with stage.num_iterations above 1", clips),
 )
-PREFERENCE_READERS = (
-    *(Reader(f"preference.{name}", "stage dpo", stage(Stage.DPO)) for name in ("loss", "label_smoothing")),
-    *(
-        Reader(f"preference.{name}", "stage kto", stage(Stage.KTO))
-        for name in ("desirable_weight", "undesirable_weight")
-    ),
-    Reader("preference.simpo_gamma", "loss simpo", has_simpo),
-)
-ROLLOUT_READERS = (Reader("rollouts.epsilon", "a training with rollouts.num_iterations above 1", clips),)
 
 
 def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
@@ -109,30 +81,13 @@ def unused_settings(config: TrainerConfig, _: NodeView) -> Match:
 
     Where a whole group is not read, the group's own row says so instead.
     """
-    readers: list[Reader] = []
-    readers += ENGINE_READERS if config.backend is BackendName.NATIVE else ()
-    readers += LORA_READERS if config.method.facts.adapter else ()
-    readers += PREFERENCE_READERS if config.stage.facts.preference else ()
-    readers += ROLLOUT_READERS if config.stage.facts.rollouts and config.rollouts is not None else ()
-    defaults = at_defaults(config)
+    readers = (*STAGE_READERS, *(ENGINE_READERS if config.backend is BackendName.NATIVE else ()))
+    defaults = config.model_copy(update={"engine": EngineSettings(), "stage": config.stage.type.settings()})
     return [
         {"setting": reader.setting, "by": reader.by}
         for reader in readers
         if not reader.reads(config) and value_at(config, reader.setting) != value_at(defaults, reader.setting)
     ]
-
-
-def at_defaults(config: TrainerConfig) -> TrainerConfig:
-    """The same trainer if nothing were written under engine, lora, preference and rollouts but a profile and rewards.
-
-    An alpha that follows from the rank was not written either.
-    """
-    own = resolve_lora(LoraSettings(profile=config.lora.profile))
-    following = resolve_lora(LoraSettings(profile=config.lora.profile, rank=config.lora.rank))
-    lora = own.model_copy(update={"alpha": following.alpha})
-    rollouts = RolloutSettings(rewards=config.rollouts.rewards) if config.rollouts else None
-    defaults = {"engine": EngineSettings(), "lora": lora, "preference": PreferenceSettings(), "rollouts": rollouts}
-    return config.model_copy(update=defaults)
 
 
 # What fits a stage and a device
@@ -168,7 +123,7 @@ def outside_devices(asked: Callable[[TrainerConfig], Optimizer | Quantization | 
 def trained_through(config: TrainerConfig) -> Quantization | None:
     """The format of the base that qlora trains through; None where no adapter can be trained through it."""
     format = config.quantization or Quantization.NF4
-    return format if config.method is Method.QLORA and format.facts.trains else None
+    return format if config.method.type is Method.QLORA and format.facts.trains else None
 
 
 ENGINE_ROWS = (
@@ -207,7 +162,7 @@ ENGINE_ROWS = (
     ),
     Row(
         "fp8-qlora", "R-QUANTIZATION", "trainer", "config.engine.fp8",
-        on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method is Method.QLORA),
+        on_native(lambda config: config.engine.fp8 in ("auto", "torchao") and config.method.type is Method.QLORA),
         "The base of qlora is in 4 or 8 bits already and cannot be multiplied in fp8.",
         "Remove `fp8`, or use method lora.",
     ),

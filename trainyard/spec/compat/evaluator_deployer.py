@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, Method, rank_of
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, MessageArgs, NodeView, Row, When, listed
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, EvaluatorConfig, Target, ValidatorConfig
@@ -119,8 +119,8 @@ def unread_by_target(config: DeployerConfig, _: NodeView) -> Match:
 
 
 def rank_too_high(target: Target, trainer: TrainerConfig) -> Match:
-    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, trainer.lora.rank or 0
-    return trainer.method.facts.low_rank and limit is not None and rank > limit and {"limit": limit, "rank": rank}
+    limit, rank = target.max_lora_rank or target.type.facts.max_lora_rank, rank_of(trainer.method)
+    return limit is not None and rank > limit and {"limit": limit, "rank": rank}
 
 
 def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> list[str]:
@@ -133,9 +133,10 @@ def unserved(type: TargetType, method: Method, whole_modules: Sequence[str]) -> 
 
 def unserved_adapters(config: DeployerConfig, at: NodeView) -> Match:
     trainer = at.trainer()
-    return trainer is not None and trainer.method.facts.adapter and [
+    method = trainer.method if trainer is not None else None
+    return isinstance(method, AdapterSettings) and [
         {"index": index, "target": target, "what": what} for index, target in enumerate(config.targets)
-        for what in unserved(target.type, trainer.method, trainer.lora.modules_to_save)
+        for what in unserved(target.type, method.type, method.modules_to_save)
     ]  # fmt: skip
 
 
@@ -214,12 +215,12 @@ DEPLOYER_ROWS = (
     Row(
         "target-adapter", "R-TARGET", "deployer", "config.targets.{index}.type", unserved_adapters,
         "A server of type {target.type} does not serve {what}.",
-        "Train with method lora and without lora.modules_to_save, or use target embedded.", chained=True,
+        "Train with method lora and without method.modules_to_save, or use target embedded.", chained=True,
     ),
     Row(
         "rank-server", "R-TARGET", "deployer", "config.targets.{index}.max_lora_rank", targets(rank_too_high),
         "The adapter has rank {rank}, and the server takes at most {limit}.",
-        "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use `lora.rank: {limit}`.",
+        "Start the server with --max-lora-rank {rank} and write `max_lora_rank: {rank}`, or use method.rank {limit}.",
         chained=True,
     ),
     Row(

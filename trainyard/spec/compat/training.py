@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device, Precision
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, Method, adapter_settings
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.schedules import Schedule
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
+from trainyard.spec.axes.stages import DpoSettings, PreferenceLoss, Stage
 from trainyard.spec.compat.context import Match, NodeView, Row, value_at
-from trainyard.spec.training import LoraSettings, PreferenceSettings, TrainerConfig, resolve_lora
+from trainyard.spec.training import TrainerConfig
 
+WITHOUT_SHAPE = ("type", "profile", "ratio")
+"""Settings of an adapter method that change nothing of its shape."""
 CONSTANT_SCHEDULES = tuple(schedule for schedule in Schedule if schedule.facts.constant)
 
 
@@ -25,28 +27,24 @@ def earlier(at: NodeView) -> TrainerConfig | None:
 def other_shape(config: TrainerConfig, at: NodeView) -> Match:
     """A continued adapter keeps its shape; each setting that says otherwise."""
     before = earlier(at)
-    if before is None or config.adapter != "continue" or config.method is not before.method:
+    if before is None or config.adapter != "continue" or config.method.type is not before.method.type:
         return False
     pairs = [(setting, value_at(config, setting), value_at(before, setting)) for setting in shape_of(config)]
     return [
-        {"setting": setting, "name": name, "old": old, "left_out": "`lora`" if group == "lora" else "it"}
+        {"setting": setting, "name": setting.rpartition(".")[2], "old": old}
         for setting, new, old in pairs
         if new != old
-        for group, _, name in [setting.partition(".")]
     ]
 
 
 def shape_of(config: TrainerConfig) -> Iterator[str]:
     """The settings that make the shape of an adapter."""
-    names = ("rank", "alpha", "dropout", "target_modules", "modules_to_save", "layers", "rslora")
-    yield from (f"lora.{name}" for name in names)
-    if config.method is Method.OFT:
-        yield "engine.oft_block_size"
+    yield from (f"method.{name}" for name in type(config.method).model_fields if name not in WITHOUT_SHAPE)
 
 
 def written_as_one(config: TrainerConfig, at: NodeView) -> TrainerConfig | None:
     """The trainer of the earlier adapter, if this one is stacked on it or merged with it into one adapter."""
-    return earlier(at) if config.adapter != "continue" and config.method.facts.adapter else None
+    return earlier(at) if config.adapter != "continue" and isinstance(config.method, AdapterSettings) else None
 
 
 def no_sum(config: TrainerConfig, at: NodeView) -> Match:
@@ -61,7 +59,8 @@ def common_module(config: TrainerConfig, at: NodeView) -> Match:
     before = written_as_one(config, at)
     if before is None or no_sum(config, at):
         return False
-    common = [module for module in config.lora.modules_to_save if module in before.lora.modules_to_save]
+    earlier_modules = adapter_settings(before.method).modules_to_save
+    common = [module for module in adapter_settings(config.method).modules_to_save if module in earlier_modules]
     return bool(common) and {"module": common[0]}
 
 
@@ -79,7 +78,7 @@ def other_base(config: TrainerConfig, at: NodeView) -> Match:
 def control_in_line(config: TrainerConfig, at: NodeView) -> Match:
     """A control that would start from the adapter of the very trainer that it is to be compared with."""
     before = at.trainer()
-    if config.control is None or before is None or before.stage is not config.stage:
+    if config.control is None or before is None or before.stage.type is not config.stage.type:
         return False
     return {"trainer": at.sources(Port.ADAPTER, Port.MODEL)[0].id}
 
@@ -106,7 +105,7 @@ TRAINER_ROWS = (
     ),
     Row(
         "quant-export", "R-QUANTIZATION", "trainer", "config.quantization",
-        lambda config, _: config.method is Method.QLORA and config.quantization is not None
+        lambda config, _: config.method.type is Method.QLORA and config.quantization is not None
         and not config.quantization.facts.trains,
         "No adapter can be trained through a base in {config.quantization}.",
         "Use nf4, fp4 or int8.",
@@ -118,28 +117,17 @@ TRAINER_ROWS = (
         "Use a batch_size of at least 2.",
     ),
     Row(
-        "lora-layers", "R-ADAPTER", "trainer", "config.lora.layers",
-        lambda config, _: config.lora.layers is not None and config.lora.target_modules == "all-linear",
+        "lora-layers", "R-ADAPTER", "trainer", "config.method.layers",
+        lambda config, _: isinstance(config.method, AdapterSettings) and config.method.layers is not None
+        and config.method.target_modules == "all-linear",
         "PEFT cannot pick layers when all linear modules are targeted by one word.",
-        "Name the modules in lora.target_modules, or use attention-only.",
+        "Name the modules in method.target_modules, or use attention-only.",
     ),
     Row(
-        "lora-unused", "R-SETTING-UNUSED", "trainer", "config.lora",
-        lambda config, _: not config.method.facts.adapter and config.lora != resolve_lora(LoraSettings()),
-        "Method {config.method} moves the model's own weights; the settings under `lora` would be ignored.",
-        "Remove `lora`, or use method lora.",
-    ),
-    Row(
-        "preference-unused", "R-SETTING-UNUSED", "trainer", "config.preference",
-        lambda config, _: not config.stage.facts.preference and config.preference != PreferenceSettings(),
-        "Stage {config.stage} has no preference loss; the settings under `preference` would be ignored.",
-        "Remove `preference`, or use stage dpo.",
-    ),
-    Row(
-        "smoothing-loss", "R-SETTING-UNUSED", "trainer", "config.preference.label_smoothing",
-        lambda config, _: config.preference.label_smoothing > 0
-        and config.preference.loss is not PreferenceLoss.SIGMOID,
-        "Label smoothing is defined for the sigmoid loss, not for {config.preference.loss}.",
+        "smoothing-loss", "R-SETTING-UNUSED", "trainer", "config.stage.label_smoothing",
+        lambda config, _: isinstance(config.stage, DpoSettings) and config.stage.label_smoothing > 0
+        and config.stage.loss is not PreferenceLoss.SIGMOID,
+        "Label smoothing is defined for the sigmoid loss, not for {config.stage.loss}.",
         "Use `loss: sigmoid`, or remove label_smoothing.",
     ),
     Row(
@@ -159,14 +147,14 @@ TRAINER_ROWS = (
     Row(
         "adapter-method", "R-ADAPTER", "trainer", "config.method",
         lambda config, at: (before := earlier(at)) is not None and config.adapter == "continue"
-        and config.method is not before.method and {"old": before.method},
+        and config.method.type is not before.method.type and {"old": before.method},
         "Method {config.method} cannot continue an adapter of method {old}.",
         "Use method {old}.", chained=True,
     ),
     Row(
         "adapter-shape", "R-ADAPTER", "trainer", "config.{setting}", other_shape,
         "The earlier adapter has {name} {old}, and a continued adapter keeps its shape.",
-        "Write `{name}: {old}`, or leave {left_out} out.", chained=True,
+        "Write `{name}: {old}`, or `method: {config.method}` without settings.", chained=True,
     ),
     Row(
         "adapter-compose", "R-ADAPTER", "trainer", "config.adapter", no_sum,
@@ -204,8 +192,8 @@ TRAINER_ROWS = (
     ),
     Row(
         "reward-continue", "R-REWARD", "trainer", "needs",
-        lambda config, at: (before := at.trainer()) is not None and before.stage is Stage.REWARD
-        and config.stage is not Stage.PPO,
+        lambda config, at: (before := at.trainer()) is not None and before.stage.type is Stage.REWARD
+        and config.stage.type is not Stage.PPO,
         "The trainer before it makes a reward model, which gives scores and no text.",
         "Let this trainer need the trainer of the stage that it continues.", chained=True,
     ),

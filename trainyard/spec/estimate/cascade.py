@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainyard.errors import InvalidInput, LimitExceeded
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import Method, with_type
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.memory import GIB, Memory, memory_of
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.load.changes import list_changes
-from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, default_learning_rate, resolve_lora
+from trainyard.spec.training import TrainerConfig, default_learning_rate, resolve_method
 
 SAFETY = 1.1
 """What is estimated has to fit this many times: an estimate is not a measurement, and other programs grow."""
@@ -120,7 +121,7 @@ def nothing_fits(rejected: Sequence[Rejected], config: TrainerConfig, free_bytes
         f"No way of training {config.base_model} on rows of {config.hyperparameters.max_length:,} tokens fits: "
         f"{least.missing_bytes / GIB:.2f} GiB are missing.",
         why=f"{free_bytes / GIB:.2f} GiB are free on {device}, and the least is {least.line()}.",
-        do="Shorten max_length, lower lora.rank, take a smaller base_model, or free memory.",
+        do="Shorten max_length, lower method.rank, take a smaller base_model, or free memory.",
         code="E-MEMORY-FIT",
     )
 
@@ -134,8 +135,8 @@ def needed(memory: Memory) -> int:
 
 def usual_rungs(config: TrainerConfig, device: Device) -> tuple[Method, ...]:
     """full, freeze if that is the method, the low-rank method that is asked for or lora, and qlora where it runs."""
-    low_rank = config.method if config.method in PLAIN_ADAPTERS else Method.LORA
-    freeze = (Method.FREEZE,) if config.method is Method.FREEZE else ()
+    low_rank = config.method.type if config.method.type in PLAIN_ADAPTERS else Method.LORA
+    freeze = (Method.FREEZE,) if config.method.type is Method.FREEZE else ()
     quantised = (Method.QLORA,) if device in Quantization.NF4.facts.devices else ()
     return (Method.FULL, *freeze, low_rank, *quantised)
 
@@ -145,15 +146,13 @@ def on_rung(config: TrainerConfig, rung: Method) -> TrainerConfig:
 
     A learning rate that is not the default of the method was chosen by a person and stays.
     """
-    if rung is config.method:
+    if rung is config.method.type:
         return config
-    updates: dict[str, object] = {"method": rung}
+    updates: dict[str, object] = {"method": resolve_method(with_type(config.method, rung))}
     if not rung.facts.quantised:
         updates["quantization"] = None
-    if not rung.facts.adapter:
-        updates["lora"] = resolve_lora(LoraSettings())
     rate = config.hyperparameters.learning_rate
-    before, after = (default_learning_rate(config.stage, method) for method in (config.method, rung))
+    before, after = (default_learning_rate(config.stage.type, method) for method in (config.method.type, rung))
     if rate == before:
         updates["hyperparameters"] = config.hyperparameters.model_copy(update={"learning_rate": after})
     return config.model_copy(update=updates)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
@@ -22,7 +23,7 @@ from trainyard.spec.estimate.memory import Memory, count_trainable, memory_of
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
-from trainyard.spec.training import Hyperparameters, Strict, TrainerConfig
+from trainyard.spec.training import Hyperparameters, TrainerConfig
 
 KEPT_CHECKPOINTS = 2
 """Of a backend that does not say how many it keeps."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.data import DATA_PORTS, GenerationTemplate, Port
 from trainyard.spec.chain import ResolvedChain
 from trainyard.spec.nodes import AiGeneratorConfig, HoldoutRules, ValidatorConfig
-from trainyard.spec.training import Strict, TrainerConfig
+from trainyard.spec.training import TrainerConfig
 
 MOST = 0.5
 """At most half of the documents are held out, whatever number of rows is asked."""

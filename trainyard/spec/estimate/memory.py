@@ -22,14 +22,15 @@ The numbers for a CPU are a fit to the resident memory of real runs, fp32, glibc
 
 from __future__ import annotations
 
+from trainyard.spec.axes.axis import Strict
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.devices import Device
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import AdapterSettings, FreezeSettings, Method, OftSettings, adapter_settings, rank_of
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.estimate.sharing import divide_memory, gathered_bytes
-from trainyard.spec.training import LoraSettings, Strict, TrainerConfig, needs_reference
+from trainyard.spec.training import TrainerConfig
 
 GIB = 2**30
 TRL_BYTES = int(0.1 * GIB)
@@ -74,7 +75,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
     weights = base_bytes(shape, config, half) + (4 * trained if adapter else 0)
-    if not adapter and needs_reference(config):
+    if not adapter and config.stage.needs_reference:
         weights += half * shape.parameters
     activations, dropped = activation_bytes(shape, config, tokens, device), dropout_bytes(shape, config, tokens, device)
     logits = logit_bytes(shape, config, tokens, device)
@@ -104,32 +105,32 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
 
 def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters that move."""
-    if config.method is Method.FULL:
+    if config.method.type is Method.FULL:
         return shape.parameters
-    if config.method is Method.FREEZE:
-        blocks = min(config.engine.freeze_blocks, shape.layers)
-        return blocks * shape.block + shape.hidden + (shape.embedding if config.engine.freeze_head else 0)
-    lora = config.lora
-    layers = shape.layers if lora.layers is None else sum(index < shape.layers for index in lora.layers)
-    whole = sum(shape.embedding for name in lora.modules_to_save if name in ("embed_tokens", "lm_head"))
-    return layers * sum(adapter_size(*size, config) for size in targeted(shape, lora).values()) + whole
+    if isinstance(config.method, FreezeSettings):
+        blocks = min(config.method.blocks, shape.layers)
+        return blocks * shape.block + shape.hidden + (shape.embedding if config.method.head else 0)
+    adapter = adapter_settings(config.method)
+    layers = shape.layers if adapter.layers is None else sum(index < shape.layers for index in adapter.layers)
+    whole = sum(shape.embedding for name in adapter.modules_to_save if name in ("embed_tokens", "lm_head"))
+    return layers * sum(adapter_size(*size, adapter) for size in targeted(shape, adapter).values()) + whole
 
 
-def adapter_size(inputs: int, outputs: int, config: TrainerConfig) -> int:
+def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
     """Parameters that an adapter adds to one linear layer."""
-    if config.method is Method.OFT:
+    if isinstance(adapter, OftSettings):
         # one skew-symmetric matrix for each block of inputs
-        return inputs * (config.engine.oft_block_size - 1) // 2
-    size = (config.lora.rank or 0) * (inputs + outputs)
-    return size + outputs if config.method is Method.DORA else size
+        return inputs * (adapter.block_size - 1) // 2
+    size = rank_of(adapter) * (inputs + outputs)
+    return size + outputs if adapter.type is Method.DORA else size
 
 
-def targeted(shape: ModelShape, lora: LoraSettings) -> dict[str, tuple[int, int]]:
+def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
     """The linear layers of a block that the adapter reaches."""
-    if lora.target_modules == "attention-only":
+    if adapter.target_modules == "attention-only":
         names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    elif isinstance(lora.target_modules, tuple):
-        names = lora.target_modules
+    elif isinstance(adapter.target_modules, tuple):
+        names = adapter.target_modules
     else:
         names = tuple(shape.projections)
     return {name: size for name, size in shape.projections.items() if name in names}
@@ -187,14 +188,14 @@ def block_bytes(shape: ModelShape, config: TrainerConfig, on_cuda: bool) -> floa
 
 def reached(shape: ModelShape, config: TrainerConfig) -> int:
     """Blocks that the backward pass goes through: frozen ones before the first that moves keep nothing."""
-    return min(config.engine.freeze_blocks, shape.layers) if config.method is Method.FREEZE else shape.layers
+    return min(config.method.blocks, shape.layers) if isinstance(config.method, FreezeSettings) else shape.layers
 
 
 def dropout_bytes(shape: ModelShape, config: TrainerConfig, tokens: int, device: Device) -> int:
     """The dropped input of every adapted layer in the format of the activations, and a mask of a byte a number."""
-    if not config.method.facts.adapter or not config.lora.dropout:
+    if not isinstance(config.method, AdapterSettings) or not config.method.dropout:
         return 0
-    inputs = sum(size[0] for size in targeted(shape, config.lora).values())
+    inputs = sum(size[0] for size in targeted(shape, config.method).values())
     blocks = 1 if config.hyperparameters.gradient_checkpointing else shape.layers
     return blocks * inputs * ((2 if device is Device.CUDA else 4) + 1) * tokens
 

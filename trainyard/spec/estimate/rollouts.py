@@ -13,20 +13,20 @@ computes the logits of a step in chunks; they are estimated as if it did not.
 from __future__ import annotations
 
 from trainyard.spec.axes.devices import Device
+from trainyard.spec.axes.stages import GrpoSettings
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.training import TrainerConfig
 
 
 def drawn_length(config: TrainerConfig) -> int:
     """Most tokens of a completion; 0 where none is drawn."""
-    rollouts = config.rollouts
-    return rollouts.max_completion_length if config.stage.facts.rollouts and rollouts is not None else 0
+    return config.stage.max_completion_length if isinstance(config.stage, GrpoSettings) else 0
 
 
 def rows_seen(config: TrainerConfig, rows: int) -> int:
     """Rows of a pass that go through the model, out of those that arrive; again in each step that learns from them."""
-    rollouts, hyper = config.rollouts, config.hyperparameters
-    if not config.stage.facts.rollouts or rollouts is None:
+    rollouts, hyper = config.stage, config.hyperparameters
+    if not isinstance(rollouts, GrpoSettings):
         return rows
     drawn = hyper.batch_size * hyper.gradient_accumulation * config.launch.processes
     prompts = max(1, drawn // rollouts.num_generations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.spec.training import Strict
+from trainyard.spec.axes.axis import Strict
 
 
 class ModelShape(Strict):

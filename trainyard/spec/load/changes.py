@@ -16,8 +16,13 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 
 def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value before, value after) of every setting that is not the same; None where there is none."""
+    """(name, value before, value after) of every setting that is not the same; None where there is none.
+
+    Of a variant of another type the types are all: the settings of one are not those of the other.
+    """
     old, new = flatten_settings(before), flatten_settings(after)
-    for name in old | new:
-        if old.get(name) != new.get(name):
-            yield name, old.get(name), new.get(name)
+    changed = [name for name in old | new if old.get(name) != new.get(name)]
+    others = tuple(name.removesuffix("type") for name in changed if name.endswith(".type"))
+    for name in changed:
+        if name.endswith(".type") or not name.startswith(others):
+            yield name.removesuffix(".type"), old.get(name), new.get(name)

@@ -20,11 +20,13 @@ from trainyard.errors import Reason
 from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.load.limits import MAX_KEYS, MAX_REASONS
-from trainyard.spec.load.spellings import VALUES, right_name
+from trainyard.spec.load.spellings import VALUES, right_name, tags_of
 from trainyard.spec.nodes import NODE_MODELS, NODE_TYPES, NodeBase
 
 TAGGED_LISTS = ("rewards",)
 """Fields that list variants of a setting, distinguished by their `type`."""
+TAGGED = ("stage", "method")
+"""Fields that are a variant."""
 SHOWN_CHARS = 60
 """Characters of a wrong value that a message repeats."""
 NAME_RULE = "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
@@ -197,7 +199,9 @@ def misspelt(node: str | None, field: str, key: str, given: Any, parent: type[Ba
 
 def without_tags(path: Sequence[Any]) -> list[Any]:
     """A location of pydantic's error without the names of variants, which nobody has written: `rewards.0.pattern`."""
-    return [part for at, part in enumerate(path) if at < 2 or path[at - 2] not in TAGGED_LISTS]
+    listed = {at for at in range(2, len(path)) if path[at - 2] in TAGGED_LISTS}
+    single = {at for at in range(1, len(path)) if path[at - 1] in TAGGED}
+    return [part for at, part in enumerate(path) if at not in listed | single]
 
 
 def unknown_variant(node: str | None, field: str, detail: Mapping[str, Any]) -> Reason:
@@ -252,7 +256,7 @@ def model_at(model: type[BaseModel], loc: Iterable[Any]) -> type[BaseModel] | No
                 variants = by_key[part].annotation
                 current = first_model(variants)
             else:
-                current = next((one for one in models_in(variants) if tag_of(one) == part), current)
+                current = next((one for one in models_in(variants) if part in tags_of(one)), current)
     return current
 
 
@@ -266,11 +270,6 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in typing.get_args(annotation):
         yield from models_in(part)
-
-
-def tag_of(model: type[BaseModel]) -> Any:
-    """The word in `type` that picks this variant of a setting."""
-    return model.model_fields["type"].default if "type" in model.model_fields else None
 
 
 def find_closest(given: str, allowed: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trainyard.spec.axes.axis import Variant
 from trainyard.spec.training import TrainerConfig, TrainingSettings
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -42,21 +43,20 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "hyperparameters.gradient_checkpointing": ("use_gradient_checkpointing", "activation_checkpointing"),
     "hyperparameters.seed": ("random_seed", "random_state", "data_seed"),
     "hyperparameters.save_steps": ("save_interval", "save_every", "checkpoint_steps"),
-    "lora.rank": ("r", "lora_r", "lora_rank"),
-    "lora.alpha": ("lora_alpha",),
-    "lora.dropout": ("lora_dropout",),
-    "lora.target_modules": ("lora_target_modules", "lora_target"),
-    "lora.modules_to_save": ("lora_modules_to_save", "additional_target"),
-    "lora.layers": ("layers_to_transform",),
-    "lora.rslora": ("use_rslora", "peft_use_rslora"),
-    "lora.lora_plus_ratio": ("loraplus_lr_ratio",),
-    "preference.loss": ("loss_type", "pref_loss"),
-    "preference.beta": ("dpo_beta", "pref_beta", "rl_beta"),
-    "preference.simpo_gamma": ("gamma", "gamma_beta_ratio"),
-    "rollouts.num_generations": ("group_size",),
-    "rollouts.epsilon": ("clip_range", "cliprange"),
-    "rollouts.beta": ("kl_coef",),
-    "rollouts.rewards": ("reward_funcs",),
+    "method.rank": ("r", "lora_r", "lora_rank"),
+    "method.alpha": ("lora_alpha",),
+    "method.dropout": ("lora_dropout",),
+    "method.target_modules": ("lora_target_modules", "lora_target"),
+    "method.modules_to_save": ("lora_modules_to_save", "additional_target"),
+    "method.layers": ("layers_to_transform",),
+    "method.rslora": ("use_rslora", "peft_use_rslora"),
+    "method.ratio": ("loraplus_lr_ratio",),
+    "stage.loss": ("loss_type", "pref_loss"),
+    "stage.beta": ("dpo_beta", "pref_beta", "rl_beta", "kl_coef"),
+    "stage.gamma": ("simpo_gamma", "gamma_beta_ratio"),
+    "stage.num_generations": ("group_size",),
+    "stage.epsilon": ("clip_range", "cliprange"),
+    "stage.rewards": ("reward_funcs",),
     "quantization": ("quantization_bit", "bnb_4bit_quant_type"),
     "engine.attention": ("attn_implementation", "flash_attn", "flash_attention"),
     "engine.batching: packed": ("packing", "sample_packing"),
@@ -90,6 +90,8 @@ def right_name(key: str, given: Any, parent: type[BaseModel]) -> str | None:
     name = key.lower()
     if name in ELSEWHERE:
         return ELSEWHERE[name]
+    if issubclass(parent, Variant) and (readers := values_with(OURS.get(name, key).rpartition(".")[2], parent)):
+        return readers
     places = [OURS[name]] if name in OURS else sorted(paths_of(key))
     found = [here for place in places if (here := seen_from(parent, place)) is not None]
     if not found:
@@ -105,7 +107,7 @@ def seen_from(parent: type[BaseModel], place: str) -> str | None:
     last = setting.rpartition(".")[2]
     if last in parent.model_fields:
         return f"{last}{colon}{value}"
-    in_trainer = issubclass(parent, TrainingSettings) or parent in GROUPS.values()
+    in_trainer = issubclass(parent, TrainingSettings) or any(parent in models for models in GROUPS.values())
     return place if in_trainer and setting.partition(".")[0] in TrainerConfig.model_fields else None
 
 
@@ -113,15 +115,29 @@ def paths_of(key: str) -> Iterator[str]:
     """Where a trainer has a setting of this name."""
     if key in TrainerConfig.model_fields:
         yield key
-    yield from (f"{group}.{key}" for group, model in GROUPS.items() if key in model.model_fields)
+    yield from (f"{group}.{key}" for group, models in GROUPS.items() if any(key in one.model_fields for one in models))
 
 
-def groups() -> Iterator[tuple[str, type[BaseModel]]]:
-    """The groups of settings of a trainer."""
+def values_with(setting: str, parent: type[Variant]) -> str | None:
+    """The other values of an axis that have a setting which the variant `parent` does not have, as a sentence."""
+    for axis, models in GROUPS.items():
+        readers = [tag for one in models if parent in models and setting in one.model_fields for tag in tags_of(one)]
+        if readers and setting not in parent.model_fields:
+            return f"`{setting}` is a setting of {axis} {', '.join(readers)}."
+    return None
+
+
+def groups() -> Iterator[tuple[str, tuple[type[BaseModel], ...]]]:
+    """The groups of settings of a trainer, each with the models that it may be."""
     for name, info in TrainerConfig.model_fields.items():
-        for part in (info.annotation, *typing.get_args(info.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel):
-                yield name, part
+        parts = (info.annotation, *typing.get_args(info.annotation))
+        if models := tuple(part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)):
+            yield name, models
+
+
+def tags_of(model: type[BaseModel]) -> tuple[str, ...]:
+    """The words in `type` that pick this variant of a setting."""
+    return typing.get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 
 GROUPS = dict(groups())

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainyard.callbacks import ignore
 from trainyard.errors import Corrupt, InvalidInput
-from trainyard.stores.files import Files, RealFiles, make_folders, translate_os_errors
+from trainyard.stores.files import Files, RealFiles, make_folders, require_inside, translate_os_errors
 from trainyard.stores.objects.crc import crc32c
 from trainyard.stores.objects.store import (
     ObjectInfo,
@@ -147,15 +147,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         """Where the bytes are, after a check that neither the name nor a link leads out of the root."""
-        path = self.root / checked_name(name)
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise InvalidInput(
-                f"The object {name} lies outside its store.",
-                why="A part of its path is a symbolic link.",
-                do="Remove the link.",
-                code="E-NAME",
-            )
-        return path
+        return require_inside(self.root, self.root / checked_name(name), f"The object {name}", "its store")
 
     def _book(self, name: str) -> Book:
         """What is known, settled: after a crash the bytes themselves say whether the announced write came."""

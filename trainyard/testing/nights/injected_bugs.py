@@ -178,7 +178,7 @@ def table() -> dict[str, tuple[Swap, ...]]:
         "claim-without-fencing": (
             (local, "renewed", never_growing),
             (remote, "renewed", never_growing),
-            (records.MarkerRecord, "held_by", always_stale),
+            (records.MarkerRecord, "belongs_to", always_stale),
         ),
         "steals-live-claims": ((local, "is_stale", always_stale), (remote, "is_stale", always_stale)),
         "claims-without-precondition": ((remote.ObjectMarkers, "_put", put_anyway),),

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from trainyard.spec.axes.methods import adapter_settings
 from trainyard.train.methods.adapters import (
     EARLIER,
     NEW,
@@ -196,7 +197,7 @@ def adapter_facts(model: PeftModel, request: PolicyRequest) -> dict[str, Any]:
     return {
         "kind": "adapter",
         "earlier": request.config.adapter if request.adapter is not None else None,
-        "profile": request.config.lora.profile,
+        "profile": adapter_settings(request.config.method).profile,
         "rank": config.r,
         "saved_rank": saved_rank(model, request),
         "alpha": getattr(config, "lora_alpha", None),

@@ -10,29 +10,31 @@ from typing import Any
 import torch
 
 from trainyard.errors import InvalidInput
+from trainyard.spec.axes.methods import FreezeSettings
 from trainyard.train.methods.contract import PolicyRequest
 
 NORM_WORDS = ("norm", "ln_")
 
 
 def last_blocks(model: Any, request: PolicyRequest) -> list[str]:
-    """Let `engine.freeze_blocks` last blocks and the final norm move, and with `engine.freeze_head` the output layer.
+    """Let `blocks` last blocks and the final norm move, and with `head` the output layer.
 
     A reward model's score always moves: it starts at random. Raises `InvalidInput` (`E-TRAINABLE`).
     """
-    engine = request.config.engine
+    freeze = request.config.method
+    assert isinstance(freeze, FreezeSettings), freeze
     decoder, blocks = find_blocks(model)
-    if engine.freeze_blocks > len(blocks):
+    if freeze.blocks > len(blocks):
         raise InvalidInput(
-            f"engine.freeze_blocks is {engine.freeze_blocks}, and the model has {len(blocks)} blocks.",
+            f"method.blocks is {freeze.blocks}, and the model has {len(blocks)} blocks.",
             do=f"Use at most {len(blocks)}, or method full.",
             code="E-TRAINABLE",
         )
-    trainable = list(blocks)[-engine.freeze_blocks :] + final_norms(decoder)
+    trainable = list(blocks)[-freeze.blocks :] + final_norms(decoder)
     warnings = []
     if request.head == "reward":
         trainable.append(model.score)
-    elif engine.freeze_head:
+    elif freeze.head:
         trainable.append(model.get_output_embeddings())
         if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
             warnings.append("The output layer shares its weights with the input embedding, so both move.")

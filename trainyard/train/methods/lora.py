@@ -12,8 +12,8 @@ from peft import LoraConfig, TaskType
 from transformers.pytorch_utils import Conv1D
 
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.methods import Method
-from trainyard.spec.training import LoraSettings, TrainerConfig
+from trainyard.spec.axes.methods import AdapterSettings, LoraPlusSettings, LowRankSettings, Method, adapter_settings
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.methods.contract import Groups, Head, PolicyRequest
 from trainyard.train.quantization.formats import is_hqq
 
@@ -28,13 +28,14 @@ would not be computed. Source: PEFT refuses the same."""
 
 
 def lora_config(model: Any, request: PolicyRequest) -> LoraConfig:
-    """PEFT's form of the resolved settings under `lora`."""
-    return adapter_shape(request.config, TASKS[request.head], targets(model, request.config.lora))
+    """PEFT's form of the resolved settings of the method."""
+    return adapter_shape(request.config, TASKS[request.head], targets(model, adapter_settings(request.config.method)))
 
 
 def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | list[str]) -> LoraConfig:
     """The same for target modules that are known already."""
-    lora = config.lora
+    lora = config.method
+    assert isinstance(lora, LowRankSettings), lora
     alpha: Any = lora.alpha or 16  # PEFT declares an int and multiplies by it; a fraction works
     return LoraConfig(
         task_type=task,
@@ -45,44 +46,44 @@ def adapter_shape(config: TrainerConfig, task: TaskType, target_modules: str | l
         modules_to_save=list(lora.modules_to_save) or None,
         layers_to_transform=list(lora.layers) if lora.layers is not None else None,
         use_rslora=lora.rslora,
-        use_dora=config.method is Method.DORA,
+        use_dora=lora.type is Method.DORA,
     )
 
 
-def targets(model: Any, lora: LoraSettings) -> str | list[str]:
+def targets(model: Any, adapter: AdapterSettings) -> str | list[str]:
     """Modules that get an adapter, as PEFT takes them.
 
     Raises `InvalidInput`: `E-TRAINABLE` for a name that no module has (PEFT itself accepts a list if any of its names
     fits), `E-TRAINABLE` for a block that the model does not have.
     """
-    require_layers(model, lora)
-    if lora.target_modules == "attention-only":
+    require_layers(model, adapter)
+    if adapter.target_modules == "attention-only":
         return attention_modules(model)
-    if isinstance(lora.target_modules, str):
+    if isinstance(adapter.target_modules, str):
         # PEFT takes chosen blocks only with modules by name, and its word for all knows nothing of hqq's layers.
-        names = [name.rpartition(".")[2] for name, _ in list_adapted(model, lora.target_modules)]
+        names = [name.rpartition(".")[2] for name, _ in list_adapted(model, adapter.target_modules)]
         whole = not any(is_hqq(module) or is_fused(model, name) for name, module in model.named_modules())
-        by_word = lora.layers is None and whole
-        return lora.target_modules if by_word else sorted(set(names))
+        by_word = adapter.layers is None and whole
+        return adapter.target_modules if by_word else sorted(set(names))
     names = [name for name, _ in model.named_modules()]
-    for wanted in lora.target_modules or ():
+    for wanted in adapter.target_modules or ():
         if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
             raise InvalidInput(
                 f"The adapter does not fit the model as it has no module {wanted!r}.",
                 why="The adapter would be smaller than what was asked for.",
-                do=f"Use lora.target_modules: all-linear, or name some of {', '.join(linear_names(model))}.",
+                do=f"Use method.target_modules: all-linear, or name some of {', '.join(linear_names(model))}.",
                 code="E-TRAINABLE",
             )
-    return list(lora.target_modules or ())
+    return list(adapter.target_modules or ())
 
 
-def require_layers(model: Any, lora: LoraSettings) -> None:
+def require_layers(model: Any, adapter: AdapterSettings) -> None:
     blocks = model.config.get_text_config().num_hidden_layers
-    beyond = [layer for layer in lora.layers or () if layer >= blocks]
+    beyond = [layer for layer in adapter.layers or () if layer >= blocks]
     if beyond:
         raise InvalidInput(
-            f"The model has blocks 0 to {blocks - 1}, and lora.layers names {beyond[0]}.",
-            do="Name blocks that the model has, or leave lora.layers out.",
+            f"The model has blocks 0 to {blocks - 1}, and method.layers names {beyond[0]}.",
+            do="Name blocks that the model has, or leave method.layers out.",
             code="E-TRAINABLE",
         )
 
@@ -126,10 +127,11 @@ def attention_modules(model: Any) -> list[str]:
 
 
 def lora_plus_groups(model: torch.nn.Module, config: TrainerConfig) -> Groups:
-    """LoRA+: B learns `lora_plus_ratio` times as fast as A, adapted embeddings at a rate of their own."""
+    """LoRA+: B learns `ratio` times as fast as A, adapted embeddings at a rate of their own."""
     rate = config.hyperparameters.learning_rate
     assert rate is not None, "the config is resolved"
-    rates = {"A": rate, "B": rate * config.lora.lora_plus_ratio, "embedding": EMBEDDING_RATE}
+    assert isinstance(config.method, LoraPlusSettings), config.method
+    rates = {"A": rate, "B": rate * config.method.ratio, "embedding": EMBEDDING_RATE}
     found: dict[tuple[str, bool], dict[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

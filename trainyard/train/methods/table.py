@@ -37,7 +37,7 @@ def build(request: PolicyRequest, *, with_reference: bool) -> Policy:
     `Refused` (`R-BASE-MISMATCH`) and `NotFound` (`E-ADAPTER-NOT-FOUND`).
     """
     torch.manual_seed(request.config.hyperparameters.seed)
-    spec = METHODS[request.config.method]
+    spec = METHODS[request.config.method.type]
     make = adapter_policy if spec.adapter_config is not None else whole_policy
     policy = make(request, spec, with_reference=with_reference)
     if request.config.hyperparameters.gradient_checkpointing:
@@ -57,7 +57,7 @@ def checkpoint_activations(model: Any) -> None:
 
 def parameter_groups(policy: Policy, config: TrainerConfig) -> Groups:
     """Groups of the weights that move: `params`, `names`, `lr`, `weight_decay`."""
-    return METHODS[config.method].groups(policy.model, config)
+    return METHODS[config.method.type].groups(policy.model, config)
 
 
 def save(policy: Policy, request: PolicyRequest, folder: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.spec.axes.stages import StageFacts
-from trainyard.spec.training import TrainerConfig, needs_reference
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
 from trainyard.train.tokens import Encoded, TokenLedger
 
@@ -56,4 +56,4 @@ class StageSpec:
         return self.facts.sequences
 
     def needs_reference(self, config: TrainerConfig) -> bool:
-        return needs_reference(config)
+        return config.stage.needs_reference

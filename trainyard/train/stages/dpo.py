@@ -32,8 +32,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import PreferenceRow
-from trainyard.spec.axes.stages import PreferenceLoss, Stage
-from trainyard.spec.training import PreferenceSettings, TrainerConfig
+from trainyard.spec.axes.stages import DpoSettings, PreferenceLoss, Stage
+from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import IGNORED, Head, LabelLogprobs, label_logprobs
 from trainyard.train.stages import pairs
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
@@ -44,7 +44,7 @@ NEARLY_CERTAIN = -1e-7
 IMITATE = "imitate"
 """Mark of an example whose chosen row is imitated as a whole."""
 
-PairLoss = Callable[[Scores, Scores, PreferenceSettings], torch.Tensor]
+PairLoss = Callable[[Scores, Scores, DpoSettings], torch.Tensor]
 """(policy, reference, settings) -> loss of each pair (P,)."""
 
 
@@ -53,7 +53,7 @@ def encode(
 ) -> tuple[list[Encoded], TokenLedger]:
     """Pairs; where ORPO imitates the chosen row as a whole, its prompt is learned and the ledger says so."""
     examples, ledger = pairs.encode(rows, tokenizer, config)
-    if config.preference.loss is not PreferenceLoss.ORPO:
+    if not isinstance(config.stage, DpoSettings) or config.stage.loss is not PreferenceLoss.ORPO:
         return examples, ledger
     learned = sum(max(0, len(example["prompt_ids"]) - 1) for example in examples)
     ledger.trained += learned
@@ -101,7 +101,8 @@ def loss(
     _batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig
 ) -> tuple[torch.Tensor, Metrics]:
     """The chosen loss, summed over pairs, with the implicit rewards (beta times the log-ratio to the reference)."""
-    settings = config.preference
+    settings = config.stage
+    assert isinstance(settings, DpoSettings), settings
     assert reference is not None or not settings.loss.facts.needs_reference, settings.loss
     against = reference if reference is not None else nothing(policy)
     loss_P = LOSSES[settings.loss](policy, against, settings)
@@ -118,7 +119,7 @@ def log_ratios(policy: Scores, reference: Scores) -> tuple[torch.Tensor, torch.T
     return policy["chosen_P"] - reference["chosen_P"], policy["rejected_P"] - reference["rejected_P"]
 
 
-def metrics(policy: Scores, reference: Scores, settings: PreferenceSettings) -> Metrics:
+def metrics(policy: Scores, reference: Scores, settings: DpoSettings) -> Metrics:
     with torch.no_grad():
         chosen_P, rejected_P = log_ratios(policy, reference)
         return {
@@ -131,7 +132,7 @@ def metrics(policy: Scores, reference: Scores, settings: PreferenceSettings) -> 
         }
 
 
-def sigmoid(policy: Scores, reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def sigmoid(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tensor:
     chosen_P, rejected_P = log_ratios(policy, reference)
     scaled_P = settings.beta * (chosen_P - rejected_P)
     noise = settings.label_smoothing
@@ -139,19 +140,19 @@ def sigmoid(policy: Scores, reference: Scores, settings: PreferenceSettings) -> 
     return ((1 - noise) * clean_P - noise * flipped_P) / (1 - 2 * noise) if noise else clean_P
 
 
-def hinge(policy: Scores, reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def hinge(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tensor:
     chosen_P, rejected_P = log_ratios(policy, reference)
     return torch.relu(1 - settings.beta * (chosen_P - rejected_P))
 
 
-def ipo(policy: Scores, reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def ipo(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tensor:
     """Log-ratios per token, as the paper's authors ran it: beta then means the same for short and long answers."""
     chosen_P, rejected_P = log_ratios(policy, reference)
     gap_P = chosen_P / policy["chosen_count_P"] - rejected_P / policy["rejected_count_P"]
     return (gap_P - 1 / (2 * settings.beta)) ** 2
 
 
-def kto_pair(policy: Scores, reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def kto_pair(policy: Scores, reference: Scores, settings: DpoSettings) -> torch.Tensor:
     """Each answer against the mean log-ratio of the other side's answers, which no gradient goes through."""
     chosen_P, rejected_P = log_ratios(policy, reference)
     chosen_kl, rejected_kl = (side_P.detach().mean().clamp(min=0) for side_P in (chosen_P, rejected_P))
@@ -160,7 +161,7 @@ def kto_pair(policy: Scores, reference: Scores, settings: PreferenceSettings) ->
     return (chosen_loss_P + rejected_loss_P) / 2
 
 
-def orpo(policy: Scores, _reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def orpo(policy: Scores, _reference: Scores, settings: DpoSettings) -> torch.Tensor:
     """The odds of an answer are p / (1 - p) with p = exp(mean log-probability)."""
     chosen_P = policy["chosen_P"] / policy["chosen_count_P"]
     rejected_P = policy["rejected_P"] / policy["rejected_count_P"]
@@ -180,10 +181,10 @@ def log1mexp(x: torch.Tensor) -> torch.Tensor:
     return torch.where(small, near, far)
 
 
-def simpo(policy: Scores, _reference: Scores, settings: PreferenceSettings) -> torch.Tensor:
+def simpo(policy: Scores, _reference: Scores, settings: DpoSettings) -> torch.Tensor:
     chosen_P = policy["chosen_P"] / policy["chosen_count_P"]
     rejected_P = policy["rejected_P"] / policy["rejected_count_P"]
-    return -functional.logsigmoid(settings.beta * (chosen_P - rejected_P) - settings.simpo_gamma)
+    return -functional.logsigmoid(settings.beta * (chosen_P - rejected_P) - settings.gamma)
 
 
 LOSSES: dict[PreferenceLoss, PairLoss] = {

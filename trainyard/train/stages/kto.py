@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainyard.data.rows import LabelledRow
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import KtoSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head, label_logprobs
 from trainyard.train.stages import sft
@@ -144,7 +144,8 @@ def score(model: Any, batch: Batch, head: Head) -> Scores:
 def loss(batch: Batch, policy: Scores, reference: Scores | None, config: TrainerConfig) -> tuple[torch.Tensor, Metrics]:
     """The rows' losses, summed."""
     assert reference is not None
-    settings, desirable_B = config.preference, batch["desirable_B"]
+    settings, desirable_B = config.stage, batch["desirable_B"]
+    assert isinstance(settings, KtoSettings), settings
     log_ratio_B = policy["logprobs_B"] - reference["logprobs_B"]
     kl = (policy["kl_B"] - reference["kl_B"]).detach().mean().clamp(min=0)
     gain_B = torch.where(desirable_B, log_ratio_B - kl, kl - log_ratio_B)

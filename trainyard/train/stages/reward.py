@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainyard.spec.axes.stages import Stage
+from trainyard.spec.axes.stages import RewardSettings, Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train.head import Head
 from trainyard.train.stages import pairs
@@ -36,8 +36,8 @@ def loss(
     chosen_P, rejected_P = policy["rewards_B"].chunk(2)
     gap_P = chosen_P - rejected_P
     loss_P = -functional.logsigmoid(gap_P - batch["margin_P"] if "margin_P" in batch else gap_P)
-    centering = config.engine.reward_centering
-    if centering:
+    assert isinstance(config.stage, RewardSettings), config.stage
+    if centering := config.stage.centering:
         loss_P = loss_P + centering * (chosen_P + rejected_P) ** 2
     return loss_P.sum(), metrics(chosen_P.detach(), rejected_P.detach())
 

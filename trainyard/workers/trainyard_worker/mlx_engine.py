@@ -108,7 +108,7 @@ def why(precision: str, files: WorkerFiles) -> str:
 def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
     """Freeze the model and put the adapter in; returns mlx-lm's `lora_parameters`. Full weights are all unfrozen."""
     model.freeze()
-    if files.config["method"] == "full":
+    if files.config["method"]["type"] == "full":
         model.unfreeze()
         return None
     start = files.place / START_FOLDER
@@ -117,7 +117,7 @@ def inject(model: nn.Module, files: WorkerFiles) -> dict[str, Any] | None:
         parameters: dict[str, Any] = config["lora_parameters"]
     else:
         parameters = new_parameters(model, files)
-    linear_to_lora_layers(model, -1, parameters, use_dora=files.config["method"] == "dora")
+    linear_to_lora_layers(model, -1, parameters, use_dora=files.config["method"]["type"] == "dora")
     if files.spec["adapter"] is not None:
         model.load_weights(str(start / ADAPTER_FILE), strict=False)
     return parameters
@@ -283,7 +283,7 @@ class MlxTraining(TrainingCallback):
         source = self.files.place / ("adapter" if self.files.spec["adapter"] is None else START_FOLDER)
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         value = {
-            "fine_tune_type": self.files.config["method"],
+            "fine_tune_type": self.files.config["method"]["type"],
             "num_layers": -1,
             "lora_parameters": self.shape,
             "peft": config.get("peft", config),

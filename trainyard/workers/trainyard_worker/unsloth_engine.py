@@ -141,7 +141,7 @@ def load_model(files: WorkerFiles, *, bf16: bool) -> tuple[Any, Any]:
         model_name=files.spec["adapter"] or files.spec["base"],
         max_seq_length=int(hyper["max_length"]),
         dtype=torch.bfloat16 if bf16 else torch.float32,
-        load_in_4bit=files.config["method"] == "qlora",
+        load_in_4bit=files.config["method"]["type"] == "qlora",
         local_files_only=Path(files.spec["base"]).is_dir(),
         trust_remote_code=False,
     )

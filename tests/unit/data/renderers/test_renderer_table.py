@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers.choice import by_digest, list_shipped, template_text
+from trainyard.data.renderers.choice import by_digest, digest, list_shipped, template_text
 from trainyard.data.renderers.contract import ALL, CALLING, DEFAULT, NONE, PLAIN, Flavour, Turn
-from trainyard.data.renderers.probing import Sample, measure, probe, relate, wrong_flag
+from trainyard.data.renderers.probing import Sample, measure, relate, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer, verify, verify_template
@@ -77,8 +77,8 @@ def test_a_wrong_flag_fails(name: str, claim: frozenset[Flavour], says: str) -> 
     )
 
 
-def test_the_probe_raises_for_a_wrong_flag() -> None:
-    assert probe(toy("llama3")).extension
+def test_a_wrong_flag_is_told_with_what_was_measured() -> None:
+    assert measure(toy("llama3")).extension
     with pytest.raises(InvalidInput, match=r"E-CHAT-TEMPLATE: The template qwen3 is listed as .* Probed: none\."):
         raise wrong_flag("qwen3", PLAIN, NONE)
 
@@ -88,11 +88,11 @@ def test_an_unknown_template_is_probed() -> None:
     text = turns + "{{ '[assistant]' if add_generation_prompt }}"
     found = Renderer(toy_tokenizer(text))
     assert found.spec is DEFAULT
-    assert found.known is None
-    assert probe(found).extension
+    assert digest(text) not in by_digest()
+    assert measure(found).extension
     assert list(found.stops) == ["</s>"]
     forgetful = text.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
-    assert not probe(Renderer(toy_tokenizer(forgetful))).extension
+    assert not measure(Renderer(toy_tokenizer(forgetful))).extension
 
 
 TURNS = "[{{ m.role }}]{{ m.content }}</s>"
@@ -140,7 +140,7 @@ def test_a_template_that_always_writes_the_next_header_extends(ends: str) -> Non
 
 
 def test_a_template_that_takes_nothing_has_no_extension() -> None:
-    found = probe(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
+    found = measure(Renderer(toy_tokenizer("{{ raise_exception('never') }}")))
     assert found.relations == {}
     assert not found.extension
 

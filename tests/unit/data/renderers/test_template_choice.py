@@ -11,10 +11,8 @@ import pytest
 
 from trainyard.data.renderers.choice import MAX_TEMPLATE_CHARS, choose_template, list_shipped, recognise_template
 from trainyard.data.renderers.contract import DEFAULT
-from trainyard.data.renderers.rendering import renderer_for
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.templates import PLAIN_TEMPLATE
-from trainyard.data.renderers.verify import toy_tokenizer
 from trainyard.errors import InvalidInput, NotFound, Refused
 
 
@@ -37,13 +35,6 @@ def test_auto_without_a_template_falls_back_and_says_so() -> None:
 def test_a_name_stands_for_its_first_template(name: str) -> None:
     assert choose_template(name).spec.name == name
     assert recognise_template(choose_template(name).text) is RENDERERS[name]
-
-
-def test_a_tokenizer_gets_the_template_that_is_asked_for() -> None:
-    tokenizer = toy_tokenizer(list_shipped()["llama3"].read_text(encoding="utf-8"))
-    assert renderer_for(tokenizer).spec.name == "llama3"
-    other = renderer_for(tokenizer, "role_colon")
-    assert other.text([{"role": "user", "content": "a"}], ask=True) == "user: a\nassistant:"
 
 
 def test_an_unknown_name_is_refused_with_a_neighbour() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainyard.spec.axes.methods import Method
+from trainyard.spec.axes.methods import METHOD_SETTINGS, Method
 from trainyard.spec.training import TrainerConfig, resolve_trainer
 from trainyard.train.methods.contract import Policy, PolicyRequest
 from trainyard.train.methods.table import build, parameter_groups, save
@@ -42,7 +42,10 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def request_of(tiny_model: Path) -> Request:
-    """`request_of(Method.LORA, adapter=…, head=…, lora={…}, …)`: a resolved request on the tiny model."""
+    """`request_of(Method.LORA, adapter=…, head=…, settings={…}, …)`: a resolved request on the tiny model.
+
+    Of the settings those apply that the method has.
+    """
 
     def make(
         method: Method | str,
@@ -51,9 +54,12 @@ def request_of(tiny_model: Path) -> Request:
         adapter: Path | None = None,
         head: Any = "causal",
         how: str = "continue",
-        **settings: Any,
+        settings: dict[str, Any] | None = None,
+        **others: Any,
     ) -> PolicyRequest:
-        config = TrainerConfig.model_validate({"method": method, "adapter": how, **settings})
+        known = METHOD_SETTINGS[Method(method)].model_fields
+        own = {name: value for name, value in (settings or {}).items() if name in known}
+        config = TrainerConfig.model_validate({"method": {"type": method, **own}, "adapter": how, **others})
         return PolicyRequest(resolve_trainer(config, str(base)), str(base), head, "cpu", adapter=adapter)
 
     return make
@@ -66,7 +72,7 @@ def trained(request_of: Request, tmp_path_factory: pytest.TempPathFactory) -> Tr
 
     def make(method: str) -> Path:
         if method not in folders:
-            request = request_of(method, lora={"rank": 8})
+            request = request_of(method, settings={"rank": 8})
             policy = build(request, with_reference=False)
             steps(policy, request)
             folders[method] = tmp_path_factory.mktemp("adapters") / method

@@ -60,9 +60,9 @@ def test_first_preference_loss_is_ln_2(
     how: str, earlier: str, method: str, request_of: Request, trained: Trained
 ) -> None:
     lora = {} if method in ("full", "freeze") else {"rank": 8}
-    request = request_of(method, how=how, adapter=trained(earlier), lora=lora)
+    request = request_of(method, how=how, adapter=trained(earlier), settings=lora)
     policy = build(request, with_reference=True)
-    bare = logits(METHODS[request.config.method].load(request, request.base))
+    bare = logits(METHODS[request.config.method.type].load(request, request.base))
     assert (logits(policy.model) - bare).abs().max() > 1e-2  # the earlier adapter is there
     assert policy.facts["earlier"] == ("merge" if method in ("full", "freeze") else how)
     first = sigmoid_loss(policy)
@@ -73,7 +73,7 @@ def test_first_preference_loss_is_ln_2(
 
 @pytest.mark.parametrize("how", ["continue", "stack", "merge"])
 def test_reference_stays_while_the_policy_moves(how: str, request_of: Request, trained: Trained) -> None:
-    request = request_of("lora", how=how, adapter=trained("lora"), lora={"rank": 8, "dropout": 0.1})
+    request = request_of("lora", how=how, adapter=trained("lora"), settings={"rank": 8, "dropout": 0.1})
     policy = build(request, with_reference=True)
     assert policy.reference is not None
     names = {name for name, value in policy.model.named_parameters() if value.requires_grad}
@@ -94,7 +94,7 @@ def test_reference_stays_while_the_policy_moves(how: str, request_of: Request, t
 def test_what_is_saved_works_on_the_base_alone(
     how: str, settings: dict[str, Any], request_of: Request, trained: Trained, tmp_path: Path
 ) -> None:
-    request = request_of("lora", how=how, adapter=trained("lora"), lora={"rank": 16, **settings})
+    request = request_of("lora", how=how, adapter=trained("lora"), settings={"rank": 16, **settings})
     policy = build(request, with_reference=how == "continue")
     steps(policy, request)
     save(policy, request, tmp_path / "out")
@@ -103,7 +103,7 @@ def test_what_is_saved_works_on_the_base_alone(
     assert config["r"] == policy.facts["saved_rank"] == (8 if how == "continue" else 24)
     assert config["base_model_name_or_path"] == request.base
     loaded = PeftModel.from_pretrained(
-        METHODS[request.config.method].load(request, request.base), str(tmp_path / "out")
+        METHODS[request.config.method.type].load(request, request.base), str(tmp_path / "out")
     )
     torch.testing.assert_close(logits(loaded), logits(policy.model), atol=2e-5, rtol=0)
 
@@ -112,18 +112,18 @@ def test_a_sum_is_stacked_on_again(request_of: Request, trained: Trained, tmp_pa
     """sft -> dpo -> dpo, each on top: the third is a sum of three."""
     place = trained("lora")
     for at in range(2):
-        request = request_of("lora", how="stack", adapter=place, lora={"rank": 8})
+        request = request_of("lora", how="stack", adapter=place, settings={"rank": 8})
         policy = build(request, with_reference=False)
         steps(policy, request)
         place = tmp_path / str(at)
         save(policy, request, place)
     assert policy.facts["saved_rank"] == 24
-    loaded = PeftModel.from_pretrained(METHODS[request.config.method].load(request, request.base), str(place))
+    loaded = PeftModel.from_pretrained(METHODS[request.config.method.type].load(request, request.base), str(place))
     torch.testing.assert_close(logits(loaded), logits(policy.model), atol=2e-5, rtol=0)
 
 
 def test_a_frozen_earlier_adapter_drops_nothing_out(request_of: Request, tmp_path: Path) -> None:
-    request = request_of("lora", lora={"profile": "classic"})
+    request = request_of("lora", settings={"profile": "classic"})
     first = build(request, with_reference=False)
     steps(first, request)
     save(first, request, tmp_path / "first")
@@ -135,7 +135,7 @@ def test_a_frozen_earlier_adapter_drops_nothing_out(request_of: Request, tmp_pat
 
 
 def test_a_continued_adapter_keeps_its_shape_and_says_so(request_of: Request, trained: Trained) -> None:
-    policy = build(request_of("lora", adapter=trained("lora"), lora={"rank": 16}), with_reference=False)
+    policy = build(request_of("lora", adapter=trained("lora"), settings={"rank": 16}), with_reference=False)
     assert policy.facts["rank"] == 8
     assert policy.warnings == [
         "The earlier adapter has r 8, and keeps it; the settings say 16.",
@@ -145,7 +145,9 @@ def test_a_continued_adapter_keeps_its_shape_and_says_so(request_of: Request, tr
 
 def test_reward_continues_an_adapter_that_has_no_score(request_of: Request, trained: Trained) -> None:
     for how in ("continue", "stack", "merge"):
-        request = request_of("lora", head="reward", stage="reward", how=how, adapter=trained("lora"), lora={"rank": 8})
+        request = request_of(
+            "lora", head="reward", stage="reward", how=how, adapter=trained("lora"), settings={"rank": 8}
+        )
         policy = build(request, with_reference=False)
         trainable = [name for name, value in policy.model.named_parameters() if value.requires_grad]
         assert [name for name in trainable if "score" in name]
@@ -162,7 +164,7 @@ def test_lineage_of_a_chain(request_of: Request, tiny_model: Path, tmp_path: Pat
         save(policy, request, tmp_path / name)
         record = {
             "stage": stage,
-            "method": request.config.method.value,
+            "method": request.config.method.type.value,
             "base_sha256": request.base_sha256,
             "parents": parents,
             "lineage": policy.lineage,
@@ -237,8 +239,8 @@ def test_what_is_no_sum_is_refused(how: str, earlier: str, method: str, request_
 
 
 def test_a_whole_module_in_both_is_refused(request_of: Request, tmp_path: Path) -> None:
-    request = request_of("lora", lora={"modules_to_save": ("norm",)})
+    request = request_of("lora", settings={"modules_to_save": ("norm",)})
     save(build(request, with_reference=False), request, tmp_path / "first")
-    again = request_of("lora", how="stack", adapter=tmp_path / "first", lora={"modules_to_save": ("norm",)})
+    again = request_of("lora", how="stack", adapter=tmp_path / "first", settings={"modules_to_save": ("norm",)})
     with pytest.raises(InvalidInput, match="E-ADAPTER-MISMATCH: Both adapters contain the whole module 'norm'"):
         build(again, with_reference=False)

@@ -37,7 +37,7 @@ def adapted(model: Any) -> set[str]:
 )
 def test_profiles(profile: str, shape: tuple[int, float, float, list[str]], request_of: Request) -> None:
     rank, alpha, dropout, modules = shape
-    policy = build(request_of("lora", lora={"profile": profile}), with_reference=False)
+    policy = build(request_of("lora", settings={"profile": profile}), with_reference=False)
     expected = {"profile": profile, "rank": rank, "alpha": alpha, "dropout": dropout, "target_modules": modules}
     assert {name: policy.facts[name] for name in expected} == expected
     assert policy.facts["kind"] == "adapter"
@@ -49,13 +49,13 @@ def test_profiles(profile: str, shape: tuple[int, float, float, list[str]], requ
 
 @pytest.mark.parametrize("rank", [1, 256])
 def test_unusual_ranks_are_used(rank: int, request_of: Request) -> None:
-    policy = build(request_of("lora", lora={"rank": rank}), with_reference=False)
+    policy = build(request_of("lora", settings={"rank": rank}), with_reference=False)
     assert policy.facts["rank"] == rank
 
 
 @pytest.mark.parametrize("method", ["lora", "oft"])
 def test_attention_only(method: str, request_of: Request) -> None:
-    policy = build(request_of(method, lora={"target_modules": "attention-only"}), with_reference=False)
+    policy = build(request_of(method, settings={"target_modules": "attention-only"}), with_reference=False)
     assert policy.facts["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
 
 
@@ -67,14 +67,14 @@ def test_attention_of_gpt2_is_told_from_its_mlp() -> None:
 
 def test_named_modules_in_chosen_blocks(request_of: Request) -> None:
     policy = build(
-        request_of("lora", lora={"target_modules": ("q_proj", "up_proj"), "layers": (1,)}), with_reference=False
+        request_of("lora", settings={"target_modules": ("q_proj", "up_proj"), "layers": (1,)}), with_reference=False
     )
     assert adapted(policy.model) == {"1.q_proj", "1.up_proj"}
     assert policy.facts["layers"] == [1]
 
 
 def test_rslora_scales_by_the_root_of_the_rank(request_of: Request) -> None:
-    policy = build(request_of("lora", lora={"rank": 16, "alpha": 8.0, "rslora": True}), with_reference=False)
+    policy = build(request_of("lora", settings={"rank": 16, "alpha": 8.0, "rslora": True}), with_reference=False)
     layer: Any = policy.model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     assert layer.scaling["default"] == pytest.approx(8 / math.sqrt(16))
     assert policy.facts["rslora"]
@@ -88,7 +88,7 @@ def test_dora_has_a_magnitude_for_every_output(request_of: Request) -> None:
 
 
 def test_whole_modules_train_and_are_saved(request_of: Request) -> None:
-    policy = build(request_of("lora", lora={"modules_to_save": ("norm",)}), with_reference=True)
+    policy = build(request_of("lora", settings={"modules_to_save": ("norm",)}), with_reference=True)
     assert policy.facts["modules_to_save"] == ["norm"]
     start = logits(policy.model)
     with torch.no_grad():
@@ -109,14 +109,14 @@ def test_whole_modules_train_and_are_saved(request_of: Request) -> None:
 )
 def test_bad_shapes_are_refused(lora: dict[str, Any], match: str, request_of: Request) -> None:
     with pytest.raises(InvalidInput, match=match):
-        build(request_of("lora", lora=lora), with_reference=False)
+        build(request_of("lora", settings=lora), with_reference=False)
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings:UserWarning")  # the adapted embedding is the output
 def test_lora_plus_has_pefts_groups(request_of: Request) -> None:
     request = request_of(
         "lora_plus",
-        lora={"target_modules": ("q_proj", "embed_tokens"), "modules_to_save": ("norm",), "lora_plus_ratio": 8.0},
+        settings={"target_modules": ("q_proj", "embed_tokens"), "modules_to_save": ("norm",), "ratio": 8.0},
         hyperparameters={"learning_rate": 1e-4, "weight_decay": 0.1},
     )
     policy = build(request, with_reference=False)

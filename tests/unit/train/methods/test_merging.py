@@ -32,10 +32,10 @@ def test_merged_says_what_base_plus_adapter_says(
     assert facts["saved_divergence"] == facts["divergence"]
     assert facts["dtype"] == "float32"
     kind = "lora" if method == "qlora" else method  # its adapter is an ordinary one
-    policy = build(request_of(kind, adapter=trained(method), lora={"rank": 8}), with_reference=False)
+    policy = build(request_of(kind, adapter=trained(method), settings={"rank": 8}), with_reference=False)
     merged = load(tmp_path / "merged")
     torch.testing.assert_close(logits(merged), logits(policy.model), atol=1e-5, rtol=0)
-    base = METHODS[request_of("full").config.method].load(request_of("full"), str(tiny_model))
+    base = METHODS[request_of("full").config.method.type].load(request_of("full"), str(tiny_model))
     assert (logits(merged) - logits(base)).abs().max() > 1e-2
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert not list(tmp_path.glob(".*"))

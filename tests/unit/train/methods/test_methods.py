@@ -61,7 +61,7 @@ def test_starts_as_the_base_and_moves_only_what_it_may(method: Method, request_o
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.FULL, Method.OFT], Method))
 def test_reference_is_the_start_and_leaves_no_trace(method: Method, request_of: Request) -> None:
-    request = request_of(method, lora={"dropout": 0.1} if method.facts.adapter else {})
+    request = request_of(method, settings={"dropout": 0.1})
     policy = build(request, with_reference=True)
     assert policy.reference is not None
     start = logits(policy.model)
@@ -121,7 +121,7 @@ def test_saved_and_loaded_says_the_same(method: Method, request_of: Request, tmp
 
 @pytest.mark.parametrize("method", by_default([Method.LORA, Method.FREEZE], Method))
 def test_reward_head_is_trained_and_saved(method: Method, request_of: Request, tmp_path: Path) -> None:
-    request = request_of(method, head="reward", stage="reward", lora={"rank": 8} if method.facts.adapter else {})
+    request = request_of(method, head="reward", stage="reward", settings={"rank": 8})
     policy = build(request, with_reference=False)
     score = [name for name in trainable(policy.model) if "score" in name]
     assert len(score) == 1
@@ -176,7 +176,7 @@ def test_full_moves_every_tensor(request_of: Request) -> None:
 @pytest.mark.parametrize(("head", "also"), [(False, set()), (True, {"model.embed_tokens.weight"})])
 def test_freeze_moves_the_last_blocks_and_the_norm(head: bool, also: set[str], request_of: Request) -> None:
     """The tiny model's output layer shares its weights with the embedding."""
-    request = request_of("freeze", engine={"freeze_blocks": 1, "freeze_head": head})
+    request = request_of("freeze", settings={"blocks": 1, "head": head})
     policy = build(request, with_reference=False)
     before = {name: value.clone() for name, value in policy.model.named_parameters()}
     steps(policy, request)
@@ -189,7 +189,7 @@ def test_freeze_moves_the_last_blocks_and_the_norm(head: bool, also: set[str], r
 
 
 def test_freezes_reference_shares_what_does_not_move(request_of: Request) -> None:
-    policy = build(request_of("freeze", engine={"freeze_blocks": 1}), with_reference=True)
+    policy = build(request_of("freeze", settings={"blocks": 1}), with_reference=True)
     assert policy.reference is not None
     with policy.reference() as reference:
         pairs = list(zip(policy.model.named_parameters(), reference.parameters(), strict=True))
@@ -199,13 +199,13 @@ def test_freezes_reference_shares_what_does_not_move(request_of: Request) -> Non
 
 def test_freeze_refuses_more_blocks_than_there_are(request_of: Request) -> None:
     with pytest.raises(InvalidInput, match=r"E-TRAINABLE: .* is 3, and the model has 2 blocks"):
-        build(request_of("freeze", engine={"freeze_blocks": 3}), with_reference=False)
+        build(request_of("freeze", settings={"blocks": 3}), with_reference=False)
 
 
 @pytest.mark.parametrize("block", [8, 16])
 def test_oft_rotates(block: int, request_of: Request) -> None:
     """The merged weight is the old one times an orthogonal matrix: angles between neurons stay."""
-    request = request_of("oft", engine={"oft_block_size": block})
+    request = request_of("oft", settings={"block_size": block})
     policy = build(request, with_reference=False)
     layer: Any = policy.model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     before = layer.base_layer.weight.clone()
@@ -217,8 +217,8 @@ def test_oft_rotates(block: int, request_of: Request) -> None:
 
 
 def test_oft_refuses_blocks_that_do_not_fill_a_layer(request_of: Request) -> None:
-    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: engine.oft_block_size is 48, .* has 64 inputs"):
-        build(request_of("oft", engine={"oft_block_size": 48}), with_reference=False)
+    with pytest.raises(InvalidInput, match=r"E-TRAINABLE: method.block_size is 48, .* has 64 inputs"):
+        build(request_of("oft", settings={"block_size": 48}), with_reference=False)
 
 
 @pytest.mark.parametrize("format", [Quantization.NF4, Quantization.FP4, Quantization.INT8])

@@ -55,7 +55,7 @@ def session_on(
 ) -> Session:
     """A session of one process, or this process's side of a shared one; the first weights are the same in all."""
     random.seed(0)  # a forked process has one of its own
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     model = model_of(stage.head, 0)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):

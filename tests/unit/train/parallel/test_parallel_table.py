@@ -144,8 +144,8 @@ METHODS = {
     "lora": {"method": "lora"},
     "dora": {"method": "dora"},
     "lora_plus": {"method": "lora_plus"},
-    "oft": {"method": "oft", "engine": {"oft_block_size": 16}},
-    "freeze": {"method": "freeze", "engine": {"freeze_blocks": 1}},
+    "oft": {"method": {"type": "oft", "block_size": 16}},
+    "freeze": {"method": {"type": "freeze", "blocks": 1}},
     "dpo lora": {"method": "lora", "stage": "dpo"},
     "kto lora": {"method": "lora", "stage": "kto"},
 }

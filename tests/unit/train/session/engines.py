@@ -36,8 +36,8 @@ def config_of(
 
 
 def examples_of(config: TrainerConfig, count: int = 8) -> list[Encoded]:
-    stage = STAGES[config.stage]
-    return stage.encode(ROWS[config.stage](count), TOKENIZER, config)[0]
+    stage = STAGES[config.stage.type]
+    return stage.encode(ROWS[config.stage.type](count), TOKENIZER, config)[0]
 
 
 def batch_of(stage: Stage = Stage.SFT, count: int = 4) -> Batch:
@@ -55,7 +55,7 @@ def session_of(
 ) -> Session:
     """A session whose weights and generators are the same for the same arguments."""
     config = config or config_of()
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     model = model_of(stage.head, seed)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
@@ -83,7 +83,7 @@ def frozen(model: Any) -> Any:
 
 
 def feed_of(config: TrainerConfig, count: int = 8) -> Feed:
-    stage, examples = STAGES[config.stage], examples_of(config, count)
+    stage, examples = STAGES[config.stage.type], examples_of(config, count)
     plan = BatchPlan([stage.width(example) for example in examples], choose_cut(config, stage, "cpu"), stage)
     return Feed(examples, plan, stage, PAD)
 

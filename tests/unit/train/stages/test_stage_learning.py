@@ -45,7 +45,7 @@ def toy_labels(seed: int) -> list[LabelledRow]:
 
 
 def train(model: Any, reference: Any, config: TrainerConfig, examples: list[Encoded]) -> None:
-    stage, optimizer = STAGES[config.stage], torch.optim.AdamW(model.parameters(), lr=3e-3)
+    stage, optimizer = STAGES[config.stage.type], torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(STEPS):
         at = step * BATCH % (len(examples) - BATCH + 1)
         batch = stage.collate(examples[at : at + BATCH], PAD)
@@ -58,7 +58,7 @@ def train(model: Any, reference: Any, config: TrainerConfig, examples: list[Enco
 
 
 def held_out_accuracy(model: Any, reference: Any, config: TrainerConfig, examples: list[Encoded]) -> float:
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
     with torch.no_grad():
         against = stage.score(reference, batch, Head.FULL) if stage.needs_reference(config) else None
@@ -76,8 +76,8 @@ def held_out_accuracy(model: Any, reference: Any, config: TrainerConfig, example
     ids=[*PreferenceLoss, "kto", "reward"],
 )
 def test_what_is_preferred_is_learned(config: TrainerConfig) -> None:
-    stage = STAGES[config.stage]
-    rows = toy_labels if config.stage is Stage.KTO else toy_pairs
+    stage = STAGES[config.stage.type]
+    rows = toy_labels if config.stage.type is Stage.KTO else toy_pairs
     (seen, _), (unseen, _) = (stage.encode(rows(seed), TOKENIZER, config) for seed in (1, 2))
     model, reference = model_of(stage.head), model_of(stage.head)
     assert held_out_accuracy(model, reference, config, unseen) < 0.75

@@ -74,7 +74,7 @@ def test_a_policy_that_is_its_reference_has_the_loss_of_no_preference(loss: Pref
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_gamma_is_the_margin_that_simpo_asks_for(gamma: float) -> None:
     """Mean log-probabilities -0.4 and -0.6, so the margin that is there is 0.2 beta."""
-    given = settings(Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma}).preference
+    given = settings(Stage.DPO, preference={"loss": "simpo", "beta": BETA, "simpo_gamma": gamma}).stage
     value = LOSSES[PreferenceLoss.SIMPO](*one_pair(), given).item()
     assert value == pytest.approx(math.log1p(math.exp(gamma - 0.2 * BETA)), abs=1e-6)
 

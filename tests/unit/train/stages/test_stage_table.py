@@ -36,7 +36,7 @@ CONFIGS = {
 
 
 def encoded(config: TrainerConfig) -> list[Encoded]:
-    examples, ledger = STAGES[config.stage].encode(ROWS[config.stage], TOKENIZER, config)
+    examples, ledger = STAGES[config.stage.type].encode(ROWS[config.stage.type], TOKENIZER, config)
     assert ledger.balanced
     assert ledger.trained
     return examples
@@ -44,7 +44,7 @@ def encoded(config: TrainerConfig) -> list[Encoded]:
 
 def summed(model: Any, reference: Any, config: TrainerConfig, examples: Sequence[Encoded]) -> tuple[torch.Tensor, int]:
     """The loss of one micro-batch, and its units."""
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
     with torch.no_grad():
         against = stage.score(reference, batch, Head.FULL) if stage.needs_reference(config) else None
@@ -56,7 +56,7 @@ def summed(model: Any, reference: Any, config: TrainerConfig, examples: Sequence
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_batches_are_padded_on_the_right_and_only_answers_have_labels(name: str) -> None:
-    stage, examples = STAGES[CONFIGS[name].stage], encoded(CONFIGS[name])
+    stage, examples = STAGES[CONFIGS[name].stage.type], encoded(CONFIGS[name])
     batch = stage.collate(examples, PAD)
     ids_BT, mask_BT, labels_BT = batch["input_ids"], batch["attention_mask"], batch["labels"]
     assert ids_BT.shape[1] == max(map(stage.width, examples))
@@ -71,7 +71,7 @@ def test_batches_are_padded_on_the_right_and_only_answers_have_labels(name: str)
 def test_eight_rows_at_once_and_one_by_one_give_the_same_gradient(name: str) -> None:
     """The sum over all units, divided once: padding and the cut change nothing but rounding."""
     config, examples = CONFIGS[name], encoded(CONFIGS[name])[:8]
-    head = STAGES[config.stage].head
+    head = STAGES[config.stage.type].head
     found = []
     for size in (8, 1):
         model, reference = model_of(head, seed=1), model_of(head, seed=2)
@@ -88,7 +88,7 @@ def test_eight_rows_at_once_and_one_by_one_give_the_same_gradient(name: str) -> 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_chunked_head_gives_the_same_loss(name: str) -> None:
     config, examples = CONFIGS[name], encoded(CONFIGS[name])
-    stage = STAGES[config.stage]
+    stage = STAGES[config.stage.type]
     batch = stage.collate(examples, PAD)
     model, reference = model_of(stage.head, seed=1), model_of(stage.head, seed=2)
     against = stage.score(reference, batch, Head.FULL) if stage.needs_reference(config) else None
@@ -101,7 +101,7 @@ def test_the_chunked_head_gives_the_same_loss(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scoring_draws_no_random_number_and_repeats_itself(name: str) -> None:
     config = CONFIGS[name]
-    stage, examples = STAGES[config.stage], encoded(config)
+    stage, examples = STAGES[config.stage.type], encoded(config)
     model, batch = model_of(stage.head), stage.collate(examples, PAD)
     before = torch.get_rng_state()
     first, second = (stage.score(model, batch, Head.FULL) for _ in range(2))

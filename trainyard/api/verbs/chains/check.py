@@ -9,7 +9,6 @@ from trainyard.api.context import Context
 from trainyard.api.requests.chains import CheckInput
 from trainyard.api.responses import Response
 from trainyard.errors import InvalidInput, Refused
-from trainyard.settings import Settings
 
 
 class ReasonRow(Response):
@@ -41,12 +40,16 @@ class CheckOutput(Response):
 
 
 def check(given: CheckInput, context: Context) -> CheckOutput:
-    return CheckOutput(files=tuple(check_file(path, context.settings) for path in given.files))
+    return CheckOutput(files=tuple(check_file(path, context) for path in given.files))
 
 
-def check_file(path: Path, settings: Settings) -> FileCheck:
+def check_file(path: Path, context: Context) -> FileCheck:
+    settings = context.settings
     try:
-        chain = planning.resolved(planning.asked(str(path)).spec, settings)
+        wanted = planning.asked(str(path))
+        for note in wanted.notes:
+            context.say(f"{path}: {note}")
+        chain = planning.resolved(wanted.spec, settings)
         if reasons := planning.examine(chain, settings):
             raise Refused(reasons)
     except Refused as refused:

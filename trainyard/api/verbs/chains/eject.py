@@ -122,7 +122,7 @@ def job_of(node: ResolvedNode, chain: ResolvedChain, inputs: Finder) -> Training
     """The trainer as a job of the script backend."""
     config, settings = node.config, inputs.settings
     if not isinstance(config, TrainerConfig):
-        raise InvalidInput(f"{node.id} is no trainer.", code="E-NODE")
+        raise InvalidInput(f"{node.id} is not a trainer.", code="E-NODE")
     ports: Iterable[Port] = (port for port in node.inputs if port in DATA_PORTS)
     data = {port: folder for port in ports if (folder := inputs.folder(node, port)) is not None}
     model, adapter = inputs.folder(node, Port.MODEL), inputs.folder(node, Port.ADAPTER)

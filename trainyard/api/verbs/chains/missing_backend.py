@@ -1,7 +1,7 @@
-"""Marker only: a job whose trainer is not installed is checked and recorded like any other, and waits for it.
+"""Waiting for a backend: a job whose trainer is not installed is checked and recorded like any other, and waits.
 
 It stays pending, says what to install, and `trainyard jobs resume` starts it. A chain is refused instead: its other
-nodes would work for hours before anybody reads that there is no trainer.
+nodes would run for hours before the trainer is reported as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MISSING = "R-BACKEND-MISSING"
 def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) -> str:
     """Why a job has to wait: no trainer, and the command that installs it; empty if it, or a chain, can run.
 
-    Raises `Refused` with every reason when something else stands in its way.
+    Raises `Refused` with every reason when something else prevents the run.
     """
     reasons = examine(chain, settings)
     if reasons and not (is_job and all(reason.code == MISSING for reason in reasons)):
@@ -31,7 +31,7 @@ def refuse_or_wait(chain: ResolvedChain, settings: Settings, *, is_job: bool) ->
 
 
 def absent(backends: list[BackendName], settings: Settings) -> str:
-    """What is said of the first of these trainers that cannot be used here; empty if all can."""
+    """Return why the first of these trainers that cannot be used here is missing; empty if all can be used."""
     found = [probe(name, settings) for name in backends]
     return next((marker_only(one) for one in found if not one.available), "")
 

@@ -8,4 +8,7 @@ from trainyard.api.requests.chains import PlanInput
 
 
 def plan(given: PlanInput, context: Context) -> planning.ChainPlan:
-    return planning.plan(planning.asked(given.target, given.parameters, given.preset).spec, context.settings)
+    wanted = planning.asked(given.target, given.parameters, given.preset)
+    for note in wanted.notes:
+        context.say(note)
+    return planning.plan(wanted.spec, context.settings)

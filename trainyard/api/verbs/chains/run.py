@@ -19,7 +19,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def run(given: RunInput, context: Context) -> RunResult:
     settings, since = context.settings, time.time()
-    started = continued(given, settings) if RUN_ID.fullmatch(given.target) else begun(given, settings)
+    started = continued(given, settings) if RUN_ID.fullmatch(given.target) else begun(given, context)
     context.say(f"run {started.name}: {started.url}")
     if not given.watch:
         return started
@@ -28,9 +28,12 @@ def run(given: RunInput, context: Context) -> RunResult:
     return result
 
 
-def begun(given: RunInput, settings: Settings) -> RunResult:
+def begun(given: RunInput, context: Context) -> RunResult:
     """A new run, checked here first: a refusal is reported at once and with all its reasons."""
+    settings = context.settings
     wanted = planning.located(planning.asked(given.target, given.parameters, given.preset), settings)
+    for note in wanted.notes:
+        context.say(note)
     chain = planning.resolved(wanted.spec, settings)
     waits = missing_backend.refuse_or_wait(chain, settings, is_job=wanted.deployment == planning.JOB_DEPLOYMENT)
     tags = (*given.tags, *([REFRESH_TAG] if given.refresh else []))

@@ -20,6 +20,8 @@ from trainyard.errors import InvalidInput
 
 BLOCKS = ["p", "div", "section", "article", "ul", "ol", "dl", "dt", "dd", "table", "blockquote", "figure", "header"]
 UNREAD = ["script", "style", "noscript", "template", "svg", "nav", "head", "iframe", "form", "button"]
+LEFT_OUT = "left-out"
+"""The name of an element that is not read; a page's own element of this name has no marks either."""
 MENU_ROLES = {"navigation", "menu", "menubar", "directory", "search"}
 MENU_NAME = re.compile(
     r"(?:^|[-_])(?:menu|nav|navbar|navigation|sidebar|sphinxsidebar|toc|breadcrumbs?)(?:$|[-_])", re.I
@@ -88,12 +90,18 @@ def read_html(data: bytes, name: str) -> tuple[str, str]:
     soup = Page(html_text(data, name), "lxml")
     named = words_of(soup.title)
     for element in soup(UNREAD):
-        element.decompose()
+        leave_out(element)
     for element in menus_of(soup):
-        element.decompose()
+        leave_out(element)
     title = page_title(soup, named)
     text = BLANKS.sub(close_up, marked_text(soup))
     return title, "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
+
+
+def leave_out(element: Tag) -> None:
+    """Empty an element and take its name away. To remove it would search its siblings, which is quadratic in them."""
+    element.clear()
+    element.name, element.attrs = LEFT_OUT, {}
 
 
 def html_text(data: bytes, name: str) -> str:
