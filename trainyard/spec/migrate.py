@@ -148,17 +148,17 @@ def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
     variant, readers = variant_of(words, axis), readers_of(old)
     if variant["type"] in readers:
         if variant.get(name, value) != value:
-            told = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
-            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", told)
+            context = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
+            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", context)
         words[axis] = {**variant, name: value}
     elif variant["type"] in list(VARIANTS[axis]) and not is_default(words, old, value):
-        told = {
+        context = {
             "old": old,
             "readers": f"{axis} {', '.join(readers)}",
             "instead": f"Remove {old}, or use {axis} {next(iter(readers))}.",
             "code": "E-SPEC-KEY",
         }
-        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", told)
+        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", context)
 
 
 def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:

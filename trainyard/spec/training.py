@@ -64,8 +64,8 @@ class Hyperparameters(Strict):
         name = str(given).lower()
         why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
         if why is not None:
-            told = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
-            raise PydanticCustomError("no_step", "The optimizer {name} {why}", told)
+            context = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
+            raise PydanticCustomError("no_step", "The optimizer {name} {why}", context)
         return given
 
 
@@ -152,13 +152,12 @@ class TrainingSettings(Strict):
         word = device_word(given)
         number = named_gpu(word) if isinstance(word, str) else None
         if number is not None:
-            told = {
+            context = {
                 "word": word,
                 "instead": f"Use device cuda; a worker started with CUDA_VISIBLE_DEVICES={number} uses only that GPU.",
             }
-            raise PydanticCustomError(
-                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", told
-            )
+            message = "The device {word} names a GPU, and a training takes the first one that is free"
+            raise PydanticCustomError("device_number", message, context)
         return word
 
 
@@ -189,7 +188,7 @@ def resolve_method(method: MethodSettings) -> MethodSettings:
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
-    """The trainer's config with every None that has a vetted value filled, as it is stored beside the result."""
+    """The trainer's config with every None that has a vetted value filled, as it is stored with the result."""
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:

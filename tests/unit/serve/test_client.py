@@ -317,7 +317,7 @@ def test_a_base_url_may_name_the_version_or_not(given: str, used: str) -> None:
         ("localhost:8000", "its scheme is 'localhost'"),
         ("host", "it has no scheme"),
         ("ftp://host/v1", "its scheme is 'ftp'"),
-        ("http://me:secret@host/v1", "it holds a password"),
+        ("http://me:secret@host/v1", "it contains a password"),
         ("http://[::1", "it cannot be read as a URL"),
     ],
 )

@@ -164,7 +164,7 @@ def api_key_from(variable: str | None) -> str | None:
         return None
     if not os.environ.get(variable):
         raise InvalidInput(
-            f"The environment variable {variable}, which should hold an API key, is not set.",
+            f"The environment variable {variable}, which should contain an API key, is not set.",
             do=f"Set {variable} before `trainyard up`, or leave api_key_env out of the endpoint in trainyard.toml.",
             code="E-API-KEY",
         )
@@ -188,7 +188,7 @@ def api_url(base_url: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise _bad_url(f"its scheme is {url.scheme!r}" if url.scheme else "it has no scheme")
     if url.userinfo:
-        raise _bad_url("it holds a password")
+        raise _bad_url("it contains a password")
     path = url.path.rstrip("/")
     return url.copy_with(path=path if re.search(r"/v\d+\w*$", path) else f"{path}/v1", query=None, fragment=None)
 

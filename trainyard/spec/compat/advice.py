@@ -1,4 +1,4 @@
-"""What is allowed and seldom meant: told by `plan` and at the start of a training, never refused."""
+"""What is allowed but rarely intended: reported by `plan` and at the start of a training, never refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USUAL_RANKS = (8, 64)
 
 
 class Advice(NamedTuple):
-    """One row: when it is told, and the sentence, filled from the config."""
+    """One row: when it is reported, and the sentence, filled from the config."""
 
     when: Callable[[TrainerConfig], bool]
     says: str
@@ -31,10 +31,10 @@ def unusual_rank(config: TrainerConfig) -> bool:
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
-    """Whether the loss compares the rows of a micro-batch, of which a step has several."""
+    """Whether the loss compares the rows of a micro-batch, when a step has more than one."""
     pairs = isinstance(config.stage, DpoSettings) and config.stage.loss.facts.compares_rows
-    several = config.hyperparameters.gradient_accumulation > 1
-    return config.backend is BackendName.NATIVE and several and (pairs or config.stage.facts.compares_rows)
+    accumulates = config.hyperparameters.gradient_accumulation > 1
+    return config.backend is BackendName.NATIVE and accumulates and (pairs or config.stage.facts.compares_rows)
 
 
 ADVICE = (

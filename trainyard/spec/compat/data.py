@@ -202,7 +202,7 @@ GENERATOR_ROWS = (
         lambda config, _: (
             config.engine is GeneratorKind.EXTRACTIVE and config.template is GenerationTemplate.PREFERENCE
         ),
-        "A preference pair has a rejected answer, and documents hold none to extract.",
+        "A preference pair has a rejected answer, and documents contain none to extract.",
         "Name a model that writes both answers, or use template qa.",
     ),
     Row(

@@ -184,4 +184,4 @@ ENGINE_ROWS = (
         "Use device {here}, or method lora.",
     ),
 )  # fmt: skip
-"""What the native engine is asked for beside stage, method and device."""
+"""Settings of the native engine besides stage, method and device."""

@@ -1,4 +1,4 @@
-"""Rows on evaluators and deployers: rows set aside, reports, and what a server can load."""
+"""Rows on evaluators and deployers: held-out rows, reports, and what a server can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LM_EVAL_PREFIX = "lm_eval:"
 
 
 SETS = ("unseen_wording", "unseen_documents")
-"""What a validator can set aside."""
+"""The sets that a validator can hold out."""
 
 
 SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
@@ -77,8 +77,8 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
 
 
 def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
-    name, slash, held = (config.primary or "").partition("/")
-    fits = [line.name == name and (not slash or line.set in (held, None)) for line in config.benchmarks]
+    name, slash, held_out = (config.primary or "").partition("/")
+    fits = [line.name == name and (not slash or line.set in (held_out, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
         return False
     return {"names": listed(line.name for line in config.benchmarks)}
@@ -94,7 +94,7 @@ def other_report(_: Any, at: NodeView) -> Match:
 
 
 def targets(condition: Callable[[Any, TrainerConfig], Match]) -> When:
-    """Each target for which a condition on it and on the trainer holds."""
+    """Match each target for which a condition on it and on the trainer is true."""
 
     def when(config: Any, at: NodeView) -> Match:
         trainer = at.trainer()
@@ -168,13 +168,13 @@ EVALUATOR_ROWS = (
     ),
     Row(
         "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", nothing_set_aside,
-        "No rows are set aside for the evaluation: what training saw proves nothing.",
+        "No rows are held out for the evaluation: what training saw proves nothing.",
         "Put a validator before the trainer, or give every benchmark a path.", chained=True,
     ),
     Row(
         "no-set", "R-EVALUATION", "evaluator", "config.{where}", set_not_there,
         "No set {set} is held out; there is {there}.",
-        "Use {there}, or let the validator set it aside; unseen wordings need a qa generator with several wordings.",
+        "Use {there}, or let the validator hold it out; unseen wordings need a qa generator with several wordings.",
         chained=True,
     ),
     Row(
@@ -226,7 +226,7 @@ DEPLOYER_ROWS = (
     Row(
         "target-base-mismatch", "R-BASE-MISMATCH", "deployer", "config.targets.{index}.base_model",
         targets(lambda target, trainer: target.base_model is not None and target.base_model != trainer.base_model),
-        "The server holds the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
+        "The server has the base {target.base_model!r}, and the adapter is trained on {trainer.base_model!r}.",
         "Use a server with {trainer.base_model!r}, or train on {target.base_model!r}.", chained=True,
     ),
     Row(

@@ -25,8 +25,8 @@ ROLLOUT_ROWS = (
     ),
     Row(
         "grpo-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
-        "A step has {drawn} completions (batch_size × gradient_accumulation × processes), which are no whole groups"
-        " of {group}.",
+        "A step has {drawn} completions (batch_size × gradient_accumulation × processes), which is not a"
+        " multiple of stage.num_generations, {group}.",
         "Make them a multiple of stage.num_generations, such as `batch_size: {group}`.",
     ),
 )  # fmt: skip

@@ -49,7 +49,7 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
-    """What the engine reads and writes beside its data: a template's file, and a folder for checkpoints."""
+    """Yield what the engine reads and writes besides its data: a template's file, and a folder for checkpoints."""
     if config.engine.template.endswith(".jinja"):
         yield "engine.template", config.engine.template
     parts = urlsplit(config.engine.mirror or "")
@@ -76,7 +76,7 @@ def unknown_endpoint(config: Any, at: NodeView) -> Match:
     ]
 
 
-def foreign_bucket(config: TrainerConfig, at: NodeView) -> Match:
+def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
     """A bucket that the operator has not listed: this machine's cloud credentials would open it."""
     mirror = config.engine.mirror or ""
     return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
@@ -218,7 +218,7 @@ RUN_ROWS = (
         scope="run",
     ),
     Row(
-        "mirror-bucket", "R-MIRROR", "trainer", "config.engine.mirror", foreign_bucket,
+        "mirror-bucket", "R-MIRROR", "trainer", "config.engine.mirror", unlisted_bucket,
         "Checkpoints would be written to {config.engine.mirror!r} with this machine's credentials, and its operator "
         "has not listed that bucket.",
         "Let the operator add it to mirror_stores in trainyard.toml, or mirror to a folder.", scope="run",

@@ -1,13 +1,13 @@
-"""Training in several processes: one row a strategy in `STRATEGIES`, each a way to share a session's work and state.
+"""Distributed training: one row a strategy in `STRATEGIES`, each a way to share a session's work and state.
 
     team.py      the processes, and how they talk
     rows.py      which rows each computes, and how scores come together
     ddp.py       everything in every process
     zero.py      optimizer states, and gradients, in parts (ZeRO 1 and 2)
     fsdp.py      weights in parts, too, once in each replica
-    session.py   the eight verbs: told by one process, carried out by all
+    session.py   the eight verbs: broadcast by rank 0, carried out by all
 
-The training loop runs in the process that leads and knows nothing of this; the others `serve`. Adding a strategy: a
+The training loop runs on rank 0 and knows nothing of this; the others `serve`. Adding a strategy: a
 class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/launch.py`, and the tests that run
 over the table.
 """

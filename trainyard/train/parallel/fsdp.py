@@ -1,9 +1,9 @@
-"""FSDP with hybrid sharding: each replica is a group of processes that hold its weights, gradients and states in parts.
+"""FSDP with hybrid sharding: each replica is a group of ranks that shard its weights, gradients and states.
 
 torch's `fully_shard` (FSDP2) on a mesh of replicas x shards: a block's weights are gathered when it computes and given
 back afterwards; its gradients are summed over all processes in the backward, and each keeps its part. The rest of the
 model is one more group, around a module whose forward is whatever is to be done with the model: so the weights are in
-place also for the heads, which ask the decoder and the output layer by themselves, and tied weights stay tied.
+place also for the heads, which call the decoder and the output layer directly, and tied weights stay tied.
 
 Optimizers get plain tensors that share the memory of the parts. Those that look at single elements compute what they
 would in one process; those that look at whole matrices or blocks do not, and are refused.
@@ -55,7 +55,7 @@ class Hybrid(Ddp):
         self.mesh = init_device_mesh(
             team.device, (team.size // self.size, self.size), mesh_dim_names=(REPLICATE, SHARD)
         )
-        # A replica's parts are handed over once, by the processes of the first one.
+        # The shards of a replica are gathered once, from the ranks of the first replica.
         self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
         for block in blocks_of(model):
             fully_shard(block, mesh=self.mesh, reshard_after_forward=True)

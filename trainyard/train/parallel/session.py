@@ -1,7 +1,7 @@
-"""The eight verbs over several processes: the one that leads takes the calls, the others carry out the same.
+"""The eight verbs in a distributed run: rank 0 takes the calls, the other ranks carry out the same.
 
-Each call is told before it is carried out; what it is given travels along. A call that is refused is refused in every
-process alike, because all of them hold the same batch and the same counters, so nothing has to be taken back.
+Each call is broadcast with its arguments before it is carried out. A refused call is refused on every rank alike,
+because all of them have the same batch and the same counters, so nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainyard.train.stages.contract import Batch, Scores
 
 END = "end"
 PEERS = "peers"
-"""Part of a state: what the processes other than the first hold by themselves, {part: {rank: …}}."""
+"""Part of a state: what only the ranks other than 0 have, {part: {rank: …}}."""
 
 
 class SharedSession(Session):
-    """One process's side of a session that several share."""
+    """One rank's side of a session that all ranks share."""
 
     def __init__(self, engine: TrainState, folder: Path, team: Team) -> None:
         self.team, self._together = team, False
@@ -36,7 +36,7 @@ class SharedSession(Session):
         super().__init__(engine, folder)
 
     def _all(self, verb: str, work: Callable[[], Found], *given: Any) -> Found:
-        """Carry out, having told the others to; inside a verb all are together already."""
+        """Broadcast a verb, then carry it out; inside a verb all ranks are already running it."""
         if self._together or not self.team.leading:
             return work()
         self.team.broadcast_command(verb, *given)
@@ -92,7 +92,7 @@ class SharedSession(Session):
     # The state
 
     def snapshot(self) -> Snapshot:
-        """The whole state in the process that leads: its own as of one process, and beside it what the others hold."""
+        """Return the whole state on rank 0: its own as of one process, and what only the other ranks have."""
         return self._all("snapshot", self._gathered)
 
     def _gathered(self) -> Snapshot:
@@ -111,7 +111,7 @@ class SharedSession(Session):
         self._all("restore", lambda: self._handed_out(snapshot, optimizer), optimizer)
 
     def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
-        """Each process takes what all share and what it alone held."""
+        """Send each rank the shared state and the part that only it had."""
         for rank in range(1, self.team.size):
             self.team.send(parts_of(rank, snapshot, self.strategy), rank)
         self._take(snapshot.parts, everything)
@@ -125,17 +125,17 @@ class SharedSession(Session):
 
 
 def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:
-    """The state of one process: the leader's, but for what that process or its likes held by themselves."""
+    """Return the state of one rank: rank 0's, except for what only that rank or its peers had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
-    for name, held in snapshot.parts.get(PEERS, {}).items():
+    for name, by_rank in snapshot.parts.get(PEERS, {}).items():
         for holder in (strategy.source(rank), rank):
-            if str(holder) in held:
-                parts[name] = held[str(holder)]
+            if str(holder) in by_rank:
+                parts[name] = by_rank[str(holder)]
     return parts
 
 
 def serve(session: SharedSession) -> None:
-    """Carry out what the leader tells, until it says that this is the end."""
+    """Carry out the commands of rank 0 until the last one."""
     while True:
         word, given = session.team.receive_command()
         if word == END:
@@ -160,7 +160,7 @@ HEARD: dict[str, Callable[..., Any]] = {
     "snapshot": SharedSession._gathered,
     "restore": SharedSession._received,
 }
-"""What may be told; save and load are the leader's own, made of these."""
+"""The commands that rank 0 may broadcast; save and load are made of these on rank 0."""
 
 
 def sampling_of(given: dict[str, Any]) -> Sampling:

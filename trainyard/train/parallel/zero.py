@@ -5,7 +5,7 @@
 
 Tensors are dealt out whole, so every optimizer of the table works as it is, also those that look at a whole matrix
 (Muon, GaLore, Adafactor). An owner's optimizer is the ordinary one with the other tensors taken out of its groups;
-after a step the owners hand their tensors round. These are our own; DeepSpeed's are the backend `deepspeed`.
+after a step the owners broadcast their tensors. DeepSpeed's own ZeRO is the backend `deepspeed`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Partitioned(CompositeOptimizer):
             value.grad = None
 
     def eval(self) -> None:
-        """A schedule-free optimizer shows the averages of all owners; what they moved is kept beside."""
+        """Show the averages of all owners of a schedule-free optimizer; the training weights are kept as copies."""
         if isinstance(self.inner, ScheduleFree) and not self._trained:
             self._trained = [value.detach().clone() for value in self.everything]
             on_eval(self.inner)
@@ -204,7 +204,7 @@ def leaves(optimizer: Any) -> list[Any]:
 
 
 def assign_owners(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
-    """An owner for each tensor: the largest first, each to whoever has least so far.
+    """Return an owner for each tensor: the largest first, each to the rank that has least so far.
 
     Raises `InvalidInput` (`E-LAUNCH`) when some process would own nothing.
     """
@@ -215,15 +215,15 @@ def assign_owners(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
             do=f"Use at most {len(tensors)} processes, or strategy ddp.",
             code="E-LAUNCH",
         )
-    owners, held = [0] * len(tensors), [0] * size
+    owners, loads = [0] * len(tensors), [0] * size
     for at in sorted(range(len(tensors)), key=lambda at: (-tensors[at].numel(), at)):
-        owners[at] = min(range(size), key=lambda rank: (held[rank], rank))
-        held[owners[at]] += max(1, tensors[at].numel())
+        owners[at] = min(range(size), key=lambda rank: (loads[rank], rank))
+        loads[owners[at]] += max(1, tensors[at].numel())
     return owners
 
 
 def norm_over(parts: Sequence[torch.Tensor], group: Any) -> torch.Tensor:
-    """Norm of gradients of which each process of the group holds another part."""
+    """Return the norm of gradients that are sharded over the processes of the group."""
     grads = [value.grad for value in parts if value.grad is not None]
     device = device_of(parts)
     squares = sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=device))
