@@ -17,12 +17,12 @@ from trainyard.spec.templates import TEMPLATES
 
 
 def template_flow(name: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
-    """A flow named as its template. Its signature and the arguments in its docstring are those of the form."""
+    """Return a flow named as its template, with the form's signature and with its fields in the docstring."""
     fields = TEMPLATES[name].model.model_fields
 
     def decorate(body: Callable[..., Any]) -> Flow[..., Any]:
-        told = "\n".join(f"    {field}: {explained(info)}" for field, info in fields.items())
-        body.__doc__ = f"{body.__doc__}\n\nArgs:\n{told}"
+        arguments = "\n".join(f"    {field}: {explained(info)}" for field, info in fields.items())
+        body.__doc__ = f"{body.__doc__}\n\nArgs:\n{arguments}"
         given = [parameter(field, info) for field, info in fields.items()]
         vars(body)["__signature__"] = inspect.signature(body).replace(parameters=given)
         return flow(name=name, task_runner=task_runner(), **FLOW)(body)
@@ -31,7 +31,7 @@ def template_flow(name: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """With the field's limits; what it tells stands in the docstring, where Prefect looks for it."""
+    """Return a parameter with the field's limits; its description is in the docstring, where Prefect reads it."""
     kind: Any = field.annotation
     for limit in field.metadata:
         kind = Annotated[kind, limit]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 
 def load(path: str) -> Any:
-    """The object at `module:name`. Raises `ImportError` or `AttributeError` if it is not there."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Return the module, or the object at `module:name`. Raises `ImportError` or `AttributeError` if it is missing."""
+    return pkgutil.resolve_name(path if ":" in path else f"{path}:")

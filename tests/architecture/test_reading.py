@@ -21,7 +21,7 @@ SIMULATED = "trainyard/testing/nights/"
 """Its documents are its own and in memory: `parse_here` parses them in the simulator's process."""
 NIGHT = ("trainyard/night/", "trainyard/data/corpora.py")
 """Code of the night's process, which has the bytes of documents and of lines of a corpus."""
-OWN_RECORDS = {"__init__", "read_begun", "point_there", "train", "judge"}
+OWN_RECORDS = {"read_intent", "write_report", "point_there", "judge"}
 """Functions of the night that decode JSON which the night itself wrote."""
 DECODES = {"loads", "decode_json", "safe_load", "parse_text", "parse_item"}
 LIGHT = {"trainyard.data.readers.streams.Limits"}

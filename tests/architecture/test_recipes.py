@@ -1,11 +1,12 @@
-"""CONTRIBUTING's recipe for a value of an axis, performed with a toy value of each on a copy of the package.
+"""The recipes of CONTRIBUTING, each performed with a toy value on one copy of the package.
 
-A recipe is a row in `spec/axes/` and, where the value is carried out here, one function in a code table.
+An edit is one file that is changed or added. A recipe takes two of them at most; the test of a value is a third.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,88 @@ RECIPES = {
         "from trainyard.backends.base import probe; toy = Config(backend='toy', stage='dpo', method='lora')\n"
         "assert list(refused_settings(toy)) == ['stage', 'method'] and probe(toy.backend) is not None\n",
     ),
+    "format": Recipe(
+        (
+            Edit("spec/axes/data.py", '    ALPACA = ', '    TOY = "toy", FormatFacts((Port.SFT,))\n'),
+            Edit(
+                "data/formats/supervised.py", "SHAPES = (",
+                "def riddle(record: Record) -> SftRow:\n"
+                '    ask, say = (filled(record[key], key) for key in ("riddle", "solution"))\n'
+                '    return SftRow([Message("user", ask), Message("assistant", say)])\n',
+            ),
+            Edit(
+                "data/formats/supervised.py", "    RowShape(",
+                '    RowShape("toy", Port.SFT, (DataFormat.TOY,), having("riddle"), frozenset({"riddle"}), riddle),\n',
+            ),
+        ),
+        "from trainyard.data.formats.shapes import Normaliser, detect; from trainyard.spec.nodes import SourceSet\n"
+        "from trainyard.spec.axes.data import DataFormat; from trainyard.spec.ports import kinds_of_set\n"
+        "assert kinds_of_set(SourceSet(path='a.jsonl', format='toy')) == ('sft',)\n"
+        "row = {'riddle': 'What has keys?', 'solution': 'A piano.'}\n"
+        "for wanted in (DataFormat.AUTO, DataFormat('toy')):\n"
+        "    found = detect([row], wanted, 'a.jsonl')\n"
+        "    assert found.format == 'toy' and Normaliser(found)(row)[0].messages[1].content == 'A piano.'\n",
+    ),
+    "benchmark": Recipe(
+        (
+            Edit(
+                "evals/benchmarks/toy.py", "",
+                "def letters(model, cases):\n    return [float(len(case.answer['content'])) for case in cases]\n",
+            ),
+            Edit(
+                "evals/benchmarks/table.py", "from trainyard.evals.cases",
+                "from trainyard.evals.benchmarks.toy import letters\n",
+            ),
+            Edit(
+                "evals/benchmarks/table.py", '    "heldout_loss"',
+                '    "toy": Benchmark(letters, "letters", True, "answer", 0.0),\n',
+            ),
+        ),
+        "from trainyard.evals.benchmarks.table import benchmark; from trainyard.spec.nodes import EvaluatorConfig\n"
+        "from trainyard.evals.cases import Case; case = Case('a.jsonl:1', 'a', answer={'content': 'piano'})\n"
+        "assert benchmark('toy').metric == 'letters' and benchmark('toy').score(None, [case]) == [5.0]\n"
+        "assert EvaluatorConfig(benchmarks=[{'name': 'toy', 'path': 'a.jsonl'}]).benchmarks[0].name == 'toy'\n",
+    ),
+    "refusal": Recipe(
+        (
+            Edit(
+                "spec/compat/data.py", "    *SOURCE_ROWS,",
+                '    Row(\n        "toy", "R-SOURCE", "data_source", "config.path",\n'
+                '        lambda config, _: config.path == "toy",\n'
+                '        "The data {config.path!r} is a toy.", "Use data that a model can learn from.",\n    ),\n',
+            ),
+        ),
+        "from trainyard.spec.graph import check\n"
+        "node = {'type': 'data_source', 'config': {'path': 'toy'}}\n"
+        "(toy,) = [reason for reason in check({'nodes': [node, {'type': 'ai_generator'}]}) if reason.row == 'toy']\n"
+        "assert (toy.code, toy.field, toy.because) == ('R-SOURCE', 'config.path', \"The data 'toy' is a toy.\")\n",
+    ),
+    "operation": Recipe(
+        (
+            Edit(
+                "api/operations.py", '    "up": ',
+                '    "toy": Operation("Say where the home is.", NOTHING, "toy:home", "text:json_text", READ),\n',
+            ),
+            Edit(
+                "api/verbs/toy.py", "",
+                "from trainyard.api.responses import Response\n\n\n"
+                "class Home(Response):\n    home: str\n\n\n"
+                "def home(_, context) -> Home:\n    return Home(home=str(context.settings.home))\n",
+            ),
+        ),
+        "import contextlib, io, sys; from trainyard import cli\n"
+        "printed, sys.argv = io.StringIO(), ['trainyard', 'toy', '--json']\n"
+        "with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit): cli.main()\n"
+        "assert json.loads(printed.getvalue())['home']\n",
+    ),
 }  # fmt: skip
+LINES = {
+    "backend": "Backend", "format": "Data format", "benchmark": "Benchmark", "refusal": "Refusal",
+    "operation": "Operation",
+}  # fmt: skip
+"""The line of CONTRIBUTING that a recipe is, where it is not that of an axis."""
+LINE = re.compile(r"^- \*\*([A-Z][a-z ]+)\*\*(.*?)(?=\n- |\n\n)", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"`([a-z_/<>]+(?:/|\.py))`")
 PRELUDE = """
 import json, traceback
 from trainyard.spec.axes.backends import BackendName
@@ -118,7 +200,7 @@ from trainyard.spec.training import TrainerConfig as Config
 found = {}
 for axis, works in json.load(open("works.json")).items():
     try:
-        exec(works, globals())
+        exec(works, {**globals()})
         found[axis] = ""
     except Exception:
         found[axis] = traceback.format_exc()
@@ -129,7 +211,7 @@ print(json.dumps(found))
 def apply(edit: Edit, package: Path) -> None:
     path = package / edit.file
     if not edit.before:
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         path.write_text(edit.lines)
         return
     lines = path.read_text().splitlines(keepends=True)
@@ -157,7 +239,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return said
 
 
-@pytest.mark.parametrize("axis", RECIPES)
-def test_a_value_of_an_axis_is_a_row_and_a_function(axis: str, found: dict[str, str]) -> None:
-    assert len(RECIPES[axis].edits) <= 2
-    assert found[axis] == ""
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_two_edits(name: str, found: dict[str, str]) -> None:
+    assert len({edit.file for edit in RECIPES[name].edits}) <= 2
+    assert found[name] == ""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_contributing_names_what_a_recipe_edits(name: str) -> None:
+    """Each file, or its folder: the line of a recipe in CONTRIBUTING says `spec/axes/<axis>.py` or `backends/`."""
+    lines = dict(LINE.findall((REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    named = [re.sub("<[a-z]+>", "[a-z]+", path) for path in PATH.findall(lines[LINES.get(name, "Value of an axis")])]
+    patterns = [f"{path}.+" if path.endswith("/") else path for path in named]
+    assert not [edit.file for edit in RECIPES[name].edits if not any(re.fullmatch(one, edit.file) for one in patterns)]

@@ -129,7 +129,8 @@ def test_the_server_takes_a_body_in_the_words_of_other_tools_and_gets_ours(conte
     run_id = jobs.create_job(jobs.CreateInput(parameters={**JOB, **words}), context).run_id
     with get_client(sync_client=True) as client:
         given = client.read_flow_run(run_id).parameters["job"]  # type: ignore[arg-type]
-    ours = {"hyperparameters": {"epochs": 1.0}, "device": "auto", "stage": "sft", "method": "lora"}
+    axes = {"stage": {"type": "sft"}, "method": {"type": "lora"}}
+    ours = {"hyperparameters": {"epochs": 1.0}, "device": "auto", **axes}
     assert given == {**JOB, **ours}
 
 

@@ -85,6 +85,7 @@ def test_migrate_renames_work_folders_once_and_shows_it_before(earlier: Path) ->
     (work,) = context.settings.runs.glob("training/*")
     shown = migrate(MigrateInput(dry_run=True), context)
     assert [one.before for one in shown.folders] == [str(work)]
+    assert {one.kind for one in shown.earlier} == {"adapter", "job", "live"}
     assert work.is_dir()
     assert migrate(MigrateInput(), context).folders == shown.folders
     assert [str(path) for path in context.settings.runs.glob("training/*")] == [shown.folders[0].now]

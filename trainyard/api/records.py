@@ -28,6 +28,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.spec.states import JobState
 from trainyard.stores.artifacts import Reference
 from trainyard.stores.files import translate_os_errors
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 REFRESH_TAG = "refresh"
@@ -140,7 +141,7 @@ class RunRecord:
                 writer.close()
 
     def finish(self, result: RunResult) -> None:
-        write_json_durably(self.folder / "result.json", result.model_dump(mode="json"))
+        write_json_durably(self.folder / "result.json", versioned("run", result.model_dump(mode="json")))
 
 
 def read_events(folder: Path) -> Iterator[Event]:
@@ -150,4 +151,4 @@ def read_events(folder: Path) -> Iterator[Event]:
 
 def read_result(folder: Path) -> RunResult | None:
     path = folder / "result.json"
-    return RunResult.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return RunResult.model_validate(read_versioned("run", path.read_bytes(), path)) if path.is_file() else None

@@ -118,14 +118,14 @@ def python_of(name: BackendName, settings: Settings | None = None) -> Path:
         raise Unavailable(
             f"The backend {name.value!r} is not available.",
             why=f"There is no environment at {folder(name, settings)}.",
-            do=describe_fix(name, settings),
+            do=repair_hint(name, settings),
             code="R-BACKEND-MISSING",
         )
     return python
 
 
-def describe_fix(name: BackendName, settings: Settings | None = None) -> str:
-    """What brings a missing or broken environment back."""
+def repair_hint(name: BackendName, settings: Settings | None = None) -> str:
+    """Return how to restore a missing or broken environment."""
     if is_named(name, settings):
         return f"Correct backend_envs.{name.value} in trainyard.toml, or remove it and run `{install_line(name)}`."
     return f"Run `{install_line(name)}`."
@@ -166,7 +166,7 @@ def requirements_digest(name: BackendName) -> str:
 
 def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     """Whether an external trainer is installed in the right version. Reads files only; a failed import test counts."""
-    place, fix = folder(name, settings), describe_fix(name, settings)
+    place, fix = folder(name, settings), repair_hint(name, settings)
     versions = list_installed(name, settings)
     external, wanted = ENVIRONMENTS[name], pins(name)
     version = versions.get(external.distribution, "")
@@ -224,7 +224,7 @@ def health(name: BackendName, settings: Settings | None = None, *, refresh: bool
         return known
     if not looked.version:
         return Health(False, why=looked.why, fix=looked.fix)
-    result = import_test(name, folder(name, settings), looked.version, describe_fix(name, settings))
+    result = import_test(name, folder(name, settings), looked.version, repair_hint(name, settings))
     envs(settings).mkdir(parents=True, exist_ok=True)
     write_json_durably(health_file(name, settings), {"key": key(name, settings), "health": asdict(result)})
     return result

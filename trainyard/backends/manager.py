@@ -264,8 +264,8 @@ class TrainingManager:
         record = JobRecord(
             id=new_job_id(),
             name=name,
-            stage=config.stage,
-            method=config.method,
+            stage=config.stage.type,
+            method=config.method.type,
             backend=config.backend,
             base_model=config.base_model or job.base,
             work=str(work_folder(job, self.settings)),

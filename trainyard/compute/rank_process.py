@@ -32,8 +32,8 @@ from trainyard.compute.child import (
     crash_error,
     prctl,
 )
-from trainyard.compute.launch import load
 from trainyard.errors import TrainyardError
+from trainyard.loading import load
 from trainyard.stores.whole import write_json_durably
 from trainyard.workers.trainyard_worker.contract import LOST
 

@@ -18,7 +18,6 @@ process is another one is stale (`stores/processes.py`). There are two kinds:
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from trainyard.errors import Conflict, TrainyardError, Unavailable
 from trainyard.inherited import UMASK
 from trainyard.settings import Settings
 from trainyard.stores.processes import Start, find_process, process_start
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def record_path(settings: Settings, name: str) -> Path:
 def read_fields(path: Path, kind: type[Kept]) -> Kept | None:
     """What `write_record` wrote; None without a readable file. Fields of other versions are ignored."""
     try:
-        given, names = json.loads(path.read_text(encoding="utf-8")), {field.name for field in fields(kind)}
+        given, names = read_versioned("service", path.read_bytes(), path), {field.name for field in fields(kind)}
         return kind(**{name: value for name, value in given.items() if name in names})
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
@@ -133,7 +133,7 @@ def write_record(path: Path, value: DataclassInstance | None) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_durably(path, asdict(value))
+    write_json_durably(path, versioned("service", asdict(value)))
 
 
 def find_service(path: Path) -> Service | None:

@@ -63,7 +63,7 @@ TASKS = {
     ),
 }
 DOCUMENT_PROMPT = "Document: {title}\n\n{text}\n\nWrite exactly {pairs} pairs on this document, about different facts."
-PART_PROMPT = " This is request {part} of {parts} on the same text: take facts that stand in that part of it."
+PART_PROMPT = " This is request {part} of {parts} on the same text: take facts from that part of it."
 FIELDS = {
     GenerationTemplate.INSTRUCTION: ("instruction", "response"),
     GenerationTemplate.CODE: ("task", "code"),

@@ -23,7 +23,7 @@ SCORES_FILE = "scores.json"
 """What the child leaves: values per row and participant."""
 HELDOUT_FOLDER = "heldout"
 SETS = (UNSEEN_WORDING, UNSEEN_DOCUMENTS, "heldout")
-"""Names of one-out sets, the one that decides the gate first."""
+"""Names of held-out sets, the one that decides the gate first."""
 
 
 SetName = Literal["unseen_wording", "unseen_documents", "heldout"]
@@ -135,7 +135,7 @@ def training_facts(folder: Path) -> dict[str, Any]:
 
 
 def heldout_sets(inputs: Mapping[Port, Sequence[Reference]]) -> tuple[HeldOutSet, ...]:
-    """Every one-out file of the nearest data input of each port, the deciding set first.
+    """Every held-out file of the nearest data input of each port, the deciding set first.
 
     The training rows themselves (`rows.arrow`) are never taken: what training saw proves nothing.
     """
@@ -165,7 +165,7 @@ def gold_origin(reference: Reference) -> str:
 def listed_benchmarks(job: EvaluationJob) -> tuple[BenchmarkSpec, ...]:
     """The benchmarks to run, each with its set named.
 
-    A listed benchmark without a set and a path runs on every one-out set. Without a list: the pairwise reward
+    A listed benchmark without a set and a path runs on every held-out set. Without a list: the pairwise reward
     accuracy of preference sets, loss and token accuracy of the others, and forgetting, each with the margin of its row.
     """
     if job.config.benchmarks:
@@ -200,7 +200,7 @@ def over_sets(given: BenchmarkSpec, job: EvaluationJob) -> list[BenchmarkSpec]:
     if not names:
         raise InvalidInput(
             f"The benchmark {given.name!r} has no rows to run on.",
-            why="It names neither a set nor a path, and no one-out set reached the evaluator.",
+            why="It names neither a set nor a path, and no held-out set reached the evaluator.",
             do="Put a validator before the trainer (it makes held-out sets), or give the benchmark a path.",
             code="E-DATA-EMPTY",
         )

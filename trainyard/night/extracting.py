@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import orjson
 
@@ -34,6 +35,7 @@ from trainyard.stores.documents import DocumentKey, Entry
 from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.facts import Mutation, document_key
+from trainyard.stores.schema import unversioned, versioned
 from trainyard.stores.whole import write_whole
 
 Place = tuple[str, str]
@@ -67,7 +69,7 @@ class Intents:
 
     def __init__(self, world: NightDeps) -> None:
         self.world, self.path = world, world.root / INTENT_FILE
-        noted = orjson.loads(world.files.read(self.path)) if world.files.exists(self.path) else []
+        noted = read_intent(world.files.read(self.path), self.path) if world.files.exists(self.path) else []
         self.open = {(stream, name): sha256 for stream, name, sha256 in noted}
 
     def unsettled(self) -> dict[Place, str]:
@@ -96,7 +98,14 @@ class Intents:
         noted = [[*place, sha256] for place, sha256 in wanted.items()]
         with translate_os_errors("The night's intent was not written"):
             make_folders(self.world.files, self.path.parent)
-            write_whole(self.world.files, self.path, orjson.dumps(noted))
+            write_whole(self.world.files, self.path, orjson.dumps(versioned("intent", {"open": noted})))
+
+
+def read_intent(data: bytes, where: Path) -> list[list[str]]:
+    """[stream, name, content] of each document; the earlier form is the list alone."""
+    value = orjson.loads(data)
+    noted: list[list[str]] = value if isinstance(value, list) else unversioned("intent", value, where)["open"]
+    return noted
 
 
 def version_of(serving: Serving) -> str:

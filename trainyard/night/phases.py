@@ -42,6 +42,7 @@ from trainyard.night.streams import StreamDocument
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name
 from trainyard.stores.files import make_folders, translate_os_errors
 from trainyard.stores.markers.records import Marker, MarkerRecord, MarkerState
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 
 BEGUN_FILE = "begun.json"
@@ -127,13 +128,13 @@ def begin(config: NightConfig, world: NightDeps, run: str, since: float | None =
     record = {"run": run, "attempt": attempt, "started": started, "begun": begun, "boot_id": world.boot_id}
     with translate_os_errors("The night was not begun"):
         make_folders(world.files, folder)
-        write_whole(world.files, folder / BEGUN_FILE, orjson.dumps(record))
+        write_whole(world.files, folder / BEGUN_FILE, orjson.dumps(versioned("night", record)))
     world.at("night.begun")
     return Night(config, world, run, attempt, started, begun, monotonic)
 
 
 def read_begun(path: Path, world: NightDeps) -> dict[str, Any] | None:
-    return orjson.loads(world.files.read(path)) if world.files.exists(path) else None
+    return read_versioned("night", world.files.read(path), path) if world.files.exists(path) else None
 
 
 # Phase 1

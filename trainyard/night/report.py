@@ -7,6 +7,7 @@ person would type next.
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainyard.stores.files import Files
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 
 REPORT_FILE = "report.json"
@@ -144,12 +146,13 @@ def write_report(report: NightReport, folder: Path, files: Files) -> None:
     """`report.md`, `report.html`, then `report.json`, which alone decides whether a night is finished."""
     write_whole(files, folder / "report.md", markdown(report).encode())
     write_whole(files, folder / "report.html", page(report).encode())
-    write_whole(files, folder / REPORT_FILE, report.model_dump_json(indent=1).encode())
+    stored = versioned("night", json.loads(report.model_dump_json()))
+    write_whole(files, folder / REPORT_FILE, json.dumps(stored, indent=1).encode())
 
 
 def read_report(folder: Path, files: Files) -> NightReport | None:
     path = folder / REPORT_FILE
-    return NightReport.model_validate_json(files.read(path)) if files.exists(path) else None
+    return NightReport.model_validate(read_versioned("night", files.read(path), path)) if files.exists(path) else None
 
 
 def tables(report: NightReport) -> list[tuple[str, list[list[str]]]]:

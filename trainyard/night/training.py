@@ -28,6 +28,7 @@ from trainyard.spec.nodes import DeployerConfig, EvaluatorConfig
 from trainyard.spec.training import resolve_trainer
 from trainyard.stores.adapters import AdapterRegistry, AdapterVersion, files_digest
 from trainyard.stores.artifacts import Produced, Reference
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import describe_files, write_json_durably
 
 DONE_FILE = "trained.json"
@@ -73,8 +74,8 @@ class LocalTrainer:
                 settings=self.settings,
                 train=self.in_time(order.budget_s),
             )
-            write_json_durably(done, produced.facts)
-        return Trained(order.work / "adapter", orjson.loads(done.read_bytes()))
+            write_json_durably(done, versioned("trained", produced.facts))
+        return Trained(order.work / "adapter", read_versioned("trained", done.read_bytes(), done))
 
     def in_time(self, budget_s: float) -> Callable[..., Produced]:
         """`run` with what is left of the order's budget, or of the config's where that is shorter."""

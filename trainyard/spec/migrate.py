@@ -148,17 +148,17 @@ def move_setting(words: dict[str, Any], old: str, value: Any) -> None:
     variant, readers = variant_of(words, axis), readers_of(old)
     if variant["type"] in readers:
         if variant.get(name, value) != value:
-            context = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
-            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", context)
+            args = {"old": old, "new": MOVED[old], "was": value, "now": variant[name], "instead": f"Remove {old}."}
+            raise PydanticCustomError("contradiction", "{old} is {was}, and {new} is {now}", args)
         words[axis] = {**variant, name: value}
     elif variant["type"] in list(VARIANTS[axis]) and not is_default(words, old, value):
-        context = {
+        args = {
             "old": old,
             "readers": f"{axis} {', '.join(readers)}",
             "instead": f"Remove {old}, or use {axis} {next(iter(readers))}.",
             "code": "E-SPEC-KEY",
         }
-        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", context)
+        raise PydanticCustomError("unread_setting", "Only {readers} reads {old}; here it would be ignored", args)
 
 
 def variant_of(words: Mapping[str, Any], axis: str) -> dict[str, Any]:
@@ -192,12 +192,17 @@ def spell_out(words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_groups(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete config with the settings in the groups of earlier versions, which is what scripts read."""
+    """A complete config with the settings in the groups of earlier versions, which is what scripts read.
+
+    Settings of another stage or method have their default there, but for one that has none.
+    """
     words = {**config, **{axis: config[axis]["type"] for axis in VARIANTS}, **{group: {} for group in EMPTIED}}
     for old, new in MOVED.items():
         (group, _, key), (axis, _, name) = old.partition("."), new.partition(".")
-        if words[axis] in readers_of(old):
-            words[group] = {**words[group], key: config[axis][name]}
+        readers = readers_of(old)
+        usual = next(iter(readers.values())).model_fields[name]
+        if words[axis] in readers or not usual.is_required():
+            words[group] = {**words[group], key: config[axis][name] if words[axis] in readers else usual.default}
     return words
 
 

@@ -110,7 +110,7 @@ class AiGeneratorConfig(Strict):
     )
     template: GenerationTemplate = Field(GenerationTemplate.QA, description="What kind of rows is written.")
     prompt: str | None = Field(None, max_length=20_000, description="Own Jinja prompt (sandboxed); sees `document`.")
-    wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator behind holds the last out.")
+    wordings: int = Field(3, ge=1, le=8, description="Of each question; a validator after it holds out the last one.")
     temperature: float = Field(0.7, ge=0, le=2, description="Of the sampling.")
     max_tokens: int = Field(1024, ge=16, le=131_072, description="Tokens of one reply.")
     concurrency: int = Field(8, ge=1, le=1024, description="Requests at a time.")

@@ -25,19 +25,6 @@ from trainyard.spec.training import TrainerConfig
 ROW_PORTS = (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT)
 """Ports that carry rows, in the order in which reports list them."""
 
-FORMAT_PORTS: dict[DataFormat, tuple[Port, ...]] = {
-    DataFormat.ALPACA: (Port.SFT,),
-    DataFormat.SHAREGPT: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
-    DataFormat.OPENAI: (Port.SFT, Port.PREFERENCE, Port.LABELLED),
-    DataFormat.PROMPT_COMPLETION: (Port.SFT,),
-    DataFormat.TOOL_CALLS: (Port.SFT,),
-    DataFormat.PREFERENCE: (Port.PREFERENCE,),
-    DataFormat.LABELLED: (Port.LABELLED,),
-    DataFormat.TEXT: (Port.TEXT,),
-    DataFormat.DOCUMENTS: (Port.DOCUMENTS,),
-}
-"""The ports that a named format may fill. OpenAI's and ShareGPT's spellings also carry preference pairs and labels."""
-
 ROW_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow")
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 
@@ -164,7 +151,7 @@ def source_products(config: DataSourceConfig) -> tuple[tuple[Port, ...], frozens
 def kinds_of_set(given: SourceSet) -> tuple[Port, ...]:
     """The ports that a set may fill, from its format or its name, without reading it."""
     if given.format is not DataFormat.AUTO:
-        return FORMAT_PORTS[given.format]
+        return given.format.facts.ports
     if given.repository:
         return (Port.DOCUMENTS,)
     name = PurePosixPath(str(given.path or given.url).split("?")[0].split("#")[0])

@@ -64,8 +64,8 @@ class Hyperparameters(Strict):
         name = str(given).lower()
         why = FUSED if name.endswith("_layerwise") else NO_STEP_OF_THEIR_OWN.get(name)
         if why is not None:
-            context = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
-            raise PydanticCustomError("no_step", "The optimizer {name} {why}", context)
+            args = {"name": name, "why": why, "instead": "Use adafactor or adamw_8bit, which save memory too."}
+            raise PydanticCustomError("no_step", "The optimizer {name} {why}", args)
         return given
 
 
@@ -152,12 +152,13 @@ class TrainingSettings(Strict):
         word = device_word(given)
         number = named_gpu(word) if isinstance(word, str) else None
         if number is not None:
-            context = {
+            args = {
                 "word": word,
                 "instead": f"Use device cuda; a worker started with CUDA_VISIBLE_DEVICES={number} uses only that GPU.",
             }
-            message = "The device {word} names a GPU, and a training takes the first one that is free"
-            raise PydanticCustomError("device_number", message, context)
+            raise PydanticCustomError(
+                "device_number", "The device {word} names a GPU, and a training takes the first one that is free", args
+            )
         return word
 
 
@@ -188,7 +189,7 @@ def resolve_method(method: MethodSettings) -> MethodSettings:
 
 
 def resolve_trainer(config: TrainerConfig, default_base_model: str) -> TrainerConfig:
-    """The trainer's config with every None that has a vetted value filled, as it is stored with the result."""
+    """The trainer's config with every None that has a vetted value filled, as it is stored next to the result."""
     hyper = config.hyperparameters
     updates: dict[str, object] = {}
     if hyper.learning_rate is None:

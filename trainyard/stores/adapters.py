@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict
 from trainyard.errors import Conflict, Corrupt, InvalidInput, LimitExceeded, NotFound
 from trainyard.spec.chain import digest
 from trainyard.stores.files import NO_SPACE, Files, RealFiles, make_folders, require_inside
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import MANIFEST, describe, files_below, write_whole
 
 LIVE_FILE = "live.json"
@@ -197,7 +198,7 @@ class AdapterRegistry:
         path = self._folder(tenant, role) / LIVE_FILE
         if not self.files.exists(path):
             return Live(None, ())
-        value = json.loads(self.files.read(path))
+        value = read_versioned("live", self.files.read(path), path)
         return Live(value["version"], tuple(value["history"]))
 
     def promote(self, name: str) -> AdapterVersion:
@@ -229,7 +230,7 @@ class AdapterRegistry:
         with self.files.locked(folder / LOCK_FILE):
             history = [*self.live(tenant, role).history, {"version": number, "action": action, "at": self.now()}]
             value = {"version": number, "history": history[-MOST_HISTORY:]}
-            write_whole(self.files, folder / LIVE_FILE, to_json(value))
+            write_whole(self.files, folder / LIVE_FILE, to_json(versioned("live", value)))
 
     @contextmanager
     def deploying(self, tenant: str, role: str) -> Iterator[None]:
@@ -279,7 +280,7 @@ class AdapterRegistry:
                     take(self.files, path, target / path.relative_to(source))
             files = describe(self.files, target)
             complete = version.model_copy(update={"files": files, "sha256": files_digest(files)})
-            write_whole(self.files, target / MANIFEST, to_json(complete.model_dump(mode="json")))
+            write_whole(self.files, target / MANIFEST, to_json(versioned("adapter", complete.model_dump(mode="json"))))
         except OSError as error:
             empty(self.files, target)
             if error.errno not in NO_SPACE:
@@ -401,7 +402,7 @@ def to_json(value: Any) -> bytes:
 
 def read_manifest(path: Path, files: Files) -> AdapterVersion:
     try:
-        return AdapterVersion.model_validate_json(files.read(path))
+        return AdapterVersion.model_validate(read_versioned("adapter", files.read(path), path))
     except ValueError as error:
         raise Corrupt(
             f"The manifest of {'/'.join(path.parts[-4:-1])} cannot be read.",

@@ -25,6 +25,7 @@ from trainyard.errors import Conflict, Corrupt, NotFound
 from trainyard.spec.axes.data import Port
 from trainyard.spec.chain import digest
 from trainyard.stores.files import DISK, Files, translate_disk_full, translate_os_errors
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import (
     MANIFEST,
     REPLACED,
@@ -117,7 +118,7 @@ class ArtifactStore:
         folder = self.folder(key)
         if not self.files.exists(folder / MANIFEST):
             return None
-        manifest = json.loads(self.files.read(folder / MANIFEST))
+        manifest = read_versioned("artifact", self.files.read(folder / MANIFEST), folder / MANIFEST)
         if describe(self.files, folder) != manifest["files"]:
             raise Corrupt(
                 f"The stored result {key[:12]} no longer matches its manifest.",
@@ -147,7 +148,7 @@ class ArtifactStore:
         described = describe(self.files, temporary)
         outputs = {port: reference(final, temporary, port, part, described) for port, part in produced.outputs.items()}
         output = NodeOutput(key=key, outputs=outputs, facts=produced.facts)
-        seal(self.files, temporary, described, {"output": output.model_dump(mode="json")})
+        seal(self.files, temporary, described, versioned("artifact", {"output": output.model_dump(mode="json")}))
         if self.files.is_folder(final) and (replace or not self.files.exists(final / MANIFEST)):
             move_folder(self.files, final, replaced_by(temporary))
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.backends import BackendName
@@ -21,6 +21,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.files import DISK, Files, make_folders
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -71,7 +72,7 @@ class JobStore:
         now = self.now()
         record = record.model_copy(update={"created": record.created or now, "updated": now})
         make_folders(self.files, self.folder)
-        write_json_durably(self.path(record.id), record.model_dump(mode="json"), self.files)
+        write_json_durably(self.path(record.id), versioned("job", record.model_dump(mode="json")), self.files)
         return record
 
     def get(self, job_id: str) -> JobRecord:
@@ -100,8 +101,8 @@ class JobStore:
 
 
 def read(path: Path, files: Files = DISK) -> JobRecord | None:
-    """The record of a file; None if it is not there or not one."""
+    """The record of a file; None if it is not there or not one. Raises `Conflict` (`E-SCHEMA`)."""
     try:
-        return JobRecord.model_validate_json(files.read(path))
-    except (FileNotFoundError, ValidationError):
+        return JobRecord.model_validate(read_versioned("job", files.read(path), path))
+    except (FileNotFoundError, ValueError):
         return None

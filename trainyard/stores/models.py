@@ -9,18 +9,18 @@ product passes `trust_remote_code=False` and `use_safetensors=True` besides.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt, InvalidInput, NotFound
+from trainyard.loading import load
 from trainyard.settings import Settings
 from trainyard.spec.chain import digest
 from trainyard.spec.estimate.bases import BaseFacts
@@ -78,7 +78,7 @@ def resolve_model(name: str, settings: Settings) -> ModelSource:
             do="Name an existing folder with config.json and safetensors weights, or `starter`.",
             code="E-MODEL-NOT-FOUND",
         )
-    cached = load()(name, "config.json")
+    cached = load("huggingface_hub:try_to_load_from_cache")(name, "config.json")
     if isinstance(cached, str):
         return resolve_folder(name, Path(cached).parent, digests=digests)
     return ModelSource(name, None, hashlib.sha256(name.encode()).hexdigest())
@@ -378,9 +378,3 @@ def chat_template_sha256(folder: Path) -> str | None:
     """Digest of the chat template's text. Training and serving must agree on it."""
     text = chat_template(folder)
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()
-
-
-def load() -> Callable[[str, str], object]:
-    """The Hub library's look-up in its cache, imported only for a Hub name: it costs a tenth of a second."""
-    found: Callable[[str, str], object] = importlib.import_module("huggingface_hub").try_to_load_from_cache
-    return found

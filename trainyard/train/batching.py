@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from transformers import DataCollatorWithFlattening
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import IGNORED, evaluating, label_logprobs
+from trainyard.train.head import evaluating, label_logprobs
 from trainyard.train.stages.contract import Batch, StageSpec
 from trainyard.train.tokens import Encoded
 
@@ -237,14 +238,8 @@ def merge_small(parts: list[list[int]], least: int) -> list[list[int]]:
 
 def pack(examples: Sequence[Encoded], _pad_id: int) -> Batch:
     """Rows end to end as one row (1, T) with position ids that begin again at each; no mask is needed."""
-    ids = [token for example in examples for token in example["input_ids"]]
-    labels = [label for example in examples for label in [IGNORED, *example["labels"][1:]]]
-    positions = [at for example in examples for at in range(len(example["input_ids"]))]
-    return {
-        "input_ids": torch.tensor([ids]),
-        "labels": torch.tensor([labels]),
-        "position_ids": torch.tensor([positions]),
-    }
+    batch: Batch = DataCollatorWithFlattening()(examples)
+    return batch
 
 
 def collator(cut: Cut, stage: StageSpec) -> Callable[[Sequence[Encoded], int], Batch]:

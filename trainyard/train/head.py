@@ -9,7 +9,6 @@ Shapes: B rows, T positions, N labelled positions, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainyard.errors import Unavailable
+from trainyard.loading import load
 
 IGNORED = -100
 """Label of a position that takes no part in the loss (the convention of torch and transformers)."""
@@ -169,8 +169,3 @@ def require_head(head: Head, device: str) -> None:
             do="Use head: auto or chunked" + (", or run `pip install liger-kernel`." if device == "cuda" else "."),
             code="E-PACKAGE-MISSING",
         )
-
-
-def load(module: str) -> Any:
-    """Import an optional package when it is used."""
-    return importlib.import_module(module)

@@ -6,7 +6,6 @@ every model size even there: so it is measured, on the run's own model and batch
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import InvalidInput, Unavailable
+from trainyard.loading import load
 from trainyard.spec.axes.devices import Precision
 
 CPU_BF16 = ("amx_bf16", "avx512_bf16")
@@ -229,8 +229,3 @@ def convert_to_fp8(model: Any, *, emulate: bool = False) -> Any:
     float8 = load("torchao.float8")
     config = float8.Float8LinearConfig(emulate=emulate)
     return float8.convert_to_float8_training(model, config=config, module_filter_fn=fits_fp8)
-
-
-def load(module: str) -> Any:
-    """Import an optional package when it is used."""
-    return importlib.import_module(module)

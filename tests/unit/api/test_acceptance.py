@@ -209,8 +209,8 @@ def test_any_other_name_of_a_model_stays_as_it_is(here: Settings, name: str) -> 
 def test_a_job_in_the_words_of_another_tool_is_sent_in_ours() -> None:
     body = {"dataset": {"path": "rows.jsonl"}, "method": "dpo", "hyperparams": {"epochs": 1}, "device": "cuda:0"}
     assert planning.asked("training-job", body).parameters["job"] == {
-        "dataset": {"path": "rows.jsonl"}, "stage": "dpo", "method": "lora", "hyperparameters": {"epochs": 1.0},
-        "device": "cuda",
+        "dataset": {"path": "rows.jsonl"}, "stage": {"type": "dpo"}, "method": {"type": "lora"},
+        "hyperparameters": {"epochs": 1.0}, "device": "cuda",
     }  # fmt: skip
 
 

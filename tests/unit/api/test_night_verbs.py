@@ -9,10 +9,11 @@ import pytest
 
 from trainyard.api.context import Context
 from trainyard.api.requests.nights import WorkerInput
-from trainyard.api.verbs.night import run_worker, unfit_here, unfit_words
+from trainyard.api.verbs.night import config_of, run_worker, unfit_here, unfit_words
 from trainyard.errors import Refused
 from trainyard.night.training import LocalTrainer
 from trainyard.settings import Settings
+from trainyard.spec.axes.stages import Stage
 from trainyard.spec.night import NightConfig, read_night
 
 NO_CUDA = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a machine with CUDA refuses neither")
@@ -60,3 +61,15 @@ def test_a_worker_whose_machine_cannot_train_does_not_start(here: Settings, tmp_
     path.write_text("phase2: {training: {method: lora, device: cuda}}")
     with pytest.raises(Refused, match=r"R-DEVICE phase2\.training\.device"):
         run_worker(WorkerInput(config=path, once=True), Context(here))
+
+
+def test_settings_where_an_earlier_version_had_them_are_reported(here: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text("phase2: {training: {method: lora, lora: {rank: 8}, preference: {beta: 0.2}}}")
+    lines: list[str] = []
+    config = config_of(path, None, Context(here, say=lines.append))
+    assert (config.phase2.training.method.rank, config.phase2.training.stage) == (8, Stage.DPO.settings(beta=0.2))
+    assert lines == [
+        "night.yaml: phase2.training.lora.rank is deprecated: write phase2.training.method.rank.",
+        "night.yaml: phase2.training.preference.beta is deprecated: write phase2.training.stage.beta.",
+    ]

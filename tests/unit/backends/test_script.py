@@ -100,7 +100,7 @@ def test_the_built_in_script_trains_an_adapter(allowed: Path, jobs: Jobs, tmp_pa
         ({"stage": "kto"}, "stage"),
         ({"method": "qlora", "quantization": "nf4"}, "method"),
         ({"hyperparameters": {"optimizer": "muon"}}, "hyperparameters.optimizer"),
-        ({"stage": "dpo", "preference": {"loss": "simpo"}}, "preference.loss"),
+        ({"stage": {"type": "dpo", "loss": "simpo"}}, "stage.loss"),
     ],
 )
 def test_what_the_built_in_script_lacks_your_own_may_have(

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainyard.backends.trl.rewards import REWARDS, SampledCompletion, named
-from trainyard.spec.training import Reward
+from trainyard.spec.axes.stages import Reward
 
 READ: TypeAdapter[Any] = TypeAdapter(Reward)
 

@@ -174,7 +174,7 @@ def test_curve_and_result_are_those_of_the_native_engine(stage: str, method: str
         "rows",
         "counted",
         "data",
-        "preference",
+        "stage_settings",
         "steps",
         "base_sha256",
         "lineage",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.data.formats.shapes import ALLOWED, SHAPES, Normaliser, detect
+from trainyard.data.formats.shapes import SHAPES, Normaliser, allowed_shapes, detect
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow, SftRow, TextRow, chosen_side
 from trainyard.errors import InvalidInput
@@ -360,7 +360,12 @@ def test_a_named_format_is_enforced() -> None:
 
 
 def test_every_format_of_the_axis_has_shapes() -> None:
-    assert set(ALLOWED) == set(DataFormat)
+    for name in DataFormat:
+        assert name is DataFormat.AUTO or {shape.port for shape in allowed_shapes(name)} == set(name.facts.ports)
+    assert allowed_shapes(DataFormat.AUTO) == SHAPES
+    assert [shape.name for shape in allowed_shapes(DataFormat.OPENAI)] == [
+        "openai_preference", "preference", "labelled", "openai",
+    ]  # fmt: skip
     assert {shape.name for shape in SHAPES} == {
         "openai_preference", "preference", "labelled", "openai", "sharegpt", "alpaca", "prompt_completion", "text",
     }  # fmt: skip

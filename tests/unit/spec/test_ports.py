@@ -10,7 +10,6 @@ from trainyard.spec.chain import Source
 from trainyard.spec.graph import check
 from trainyard.spec.nodes import NODE_CONFIGS, SourceSet, ValidatorConfig
 from trainyard.spec.ports import (
-    FORMAT_PORTS,
     ROW_PORTS,
     Missing,
     Offer,
@@ -61,12 +60,12 @@ def test_a_repository_gives_documents() -> None:
 
 
 def test_a_named_format_decides() -> None:
-    assert set(FORMAT_PORTS) == set(DataFormat) - {DataFormat.AUTO}
+    assert [name for name in DataFormat if not name.facts.ports] == [DataFormat.AUTO]
     assert kinds_of_set(SourceSet(path="docs", format=DataFormat.ALPACA)) == (Port.SFT,)
     assert kinds_of_set(SourceSet(path="rows.jsonl", format=DataFormat.DOCUMENTS)) == (Port.DOCUMENTS,)
-    assert FORMAT_PORTS[DataFormat.OPENAI] == (Port.SFT, Port.PREFERENCE, Port.LABELLED)
-    assert FORMAT_PORTS[DataFormat.SHAREGPT] == FORMAT_PORTS[DataFormat.OPENAI]
-    single = {name: FORMAT_PORTS[name] for name in DataFormat if name in FORMAT_PORTS and len(FORMAT_PORTS[name]) == 1}
+    assert DataFormat.OPENAI.facts.ports == (Port.SFT, Port.PREFERENCE, Port.LABELLED)
+    assert DataFormat.SHAREGPT.facts.ports == DataFormat.OPENAI.facts.ports
+    single = {name: name.facts.ports for name in DataFormat if len(name.facts.ports) == 1}
     assert single == {
         DataFormat.ALPACA: (Port.SFT,),
         DataFormat.PROMPT_COMPLETION: (Port.SFT,),

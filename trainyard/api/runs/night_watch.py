@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import orjson
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -34,6 +33,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from trainyard.api.runs.nights import NO_SUCCESS
 from trainyard.api.runs.server import client
 from trainyard.settings import Settings
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_json_durably
 
 FLOW, DUE = "nightly", Time(6, 0)
@@ -61,7 +61,9 @@ class NightWatch:
         if abs(now - self.looked) < LOOK_EVERY_S:
             return []
         messages: list[str] = []
-        judged: dict[str, str] = orjson.loads(self.path.read_bytes()) if self.path.is_file() else {}
+        judged: dict[str, str] = {}
+        if self.path.is_file():
+            judged = read_versioned("night-watch", self.path.read_bytes(), self.path)
         with client() as prefect:
             for deployment, zone in scheduled(prefect):
                 due = last_due(now, zone)
@@ -72,7 +74,7 @@ class NightWatch:
                     messages.append(f"no night of {deployment.name} succeeded by {due:%Y-%m-%d %H:%M} ({zone})")
                 judged[str(deployment.id)] = due.isoformat()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json_durably(self.path, judged)
+                write_json_durably(self.path, versioned("night-watch", judged))
         self.looked = now
         return messages
 

@@ -37,7 +37,10 @@ def doctor_text(result: Any) -> str:
 
 
 def migration_text(result: Any) -> str:
-    if not result.folders:
-        return "nothing was written by an earlier version in another form"
     verb = "would be renamed" if result.dry_run else "renamed"
-    return "\n".join(f"{verb}: {one.before} -> {one.now}" for one in result.folders)
+    lines = [f"{verb}: {one.before} -> {one.now}" for one in result.folders]
+    lines += [
+        f"read as written: {one.files:,} of kind {one.kind}, schema version {one.version} (now {one.now})"
+        for one in result.earlier
+    ]
+    return "\n".join(lines) or "nothing was written by an earlier version in another form"

@@ -33,6 +33,7 @@ from trainyard.night.worker import work
 from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
+from trainyard.spec.migrate import list_deprecated
 from trainyard.spec.night import BucketSpec, NightConfig, checked_name, locate_reasons, night_chain, read_night
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers.local import LocalMarkers
@@ -99,12 +100,12 @@ class CorpusStatus(Response):
     buckets: tuple[BucketStatus, ...]
 
 
-def config_of(config: Path | None, preset: str | None, settings: Settings) -> NightConfig:
+def config_of(config: Path | None, preset: str | None, context: Context) -> NightConfig:
     """The night's config of a file or preset; a relative preset name is one of deployments/presets.
 
     Raises `Refused` with all reasons, `NotFound` (`E-SPEC`).
     """
-    path = config
+    path, settings = config, context.settings
     if preset is not None:
         path = PRESETS / f"{checked_name(preset, 'preset')}.yaml"
     if path is None:
@@ -116,6 +117,8 @@ def config_of(config: Path | None, preset: str | None, settings: Settings) -> Ni
     value = parse_text(path.read_bytes())
     if not isinstance(value, dict):
         raise InvalidInput(f"{path.name} is not a mapping.", do="Write keys like `tenant:`.", code="E-SPEC")
+    for note in list_deprecated(value):
+        context.say(f"{path.name}: {note}")
     return read_night({"tenant": settings.tenant, **value.get("config", value)})
 
 
@@ -138,7 +141,7 @@ def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
 def run_once(given: RunNightInput, context: Context) -> NightReport:
     """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = at_home(context.settings)
-    config = config_of(given.config, given.preset, settings)
+    config = config_of(given.config, given.preset, context)
     world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
     with kept_service():
         report = run_night(config, world, given.run)
@@ -159,7 +162,7 @@ def simulate_nights(given: SimulateInput, context: Context) -> Simulated:
 def run_worker(given: WorkerInput, context: Context) -> Worked:
     """Raises `Refused` where this machine cannot train with the night's settings: a worker does nothing else."""
     settings = at_home(context.settings)
-    config = config_of(given.config, given.preset, settings)
+    config = config_of(given.config, given.preset, context)
     if reasons := unfit_here(config, settings):
         raise Refused(reasons, "This machine cannot train for this night.")
     world = make_night_deps(config, settings, say=context.say)
@@ -167,7 +170,7 @@ def run_worker(given: WorkerInput, context: Context) -> Worked:
 
 
 def show_nights(given: NightInput, context: Context) -> NightStatus:
-    config = config_of(given.config, given.preset, context.settings)
+    config = config_of(given.config, given.preset, context)
     root = tenant_root(context.settings, config.tenant)
     nights = sorted((path for path in (root / "nights").glob("*") if path.is_dir()), reverse=True)[:NIGHTS_SHOWN]
     reports = [(path.name, read_report(path, RealFiles())) for path in nights]
@@ -199,7 +202,7 @@ def bucket_of(config: NightConfig, name: str | None, method: str) -> BucketSpec:
 
 def add_commits(given: EngineeringInput, context: Context) -> Added:
     settings = context.settings
-    config = config_of(given.config, None, settings)
+    config = config_of(given.config, None, context)
     bucket = bucket_of(config, given.bucket, "sft")
     place = given.repo.absolute()  # who types the command may read it
     roots = (place.resolve(), *(root.absolute() for root in data_roots(settings, config.tenant)))
@@ -217,7 +220,7 @@ def add_commits(given: EngineeringInput, context: Context) -> Added:
 
 
 def add_corrections(given: AddInput, context: Context) -> Added:
-    config = config_of(given.config, None, context.settings)
+    config = config_of(given.config, None, context)
     bucket = bucket_of(config, given.bucket, "dpo")
     if given.file is None:
         value = {"prompt": given.prompt, "shadow": given.shadow, "verdict": given.verdict}
@@ -237,7 +240,7 @@ def add(
 
 
 def show_corpora(given: NightInput, context: Context) -> CorpusStatus:
-    config = config_of(given.config, given.preset, context.settings)
+    config = config_of(given.config, given.preset, context)
     corpora = corpora_of(config, context.settings)
     with kept_service():
         readings = [(bucket, corpora.read(bucket.name, bucket.method)) for bucket in config.in_order()]

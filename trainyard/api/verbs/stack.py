@@ -21,6 +21,7 @@ from trainyard.serve.targets import local
 from trainyard.settings import Settings
 from trainyard.stores.auth_string import auth_file
 from trainyard.stores.models import resolve_model
+from trainyard.stores.schema import EarlierFiles, earlier_files
 
 
 class UpOutput(Response):
@@ -129,7 +130,7 @@ def env(_: Nothing, context: Context) -> EnvOutput:
     return EnvOutput(variables=stack.prefect_environment(context.settings, url))
 
 
-# What earlier versions wrote. Adapters, checkpoints, the night's ledger and its markers are read as they are. Work
+# What earlier versions wrote. Files in an earlier form are read as they are (`stores/schema.py`) and counted here. Work
 # folders of trainings are named by a digest that a new setting changes; a run of the same training renames its own
 # folder, and this operation all of them.
 
@@ -146,6 +147,8 @@ class Migration(Response):
 
     dry_run: bool
     folders: tuple[MigratedFolder, ...]
+    earlier: tuple[EarlierFiles, ...] = ()
+    """Files in an earlier form, which are read as they are and get the present one when they are written again."""
 
 
 def migrate(given: MigrateInput, context: Context) -> Migration:
@@ -155,4 +158,4 @@ def migrate(given: MigrateInput, context: Context) -> Migration:
     for before, now in () if given.dry_run else found:
         rename_work_folder(before, now, settings)
     folders = tuple(MigratedFolder(before=str(before), now=str(now)) for before, now in found)
-    return Migration(dry_run=given.dry_run, folders=folders)
+    return Migration(dry_run=given.dry_run, folders=folders, earlier=tuple(earlier_files(settings.home)))

@@ -27,7 +27,7 @@ class LlamacppProgram(ExternalProgram):
         tools = environments.folder(self.name, settings) / FOLDER
         missing = [name for name in PROGRAMS if not (tools / "bin" / name).is_file()]
         if missing:
-            why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.describe_fix(self.name, settings)
+            why, fix = f"{tools / 'bin'} has no {missing[0]}.", environments.repair_hint(self.name, settings)
             return Probe(False, version=found.version, why=why, fix=fix)
         return Probe(True, version=own_version(tools))
 

@@ -42,7 +42,7 @@ def join_ranks(folder: Path, device: str) -> Iterator[Team]:
 
 
 def sync_value(team: Team | None, value: Any) -> Any:
-    """What the process that leads says, in all of them."""
+    """Return rank 0's value on every rank."""
     return value if team is None else team.shared(value)
 
 

@@ -83,7 +83,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
 
 
 def start_of(folder: Path, events: Events, team: Team | None) -> tuple[FoundCheckpoint, dict[str, int] | str | None]:
-    """The checkpoint that the process that leads has found, for all; and what it says of a restart."""
+    """Return the checkpoint that rank 0 has found, on every rank; and where a restart continues from."""
     restarted_from: dict[str, int] | str | None = None
     place, step = "", 0
     if team is None or team.leading:

@@ -6,9 +6,21 @@ import re
 from typing import Any
 
 from trainyard.data.formats.messages import Record, check_answered, kind_of, read_messages, require_text, tools_of
-from trainyard.data.formats.supervised import alpaca_prompt, as_turns, conversation, pair_of, with_system
+from trainyard.data.formats.row_shape import Keys, RowShape, having
+from trainyard.data.formats.supervised import (
+    ALPACA_KEYS,
+    CHAT_KEYS,
+    PAIR_KEYS,
+    alpaca_prompt,
+    as_turns,
+    conversation,
+    has_pair,
+    pair_of,
+    with_system,
+)
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import LabelledRow, Message, PreferenceRow
+from trainyard.spec.axes.data import DataFormat, Port
 
 PROMPT_KEYS = ("prompt", "question", "query", "input")
 LABEL_KEYS = ("label", "kto_tag")
@@ -115,3 +127,28 @@ def label_of(record: Record) -> bool:
     if not isinstance(value, bool | int | str) or value not in LABELS:
         raise BadRow("bad_label", f"{key} is {value!r:.40}, expected true or false")
     return LABELS[value]
+
+
+def has_label(keys: Keys) -> bool:
+    answered = bool(keys & {"messages", "conversations"}) or {"instruction", "output"} <= keys
+    return bool(keys & set(LABEL_KEYS)) and (answered or has_pair(keys))
+
+
+PROMPTED = CHAT_KEYS | {"messages", "conversations"} | set(PROMPT_KEYS) | ALPACA_KEYS - {"output"}
+"""Keys of a prompt in any spelling."""
+SHAPES = (
+    RowShape(
+        "openai_preference", Port.PREFERENCE, (DataFormat.PREFERENCE, DataFormat.OPENAI),
+        having("input", "preferred_output", "non_preferred_output"),
+        frozenset({"input", "preferred_output", "non_preferred_output"}), openai_preference,
+    ),
+    RowShape(
+        "preference", Port.PREFERENCE, (DataFormat.PREFERENCE, DataFormat.OPENAI, DataFormat.SHAREGPT),
+        having("chosen", "rejected"), PROMPTED | {"chosen", "rejected"}, preference,
+    ),
+    RowShape(
+        "labelled", Port.LABELLED, (DataFormat.LABELLED, DataFormat.OPENAI, DataFormat.SHAREGPT), has_label,
+        PROMPTED | PAIR_KEYS | set(LABEL_KEYS), labelled,
+    ),
+)  # fmt: skip
+"""Files in OpenAI's and ShareGPT's spelling carry chats, preferences and labels."""

@@ -2,101 +2,33 @@
 
 A *shape* is one spelling (`chosen` + `rejected`, `messages`, …), a *format* is what a chain names; a format allows
 one or more shapes, and `auto` allows all of them. The first shape of the table whose keys a row has is its shape.
-Adding one: a function `parse(record) -> Row` that raises `BadRow`, a row in `SHAPES`, a test.
+Adding one: a function `parse(record) -> Row` that raises `BadRow` and a row in `SHAPES`, both in the module of its
+rows, and a test; for a new format, a row in `spec/axes/data.py` too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard.data.formats import preferences, supervised
 from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_keys
+from trainyard.data.formats.row_shape import Keys, RowShape
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
-from trainyard.spec.axes.data import DataFormat, Port
+from trainyard.spec.axes.data import DataFormat
 
-Keys = frozenset[str]
-CHAT = supervised.CHAT_KEYS | {"messages", "conversations"}
-PROMPTS = frozenset(preferences.PROMPT_KEYS) | supervised.ALPACA_KEYS - {"output"}
 MAX_KINDS = 1000
-PAIR_KEYS = frozenset(name for pair in supervised.PAIRS for name in pair)
+SHAPES: tuple[RowShape, ...] = (*preferences.SHAPES, *supervised.SHAPES)
+BY_NAME = {shape.name: shape for shape in (*SHAPES, supervised.DOCUMENT)}
 
 
-@dataclass(frozen=True)
-class RowShape:
-    """One spelling of a row."""
-
-    name: str
-    port: Port
-    format: DataFormat
-    """The format that a reader reports for it."""
-    has: Callable[[Keys], bool]
-    """Whether a row with these keys has the shape."""
-    known: Keys
-    """Keys that the shape reads; every other key is ignored and counted."""
-    parse: Callable[[Mapping[str, Any]], Row]
-
-
-def having(*names: str) -> Callable[[Keys], bool]:
-    return frozenset(names).issubset
-
-
-def has_label(keys: Keys) -> bool:
-    answered = bool(keys & {"messages", "conversations"}) or {"instruction", "output"} <= keys
-    return bool(keys & set(preferences.LABEL_KEYS)) and (answered or supervised.pair_of(keys) is not None)
-
-
-def has_pair(keys: Keys) -> bool:
-    return supervised.pair_of(keys) is not None
-
-
-SHAPES: tuple[RowShape, ...] = (
-    RowShape(
-        "openai_preference", Port.PREFERENCE, DataFormat.PREFERENCE,
-        having("input", "preferred_output", "non_preferred_output"),
-        frozenset({"input", "preferred_output", "non_preferred_output"}), preferences.openai_preference,
-    ),
-    RowShape(
-        "preference", Port.PREFERENCE, DataFormat.PREFERENCE, having("chosen", "rejected"),
-        CHAT | PROMPTS | {"chosen", "rejected"}, preferences.preference,
-    ),
-    RowShape(
-        "labelled", Port.LABELLED, DataFormat.LABELLED, has_label,
-        CHAT | PROMPTS | PAIR_KEYS | set(preferences.LABEL_KEYS), preferences.labelled,
-    ),
-    RowShape("openai", Port.SFT, DataFormat.OPENAI, having("messages"), CHAT - {"conversations"}, supervised.chat),
-    RowShape("sharegpt", Port.SFT, DataFormat.SHAREGPT, having("conversations"), CHAT - {"messages"}, supervised.chat),
-    RowShape(
-        "alpaca", Port.SFT, DataFormat.ALPACA, having("instruction", "output"), supervised.ALPACA_KEYS,
-        supervised.alpaca,
-    ),
-    RowShape(
-        "prompt_completion", Port.SFT, DataFormat.PROMPT_COMPLETION, has_pair,
-        PAIR_KEYS | {"system", "tools"}, supervised.prompt_completion,
-    ),
-    RowShape("text", Port.TEXT, DataFormat.TEXT, having("text"), frozenset({"text"}), supervised.plain_text),
-)  # fmt: skip
-DOCUMENT = RowShape(
-    "document", Port.DOCUMENTS, DataFormat.DOCUMENTS, having("text"), frozenset({"text", "title"}), supervised.document
-)
-BY_NAME = {shape.name: shape for shape in (*SHAPES, DOCUMENT)}
-ALLOWED: dict[DataFormat, tuple[RowShape, ...]] = {
-    DataFormat.AUTO: SHAPES,
-    DataFormat.ALPACA: (BY_NAME["alpaca"],),
-    DataFormat.SHAREGPT: tuple(BY_NAME[name] for name in ("preference", "labelled", "sharegpt")),
-    DataFormat.OPENAI: tuple(BY_NAME[name] for name in ("openai_preference", "preference", "labelled", "openai")),
-    DataFormat.PROMPT_COMPLETION: (BY_NAME["prompt_completion"],),
-    DataFormat.PREFERENCE: (BY_NAME["openai_preference"], BY_NAME["preference"]),
-    DataFormat.LABELLED: (BY_NAME["labelled"],),
-    DataFormat.TOOL_CALLS: (BY_NAME["openai"], BY_NAME["sharegpt"]),
-    DataFormat.TEXT: (BY_NAME["text"],),
-    DataFormat.DOCUMENTS: (DOCUMENT,),
-}
-"""Format -> shapes that it may have. Files in OpenAI's and ShareGPT's spelling carry chats, preferences and labels."""
+def allowed_shapes(format: DataFormat) -> tuple[RowShape, ...]:
+    """The shapes that the rows of a format may have."""
+    return SHAPES if format is DataFormat.AUTO else tuple(one for one in BY_NAME.values() if format in one.formats)
 
 
 def shape_of(keys: Iterable[str], allowed: tuple[RowShape, ...] = SHAPES) -> RowShape | None:
@@ -120,12 +52,12 @@ def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
     Raises `InvalidInput`: `E-DATA-FORMAT` if no row has a known shape, or none has one of the named format.
     """
     records = [record for record in sample if isinstance(record, Mapping)]
-    allowed = ALLOWED[wanted]
+    allowed = allowed_shapes(wanted)
     counts = Counter(shape.name for record in records if (shape := shape_of(record, allowed)))
     if not counts:
         raise no_format(records, wanted, where)
     shape = BY_NAME[counts.most_common(1)[0][0]]
-    found = shape.format if wanted is DataFormat.AUTO else wanted
+    found = shape.formats[0] if wanted is DataFormat.AUTO else wanted
     if found in (DataFormat.OPENAI, DataFormat.SHAREGPT) and wanted is DataFormat.AUTO and mostly_tools(records):
         found = DataFormat.TOOL_CALLS
     return Detected(found, shape, allowed)
@@ -138,7 +70,7 @@ def mostly_tools(records: list[Mapping[str, Any]]) -> bool:
 def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) -> InvalidInput:
     keys = sorted({key for record in records for key in record})
     named = ", ".join(key[:40] for key in keys[:12]) or "none (the rows are not objects)"
-    likely = Counter(shape.format.value for record in records if (shape := shape_of(record)))
+    likely = Counter(shape.formats[0].value for record in records if (shape := shape_of(record)))
     if wanted is DataFormat.AUTO:
         what = f"The format of {where} is not known."
         do = "Name columns as one of the formats does (docs/formats.md), for example instruction, input and output."

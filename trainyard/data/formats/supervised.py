@@ -14,8 +14,10 @@ from trainyard.data.formats.messages import (
     text_of,
     tools_of,
 )
+from trainyard.data.formats.row_shape import Keys, RowShape, having
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import DocumentRow, Message, SftRow, TextRow
+from trainyard.spec.axes.data import DataFormat, Port
 
 ALPACA_KEYS = frozenset({"instruction", "input", "output", "system", "history"})
 PAIRS = (
@@ -28,6 +30,7 @@ PAIRS = (
     ("input", "output"),
 )
 """Names of a prompt and its completion, the first pair that a row has counts."""
+PAIR_KEYS = frozenset(name for pair in PAIRS for name in pair)
 CHAT_KEYS = frozenset({"tools", "functions", "parallel_tool_calls", "system"})
 
 
@@ -102,3 +105,28 @@ def document(record: Record) -> DocumentRow:
     text = require_text(record["text"], "text")
     title = optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
     return DocumentRow("", "", "text", title[:200], text)
+
+
+def has_pair(keys: Keys) -> bool:
+    return pair_of(keys) is not None
+
+
+SHAPES = (
+    RowShape(
+        "openai", Port.SFT, (DataFormat.OPENAI, DataFormat.TOOL_CALLS), having("messages"),
+        CHAT_KEYS | {"messages"}, chat,
+    ),
+    RowShape(
+        "sharegpt", Port.SFT, (DataFormat.SHAREGPT, DataFormat.TOOL_CALLS), having("conversations"),
+        CHAT_KEYS | {"conversations"}, chat,
+    ),
+    RowShape("alpaca", Port.SFT, (DataFormat.ALPACA,), having("instruction", "output"), ALPACA_KEYS, alpaca),
+    RowShape(
+        "prompt_completion", Port.SFT, (DataFormat.PROMPT_COMPLETION,), has_pair, PAIR_KEYS | {"system", "tools"},
+        prompt_completion,
+    ),
+    RowShape("text", Port.TEXT, (DataFormat.TEXT,), having("text"), frozenset({"text"}), plain_text),
+)  # fmt: skip
+DOCUMENT = RowShape(
+    "document", Port.DOCUMENTS, (DataFormat.DOCUMENTS,), having("text"), frozenset({"text", "title"}), document
+)

@@ -32,7 +32,7 @@ SETTLE_AFTER = 1_000_000
 """Shared runs (24 bytes each) that may gather before boilerplate is sorted out; keeps repetitive sets small."""
 MAX_BITMAP_BITS = 25
 """32 MiB at most, built again for each block: less time than one block's look-ups."""
-SEVERAL = np.uint64(1)
+SHARED = np.uint64(1)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class HeldOutIndex:
         owners = documents[starts]
         if len(starts):
             lowest, highest = np.minimum.reduceat(documents, starts), np.maximum.reduceat(documents, starts)
-            owners[lowest != highest] = SEVERAL
+            owners[lowest != highest] = SHARED
         return Sealed(self, runs[starts], owners, asked)
 
 

@@ -1,6 +1,6 @@
 """Format compliance, JSON Schema and quality rules: what a row has to be, whatever it says.
 
-Every rule has a name; a row that breaks several is counted under the first.
+Every rule has a name; a row that breaks multiline is counted under the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Check = tuple[str, np.ndarray, Detail]
 
 
 class FilterSieve(Sieve, Protocol):
-    """What the filters need beside that."""
+    """What the filters need besides that."""
 
     row_validator: Validator | None
 
@@ -210,8 +210,8 @@ def characters(texts: pa.Array) -> np.ndarray:
 def repeated_lines(block: Block, rules: QualityRules) -> Check:
     """Check the share of repeated lines in the answer (compare Rae et al. 2021, arXiv 2112.11446, table A1)."""
     shares = np.zeros(len(block))
-    several = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
-    for index in np.flatnonzero(several).tolist():
+    multiline = values(pc.greater(pc.count_substring(block.answer, "\n"), 0))
+    for index in np.flatnonzero(multiline).tolist():
         lines = [line for text in block.answer[index].as_py().split("\n") if (line := text.strip())]
         shares[index] = 1 - len(set(lines)) / max(len(lines), 1)
     most = rules.max_repeated_line_fraction

@@ -34,7 +34,7 @@ SEQUENCE_OVERHEAD = 1
 
 
 class LengthSieve(Sieve, Protocol):
-    """What the length step needs beside that."""
+    """What the length step needs besides that."""
 
     truncated: int
     read_tokens: int

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NoReturn
 
-from trainyard.data.formats.shapes import DOCUMENT, Kind
+from trainyard.data.formats.shapes import Kind
+from trainyard.data.formats.supervised import DOCUMENT
 from trainyard.data.limited.children import Batch, DocumentReply
 from trainyard.data.limited.frames import received_error, sent_error
 from trainyard.data.paths import open_inside

@@ -8,7 +8,6 @@ cuts a text into words is GPT-2's, spelled out in `tokenizer.json`, the file say
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,14 +16,10 @@ from typing import Any
 import torch
 
 from trainyard.errors import InvalidInput
+from trainyard.loading import load
 
 GPT2_RULE = {"type": "ByteLevel", "use_regex": True}
 """GPT-2's rule as the tokenizers library spells it: its regular expression is the one that is built in there."""
-
-
-def load(name: str) -> Any:
-    """A module of llama.cpp's converter, whose folder is on the path by now."""
-    return importlib.import_module(name)
 
 
 def rule_of(base: Path) -> str:

@@ -212,12 +212,12 @@ def are_described(rows: list[list[str]]) -> bool:
 
     Three lines or more of the same two parts are people with their organisations, also where those look like names.
     """
-    several = [row for row in rows if len(row) > 1]
-    if len(several) < 2:
+    divided = [row for row in rows if len(row) > 1]
+    if len(divided) < 2:
         return False
-    said = [row for row in several if len(row) <= 3 and is_entry(row[0]) and not is_entry(row[1])]
-    alike = len(several) >= 3 and all(len(row) == 2 for row in several)
-    return alike or len(said) * 2 >= len(several)
+    said = [row for row in divided if len(row) <= 3 and is_entry(row[0]) and not is_entry(row[1])]
+    alike = len(divided) >= 3 and all(len(row) == 2 for row in divided)
+    return alike or len(said) * 2 >= len(divided)
 
 
 def is_entry(text: str) -> bool:

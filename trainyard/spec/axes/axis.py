@@ -61,9 +61,9 @@ def build_variants(axis: Iterable[Value], noun: str) -> dict[Value, Any]:
 
 
 def union_of(variants: Mapping[Any, type[Variant]], usual: AxisValue) -> Any:
-    """The annotation of a setting that is one of the variants, distinguished by `type`.
+    """Return the annotation of a setting that is one of the variants, distinguished by `type`.
 
-    A bare word means the variant with its defaults. Settings without a `type` are those of the usual value.
+    A bare word means its defaults. Settings without a `type` are those of the usual value.
     """
     known = [value.value for value in variants]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+
+from trainyard.spec.axes.axis import AxisValue
 
 
 class Port(StrEnum):
@@ -21,19 +24,29 @@ class Port(StrEnum):
 DATA_PORTS = frozenset({Port.DOCUMENTS, Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT})
 
 
-class DataFormat(StrEnum):
+@dataclass(frozen=True)
+class FormatFacts:
+    """One format."""
+
+    ports: tuple[Port, ...]
+    """What a file of it may contain; empty where only its rows say."""
+
+
+class DataFormat(AxisValue):
     """Shape of the rows of a data set; `auto` detects and reports it."""
 
-    AUTO = "auto"
-    ALPACA = "alpaca"
-    SHAREGPT = "sharegpt"
-    OPENAI = "openai"
-    PROMPT_COMPLETION = "prompt_completion"
-    PREFERENCE = "preference"
-    LABELLED = "labelled"
-    TOOL_CALLS = "tool_calls"
-    TEXT = "text"
-    DOCUMENTS = "documents"
+    facts: FormatFacts
+
+    AUTO = "auto", FormatFacts(())
+    ALPACA = "alpaca", FormatFacts((Port.SFT,))
+    SHAREGPT = "sharegpt", FormatFacts((Port.SFT, Port.PREFERENCE, Port.LABELLED))
+    OPENAI = "openai", FormatFacts((Port.SFT, Port.PREFERENCE, Port.LABELLED))
+    PROMPT_COMPLETION = "prompt_completion", FormatFacts((Port.SFT,))
+    PREFERENCE = "preference", FormatFacts((Port.PREFERENCE,))
+    LABELLED = "labelled", FormatFacts((Port.LABELLED,))
+    TOOL_CALLS = "tool_calls", FormatFacts((Port.SFT,))
+    TEXT = "text", FormatFacts((Port.TEXT,))
+    DOCUMENTS = "documents", FormatFacts((Port.DOCUMENTS,))
 
 
 class GeneratorKind(StrEnum):

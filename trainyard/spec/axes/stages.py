@@ -123,8 +123,8 @@ class RegexReward(RewardSource):
             compiled(pattern)
         except SchemaError as error:
             why = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
-            context = {"pattern": pattern, "why": why.rstrip(".")}
-            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", context) from None
+            args = {"pattern": pattern, "why": why.rstrip(".")}
+            raise PydanticCustomError("no_pattern", "The pattern {pattern} cannot be used: {why}", args) from None
         return pattern
 
 

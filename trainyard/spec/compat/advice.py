@@ -1,4 +1,4 @@
-"""What is allowed but rarely intended: reported by `plan` and at the start of a training, never refused."""
+"""Settings that are allowed but rarely intended: reported by `plan` and at the start of a training, never refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unusual_rank(config: TrainerConfig) -> bool:
 
 
 def depends_on_micro_batch(config: TrainerConfig) -> bool:
-    """Whether the loss compares the rows of a micro-batch, when a step has more than one."""
+    """Return whether the loss compares the rows of a micro-batch, and a step has more than one micro-batch."""
     pairs = isinstance(config.stage, DpoSettings) and config.stage.loss.facts.compares_rows
     accumulates = config.hyperparameters.gradient_accumulation > 1
     return config.backend is BackendName.NATIVE and accumulates and (pairs or config.stage.facts.compares_rows)

@@ -109,7 +109,7 @@ When = Callable[[Any, NodeView], Match]
 
 @dataclass(frozen=True)
 class Row:
-    """One refused combination. `field` may contain arguments in braces too, such as the number of a target."""
+    """One refused combination. `field` may contain words in braces too, such as the number of a target."""
 
     name: str
     """Its own, as the bad chain that it refuses is named."""

@@ -184,4 +184,4 @@ ENGINE_ROWS = (
         "Use device {here}, or method lora.",
     ),
 )  # fmt: skip
-"""Settings of the native engine besides stage, method and device."""
+"""Rows on the native engine's settings, besides stage, method and device."""

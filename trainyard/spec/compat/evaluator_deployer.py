@@ -1,4 +1,4 @@
-"""Rows on evaluators and deployers: held-out rows, reports, and what a server can load."""
+"""Rows on evaluators and deployers: held-out sets, reports, and what a server can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LM_EVAL_PREFIX = "lm_eval:"
 
 
 SETS = ("unseen_wording", "unseen_documents")
-"""The sets that a validator can hold out."""
+"""The held-out sets that a validator can make."""
 
 
 SERVER_SETTINGS = ("url", "endpoint", "path_prefix")
@@ -30,8 +30,8 @@ def only_control(_: Any, at: NodeView) -> Match:
     return missing is not None and missing.only_control
 
 
-def set_aside(at: NodeView) -> frozenset[str]:
-    """Names of the sets that are held out of the data that reaches a node."""
+def held_out_sets(at: NodeView) -> frozenset[str]:
+    """Return the names of the sets that are held out of the data that reaches a node."""
     found: set[str] = set()
     for port in DATA_PORTS & set(at.node.inputs):
         for node in at.sources(port):
@@ -43,31 +43,31 @@ def set_aside(at: NodeView) -> frozenset[str]:
 def held_out_by(config: ValidatorConfig, at: NodeView, port: Port) -> Iterator[str]:
     if config.holdout.documents > 0:
         yield "unseen_documents"
-    if config.holdout.wording and several_wordings(at, port):
+    if config.holdout.wording and multiple_wordings(at, port):
         yield "unseen_wording"
 
 
-def several_wordings(at: NodeView, port: Port) -> bool:
+def multiple_wordings(at: NodeView, port: Port) -> bool:
     """Whether the rows of a validator have questions in more than one wording, which only a qa generator writes."""
     for node in at.sources(port):
         if isinstance(node.config, AiGeneratorConfig):
             return node.config.template is GenerationTemplate.QA and node.config.wordings > 1
         if isinstance(node.config, ValidatorConfig):
-            return several_wordings(at.at(node), port)
+            return multiple_wordings(at.at(node), port)
     return False
 
 
-def nothing_set_aside(config: EvaluatorConfig, at: NodeView) -> Match:
+def no_held_out_sets(config: EvaluatorConfig, at: NodeView) -> Match:
     brings_rows = [
         line.path or line.name in OWN_ROWS or line.name.startswith(LM_EVAL_PREFIX) for line in config.benchmarks
     ]
     needed = not brings_rows or not all(brings_rows)
-    return needed and not set_aside(at)
+    return needed and not held_out_sets(at)
 
 
 def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
     """A benchmark on a set that is not held out, where others are."""
-    there = set_aside(at)
+    there = held_out_sets(at)
     if not there:
         return False
     asked = {f"benchmarks.{index}.set": str(line.set) for index, line in enumerate(config.benchmarks)}
@@ -77,8 +77,8 @@ def set_not_there(config: EvaluatorConfig, at: NodeView) -> Match:
 
 
 def primary_not_listed(config: EvaluatorConfig, _: NodeView) -> Match:
-    name, slash, held_out = (config.primary or "").partition("/")
-    fits = [line.name == name and (not slash or line.set in (held_out, None)) for line in config.benchmarks]
+    name, slash, chosen = (config.primary or "").partition("/")
+    fits = [line.name == name and (not slash or line.set in (chosen, None)) for line in config.benchmarks]
     if not config.primary or not fits or any(fits):
         return False
     return {"names": listed(line.name for line in config.benchmarks)}
@@ -167,14 +167,14 @@ EVALUATOR_ROWS = (
         "Name the trainer without `control` in `needs` too.", chained=True,
     ),
     Row(
-        "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", nothing_set_aside,
-        "No rows are held out for the evaluation: what training saw proves nothing.",
+        "no-heldout", "R-EVALUATION", "evaluator", "config.benchmarks", no_held_out_sets,
+        "No rows are held out for the evaluation: rows that training saw prove nothing.",
         "Put a validator before the trainer, or give every benchmark a path.", chained=True,
     ),
     Row(
         "no-set", "R-EVALUATION", "evaluator", "config.{where}", set_not_there,
         "No set {set} is held out; there is {there}.",
-        "Use {there}, or let the validator hold it out; unseen wordings need a qa generator with several wordings.",
+        "Use {there}, or let the validator make it; unseen wordings need a qa generator with several wordings.",
         chained=True,
     ),
     Row(

@@ -1,4 +1,4 @@
-"""Rows on how a training's processes are launched: how many, by what, and which rank has what."""
+"""Rows on how a training's processes are launched: how many, by which launcher, and how they share the weights."""
 
 from __future__ import annotations
 

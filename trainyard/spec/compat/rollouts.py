@@ -26,7 +26,7 @@ ROLLOUT_ROWS = (
     Row(
         "grpo-batch", "R-BATCH", "trainer", "config.hyperparameters.batch_size", broken_groups,
         "A step has {drawn} completions (batch_size × gradient_accumulation × processes), which is not a"
-        " multiple of stage.num_generations, {group}.",
+        " multiple of {group}.",
         "Make them a multiple of stage.num_generations, such as `batch_size: {group}`.",
     ),
 )  # fmt: skip

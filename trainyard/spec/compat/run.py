@@ -49,7 +49,7 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
-    """Yield what the engine reads and writes besides its data: a template's file, and a folder for checkpoints."""
+    """Rows on what the engine reads and writes besides its data: a template's file, and a folder for checkpoints."""
     if config.engine.template.endswith(".jinja"):
         yield "engine.template", config.engine.template
     parts = urlsplit(config.engine.mirror or "")

@@ -34,7 +34,7 @@ KEY_FIELDS = ("api_key_env", "api_key", "api_token", "authorization")
 
 
 def own_key(given: Mapping[str, Any], _: NodeView | None) -> Match:
-    """Match a key, or the variable that contains one, in a chain. Its value is not repeated."""
+    """A key, or the variable with one, in a chain. Its value is not repeated."""
     return [{"field": field} for field in KEY_FIELDS if field in given]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from trainyard.errors import Conflict, Corrupt, InvalidInput, NotFound
 from trainyard.stores.clock import Clock
 from trainyard.stores.processes import Start, boot_id, find_process, process_start
+from trainyard.stores.schema import read_versioned, versioned
 
 LEASE_S = 300.0
 """A claim lives so long without a heartbeat: ten polls of a worker, and more than a slow checkpoint write."""
@@ -120,13 +121,13 @@ class MarkerRecord:
 
     def to_json(self) -> bytes:
         body = {name: value for name, value in asdict(self).items() if name != "generation"}
-        return json.dumps(body, indent=1, sort_keys=True).encode()
+        return json.dumps(versioned("marker", body), indent=1, sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes, *, generation: int = 0) -> MarkerRecord:
         """Raises `Corrupt` (`E-CORRUPT`)."""
         try:
-            body = json.loads(content)
+            body = read_versioned("marker", content, f"The marker {name}")
             owner = Owner(**body.pop("owner")) if body["owner"] else body.pop("owner")
             marker, state = Marker(**body.pop("marker")), MarkerState(body.pop("state"))
             return MarkerRecord(marker=marker, state=state, owner=owner, generation=generation, **body)

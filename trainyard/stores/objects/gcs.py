@@ -22,7 +22,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import requests
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
 from google.auth import exceptions as auth
@@ -53,7 +52,6 @@ GRANULE = 256 << 10
 NO_BUCKET_LOOKUP = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 """The client's switch for looking up the bucket's location with every call, which only its traces show."""
 _MESSAGE = re.compile(r'"message": *"([^"]+)"')
-_RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class Patience:
@@ -222,15 +220,7 @@ class GcsStore:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether trying again can help."""
-    if isinstance(error, api.GoogleAPICallError):
-        return error.code in _RETRYABLE
-    if isinstance(error, InvalidResponse):
-        return error.response.status_code in _RETRYABLE
-    if isinstance(error, auth.TransportError):
-        return bool(error.args) and isinstance(error.args[0], BaseException) and is_passing(error.args[0])
-    if isinstance(error, requests.Timeout | requests.ConnectionError):
-        return True
+    """Whether trying again can help, as the client itself judges."""
     passing: bool = DEFAULT_RETRY._predicate(error)
     return passing
 

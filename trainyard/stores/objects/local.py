@@ -28,6 +28,7 @@ from trainyard.stores.objects.store import (
     object_missing,
     precondition_failed,
 )
+from trainyard.stores.schema import read_versioned, versioned
 from trainyard.stores.whole import write_whole
 
 BOOKS = ".objects"
@@ -47,13 +48,13 @@ class Book:
 
     def to_json(self) -> bytes:
         parts = {word: vars(info) if info else None for word, info in (("now", self.now), ("next", self.next))}
-        return json.dumps({"last": self.last, **parts}, sort_keys=True).encode()
+        return json.dumps(versioned("object", {"last": self.last, **parts}), sort_keys=True).encode()
 
     @staticmethod
     def from_json(name: str, content: bytes) -> Book:
         """Raises `Corrupt` (`E-CORRUPT`)."""
         try:
-            fields = json.loads(content)
+            fields = read_versioned("object", content, f"The record of the object {name}")
             now, coming = (ObjectInfo(**fields[word]) if fields[word] else None for word in ("now", "next"))
             return Book(fields["last"], now, coming)
         except (ValueError, TypeError, KeyError) as error:

@@ -70,7 +70,7 @@ def whole_policy(request: PolicyRequest, spec: MethodSpec, *, with_reference: bo
         model, facts["earlier"] = merged_base(request, spec), "merge"
     model.requires_grad_(False)
     warnings = spec.choose(model, request)
-    reference = partial(standing_model, frozen_copy(model)) if with_reference else None
+    reference = partial(frozen_context, frozen_copy(model)) if with_reference else None
     return Policy(model, reference, facts, lineage(request), warnings)
 
 
@@ -177,7 +177,7 @@ def adapter_reference(model: PeftModel, active: list[str] | None) -> Iterator[Pe
 
 
 @contextmanager
-def standing_model(model: Any) -> Iterator[Any]:
+def frozen_context(model: Any) -> Iterator[Any]:
     with torch.no_grad():
         yield model
 

@@ -5,9 +5,9 @@
     ddp.py       everything in every process
     zero.py      optimizer states, and gradients, in parts (ZeRO 1 and 2)
     fsdp.py      weights in parts, too, once in each replica
-    session.py   the eight verbs: broadcast by rank 0, carried out by all
+    session.py   the eight verbs: called on rank 0, run by all ranks
 
-The training loop runs on rank 0 and knows nothing of this; the others `serve`. Adding a strategy: a
+The training loop runs on rank 0 and knows nothing of this; the other ranks `serve`. Adding a strategy: a
 class with the methods of `Ddp`, a row in `strategies.py`, a row in `spec/compat/launch.py`, and the tests that run
 over the table.
 """

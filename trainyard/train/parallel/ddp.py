@@ -1,4 +1,4 @@
-"""DDP: every rank has a full replica, and the gradients are summed before a step.
+"""DDP: every process has all weights and states, and the gradients are summed before a step.
 
 torch's `DistributedDataParallel` reduces in every backward, because a session does not know which is the last of a
 step; with 8 micro-batches a step then takes 1.26 times as long. Here the gradients of a whole step are summed once, in
@@ -23,12 +23,12 @@ from trainyard.train.session.parallelism import SingleProcess
 from trainyard.train.stages.contract import Batch, Scores, StageSpec
 
 BUCKET_BYTES = 25 << 20
-"""As torch's DDP: large enough to hide the latency of a collective, small enough to fit twice."""
+"""As torch's DDP: large enough to hide the latency of a collective, small enough to be in memory twice."""
 Tensor_ = TypeVar("Tensor_", bound=torch.Tensor)
 
 
 class Ddp(SingleProcess):
-    """The collective operations of a team whose ranks are full replicas."""
+    """The collectives of a training in which every process has all weights and states."""
 
     strategy = Strategy.DDP
     apart: tuple[str, ...] = ("gradients", "random")
@@ -95,7 +95,7 @@ def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
 
 
 def buckets(tensors: Iterable[Tensor_]) -> Iterator[list[Tensor_]]:
-    """Yield the tensors in their order, in groups of one dtype and some 25 MiB."""
+    """Yield the tensors in their order, in groups of one dtype and about 25 MiB."""
     bucket: list[Tensor_] = []
     size = 0
     for value in tensors:

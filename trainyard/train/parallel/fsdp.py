@@ -1,4 +1,4 @@
-"""FSDP with hybrid sharding: each replica is a group of ranks that shard its weights, gradients and states.
+"""FSDP with hybrid sharding: the processes of a replica share its weights, gradients and optimizer states.
 
 torch's `fully_shard` (FSDP2) on a mesh of replicas x shards: a block's weights are gathered when it computes and given
 back afterwards; its gradients are summed over all processes in the backward, and each keeps its part. The rest of the
@@ -18,13 +18,14 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_
 
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.ddp import Ddp
 from trainyard.train.parallel.team import LEADER, Team
-from trainyard.train.parallel.zero import norm_over, scale_gradients, spread_overflow
+from trainyard.train.parallel.zero import norm_over, spread_overflow
 from trainyard.train.resume import state
 from trainyard.train.session.parallelism import Found
 
@@ -102,7 +103,7 @@ class Hybrid(Ddp):
 
     def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
         norm = self.norm(parameters)
-        scale_gradients(parameters, norm, limit)
+        clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
     def clear(self, model: Any) -> None:
@@ -112,7 +113,7 @@ class Hybrid(Ddp):
     # The state
 
     def weights(self, model: Any) -> state.Tensors:
-        """The parts of the first replica put together in the process that leads; nothing in the others."""
+        """Gather the shards of the first replica on rank 0; nothing on the other ranks."""
         own = {f"parameter/{name}": value.detach() for name, value in self.own.items()}
         if not self.leading:
             if self.team.rank < self.size:

@@ -1,7 +1,7 @@
-"""The eight verbs in a distributed run: rank 0 takes the calls, the other ranks carry out the same.
+"""The eight verbs over several processes: rank 0 takes the calls, the other ranks run the same verbs.
 
-Each call is broadcast with its arguments before it is carried out. A refused call is refused on every rank alike,
-because all of them have the same batch and the same counters, so nothing has to be undone.
+Each call is broadcast with its arguments before it runs. A call that is refused is refused on every rank, because all
+of them have the same batch and the same counters, so nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainyard.train.stages.contract import Batch, Scores
 
 END = "end"
 PEERS = "peers"
-"""Part of a state: what only the ranks other than 0 have, {part: {rank: …}}."""
+"""Part of a state: what only ranks other than 0 have, {part: {rank: …}}."""
 
 
 class SharedSession(Session):
@@ -36,7 +36,7 @@ class SharedSession(Session):
         super().__init__(engine, folder)
 
     def _all(self, verb: str, work: Callable[[], Found], *given: Any) -> Found:
-        """Broadcast a verb, then carry it out; inside a verb all ranks are already running it."""
+        """Broadcast the verb and run it; inside a verb all ranks are already in step."""
         if self._together or not self.team.leading:
             return work()
         self.team.broadcast_command(verb, *given)
@@ -92,7 +92,7 @@ class SharedSession(Session):
     # The state
 
     def snapshot(self) -> Snapshot:
-        """Return the whole state on rank 0: its own as of one process, and what only the other ranks have."""
+        """Return the whole state on rank 0: its own, as of a single process, and the parts of the other ranks."""
         return self._all("snapshot", self._gathered)
 
     def _gathered(self) -> Snapshot:
@@ -111,7 +111,7 @@ class SharedSession(Session):
         self._all("restore", lambda: self._handed_out(snapshot, optimizer), optimizer)
 
     def _handed_out(self, snapshot: Snapshot, everything: bool) -> None:
-        """Send each rank the shared state and the part that only it had."""
+        """Send each rank the shared state and its own parts."""
         for rank in range(1, self.team.size):
             self.team.send(parts_of(rank, snapshot, self.strategy), rank)
         self._take(snapshot.parts, everything)
@@ -125,17 +125,17 @@ class SharedSession(Session):
 
 
 def parts_of(rank: int, snapshot: Snapshot, strategy: Ddp) -> dict[str, Any]:
-    """Return the state of one rank: rank 0's, except for what only that rank or its peers had."""
+    """Return the state of one rank: rank 0's, with the parts that this rank or the ranks of its group had."""
     parts = {name: value for name, value in snapshot.parts.items() if name != PEERS}
-    for name, by_rank in snapshot.parts.get(PEERS, {}).items():
+    for name, own in snapshot.parts.get(PEERS, {}).items():
         for holder in (strategy.source(rank), rank):
-            if str(holder) in by_rank:
-                parts[name] = by_rank[str(holder)]
+            if str(holder) in own:
+                parts[name] = own[str(holder)]
     return parts
 
 
 def serve(session: SharedSession) -> None:
-    """Carry out the commands of rank 0 until the last one."""
+    """Run the verbs that rank 0 broadcasts, until it sends the end."""
     while True:
         word, given = session.team.receive_command()
         if word == END:
@@ -143,7 +143,7 @@ def serve(session: SharedSession) -> None:
         try:
             HEARD[word](session, *given)
         except TrainyardError as error:
-            print(f"refused, as in the process that leads: {error}", flush=True)
+            print(f"refused, as on rank 0: {error}", flush=True)
 
 
 HEARD: dict[str, Callable[..., Any]] = {
@@ -160,7 +160,7 @@ HEARD: dict[str, Callable[..., Any]] = {
     "snapshot": SharedSession._gathered,
     "restore": SharedSession._received,
 }
-"""The commands that rank 0 may broadcast; save and load are made of these on rank 0."""
+"""The verbs that are broadcast; save and load are made of these on rank 0."""
 
 
 def sampling_of(given: dict[str, Any]) -> Sampling:

@@ -5,7 +5,7 @@
 
 Tensors are dealt out whole, so every optimizer of the table works as it is, also those that look at a whole matrix
 (Muon, GaLore, Adafactor). An owner's optimizer is the ordinary one with the other tensors taken out of its groups;
-after a step the owners broadcast their tensors. DeepSpeed's own ZeRO is the backend `deepspeed`.
+after a step the owners broadcast their tensors. This is Trainyard's ZeRO; DeepSpeed's is the backend `deepspeed`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import clip_grads_with_norm_
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.strategies import Strategy
@@ -67,7 +68,7 @@ class Zero1(Ddp):
 
     def clip(self, parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
         norm = self.norm_of_parts(parameters)
-        scale_gradients(parameters, norm, limit)
+        clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
     def norm_of_parts(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -178,7 +179,7 @@ class Partitioned(CompositeOptimizer):
             value.grad = None
 
     def eval(self) -> None:
-        """Show the averages of all owners of a schedule-free optimizer; the training weights are kept as copies."""
+        """Show the averages of all owners' schedule-free optimizers; the trained weights are kept separately."""
         if isinstance(self.inner, ScheduleFree) and not self._trained:
             self._trained = [value.detach().clone() for value in self.everything]
             on_eval(self.inner)
@@ -204,7 +205,7 @@ def leaves(optimizer: Any) -> list[Any]:
 
 
 def assign_owners(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
-    """Return an owner for each tensor: the largest first, each to the rank that has least so far.
+    """Assign an owner to each tensor: the largest first, each to the rank with the fewest elements so far.
 
     Raises `InvalidInput` (`E-LAUNCH`) when some process would own nothing.
     """
@@ -223,20 +224,12 @@ def assign_owners(tensors: Sequence[torch.Tensor], size: int) -> list[int]:
 
 
 def norm_over(parts: Sequence[torch.Tensor], group: Any) -> torch.Tensor:
-    """Return the norm of gradients that are sharded over the processes of the group."""
+    """Return the norm of gradients of which each process of the group has another shard."""
     grads = [value.grad for value in parts if value.grad is not None]
     device = device_of(parts)
     squares = sum((grad.double().square().sum() for grad in grads), torch.zeros((), dtype=torch.float64, device=device))
     dist.all_reduce(squares, group=group)
     return squares.sqrt().float()
-
-
-def scale_gradients(parts: Sequence[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
-    """As `torch.nn.utils.clip_grad_norm_`, with a norm that is known."""
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for value in parts:
-        if value.grad is not None:
-            value.grad.mul_(factor.to(value.grad.device))
 
 
 def spread_overflow(parts: Sequence[torch.Tensor], norm: torch.Tensor) -> None:

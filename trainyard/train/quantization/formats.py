@@ -40,7 +40,7 @@ FP8_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
-class Standing:
+class FormatSupport:
     """Whether a format can be used on a device, and if not, what to do."""
 
     ok: bool
@@ -53,29 +53,29 @@ def version_of(package: str) -> str:
     return importlib.metadata.version(package) if importlib.util.find_spec(package) else ""
 
 
-def probe(format: Quantization, device: str) -> Standing:
+def probe(format: Quantization, device: str) -> FormatSupport:
     """Whether a format can be used on a device (`cpu`, `cuda`, `mps`); imports no optional package."""
     row = format.facts
     missing = row.package.missing(lambda name: importlib.util.find_spec(name) is not None)
     if missing:
         why = f"{format.value} needs {' and '.join(missing)}, not installed here."
-        return Standing(False, why, f"pip install '{row.package.install}'")
+        return FormatSupport(False, why, f"pip install '{row.package.install}'")
     if device not in row.devices:
         why = f"{row.package.name} has no {format.value} on {device}."
-        return Standing(False, why, f"Train on {' or '.join(row.devices)}, or use method lora without quantization.")
+        return FormatSupport(False, why, f"Train on {' or '.join(row.devices)}, or use lora without quantization.")
     if format is Quantization.FP8 and device == CUDA and torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        return Standing(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
-    return Standing(True)
+        return FormatSupport(False, "This GPU has no float8 products.", "Use engine.fp8: off, which computes in bf16.")
+    return FormatSupport(True)
 
 
 def require(format: Quantization, device: str) -> None:
     """Raise `Unavailable` (`E-PACKAGE-MISSING`) with the install line if a format cannot be used on a device."""
-    standing = probe(format, device)
-    if not standing.ok:
+    support = probe(format, device)
+    if not support.ok:
         raise Unavailable(
             f"The format {format.value} cannot be used on {device} here.",
-            why=standing.why,
-            do=standing.fix,
+            why=support.why,
+            do=support.fix,
             code="E-PACKAGE-MISSING",
         )
 

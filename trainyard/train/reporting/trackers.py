@@ -10,7 +10,6 @@ https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html, http
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import re
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from trainyard.errors import Unavailable
+from trainyard.loading import load
 from trainyard.spec.load.changes import flatten_settings
 
 
@@ -215,8 +215,3 @@ def open_tracker(name: str, place: TrackedRun) -> Tracker:
             do=f"Correct its settings, or leave {name} out of engine.trackers.",
             code="E-TRACKER",
         ) from error
-
-
-def load(module: str) -> ModuleType:
-    """Import a tracker only when it is asked for: some take seconds."""
-    return importlib.import_module(module)

@@ -67,7 +67,7 @@ class SingleProcess:
     # The state
 
     def weights(self, model: Any) -> state.Tensors:
-        """What moves, whole (in the process that leads), and the buffers."""
+        """Return the trainable weights, gathered on rank 0, and the buffers."""
         return state.weights(model)
 
     def take_weights(self, model: Any, saved: state.Tensors) -> None:

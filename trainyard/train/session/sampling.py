@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import log_softmax
+from torch.nn.utils.rnn import pad_sequence
 
 from trainyard.errors import InvalidInput
 
@@ -69,7 +70,7 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], samplin
     require_tokens(prompts)
     stop_ids = set(sampling.stop_ids if sampling.stop_ids is not None else end_ids(model, tokenizer))
     generator = torch.Generator(device=model.device).manual_seed(sampling.seed)
-    ids_BT, mask_BT = left_padded(prompts, pad_of(tokenizer), model.device)
+    ids_BT, mask_BT = padded(prompts, "left", pad_of(tokenizer), model.device)
     cache: Any = None
     fed_BT = ids_BT
     found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -136,23 +137,19 @@ def continuation(
 def token_logprobs(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[list[float | None]]:
     """Log-probability of every token of every row given those before it. Raises `InvalidInput` (`E-SAMPLING`)."""
     require_tokens(rows)
-    width = max(map(len, rows))
-    ids_BT = torch.full((len(rows), width), pad_of(tokenizer), device=model.device)
-    mask_BT = torch.zeros_like(ids_BT)
-    for index, row in enumerate(rows):
-        ids_BT[index, : len(row)] = torch.tensor(list(row), device=model.device)
-        mask_BT[index, : len(row)] = 1
+    ids_BT, mask_BT = padded(rows, "right", pad_of(tokenizer), model.device)
     logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1].float()
     found_BT = log_softmax(logits_BTV, dim=-1).gather(2, ids_BT[:, 1:, None])[..., 0]
     return [[None, *found_BT[index, : len(row) - 1].tolist()] for index, row in enumerate(rows)]
 
 
-def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask (B, T), every row ending at the same position."""
-    width = max(map(len, rows))
-    ids_BT = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows], device=device)
-    mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids_BT, mask_BT
+def padded(
+    rows: Sequence[Sequence[int]], side: Literal["left", "right"], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask (B, T), filled up on one side."""
+    ids = [torch.tensor(row, device=device) for row in rows]
+    masks = [torch.ones_like(row) for row in ids]
+    return pad_sequence(ids, True, pad_id, side), pad_sequence(masks, True, 0, side)
 
 
 def require_tokens(rows: Sequence[Sequence[int]]) -> None:

@@ -103,7 +103,7 @@ def test_whole_modules_train_and_are_saved(request_of: Request) -> None:
     ("lora", "match"),
     [
         ({"target_modules": ("q_proj", "v_porj")}, "E-TRAINABLE: The adapter .* has no module 'v_porj'.* q_proj"),
-        ({"target_modules": ("q_proj",), "layers": (0, 2)}, "E-TRAINABLE: .* blocks 0 to 1, and lora.layers names 2"),
+        ({"target_modules": ("q_proj",), "layers": (0, 2)}, "E-TRAINABLE: .* blocks 0 to 1, and method.layers names 2"),
         ({"target_modules": ("norm",)}, "E-TRAINABLE: The adapter does not fit the model"),
     ],
 )

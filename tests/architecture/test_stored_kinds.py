@@ -1,0 +1,107 @@
+"""Every file that is stored carries a schema version, or there is a reason why it has none."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.test_budgets import name_of, sources
+from trainyard.stores.schema import KINDS
+
+WRITERS = {"write_json_durably", "write_whole", "create_whole", "write_folder", "seal"}
+OUTSIDE = ("trainyard/workers/", "trainyard/testing/", "trainyard/stores/whole.py")
+"""Doubles, the writers themselves, and what runs in another tool's interpreter: it hands files to its own parent."""
+HASHED = "content of an artifact, an adapter or a model: its digest stays equal, and its manifest has the version"
+CHILD = "between a parent and its child, which are of one version"
+WORK = "in the work folder of one training, whose checkpoint has `format`"
+CACHE = "made again when it does not fit"
+GIVEN = "bytes or text of the user, or for people to read"
+WITHOUT = {
+    "trainyard/api/records.py: begin": GIVEN,
+    "trainyard/api/stack.py: mark_bootstrapped": CACHE,
+    "trainyard/backends/axolotl/program.py: handed_over": CHILD,
+    "trainyard/backends/axolotl/program.py: make": CHILD,
+    "trainyard/backends/axolotl/program.py: stop": CHILD,
+    "trainyard/backends/base.py: run_training": CHILD,
+    "trainyard/backends/environments.py: health": CACHE,
+    "trainyard/backends/external/installing.py: build": CACHE,
+    "trainyard/backends/external/plan.py: adapter": CHILD,
+    "trainyard/backends/external/plan.py: write_plan": CHILD,
+    "trainyard/backends/external/runner.py: run_external": CHILD,
+    "trainyard/backends/frame.py: fill": HASHED,
+    "trainyard/backends/frame.py: name_base": HASHED,
+    "trainyard/backends/frame.py: save_result": HASHED,
+    "trainyard/backends/frame.py: write_precision": WORK,
+    "trainyard/backends/job.py: rename_work_folder": WORK,
+    "trainyard/backends/llamacpp/build.py: keep": CACHE,
+    "trainyard/backends/llamacpp/plan.py: write_plan": CHILD,
+    "trainyard/backends/llamacpp/program.py: hand_over": CHILD,
+    "trainyard/backends/llamacpp/program.py: one_epoch": WORK,
+    "trainyard/backends/llamacpp/program.py: write": CHILD,
+    "trainyard/backends/native/program.py: with_memory_fit": WORK,
+    "trainyard/backends/oom.py: noted": WORK,
+    "trainyard/backends/oom.py: remember": WORK,
+    "trainyard/backends/results.py: collect": HASHED,
+    "trainyard/backends/script/files.py: write": CHILD,
+    "trainyard/compute/rank_process.py: write_note": CHILD,
+    "trainyard/data/corpora.py: keep": GIVEN,
+    "trainyard/data/validation.py: validate": HASHED,
+    "trainyard/evals/program.py: main": CHILD,
+    "trainyard/evals/runner.py: write_report": HASHED,
+    "trainyard/serve/deploy.py: deploy": HASHED,
+    "trainyard/stores/graph/dumping.py: write_lines": GIVEN,
+    "trainyard/stores/models.py: model_sha256": CACHE,
+    "trainyard/stores/objects/local.py: download": GIVEN,
+    "trainyard/train/checkpoints.py: commit": WORK,
+    "trainyard/train/methods/merging.py: write": HASHED,
+    "trainyard/train/resume/snapshot.py: save_snapshot": WORK,
+    "trainyard/train/starter/build.py: point_current_at": CACHE,
+    "trainyard/train/starter/pretrain.py: pretrain": HASHED,
+}
+"""Function -> why what it writes has no version of its own."""
+
+
+def called_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def writing_without_version(name: str, text: str) -> Iterator[str]:
+    """The functions that write a file and no version. A record's `to_json` has one: `test_each_kind` looks there."""
+    for function in ast.walk(ast.parse(text)):
+        if isinstance(function, ast.FunctionDef):
+            called = {called_name(call) for call in ast.walk(function) if isinstance(call, ast.Call)}
+            if called & WRITERS and not called & {"versioned", "to_json"}:
+                yield f"{name}: {function.name}"
+
+
+def test_what_is_stored_has_a_version_or_a_reason() -> None:
+    paths = [path for path in sources("trainyard") if not name_of(path).startswith(OUTSIDE)]
+    found = {one for path in paths for one in writing_without_version(name_of(path), path.read_text())}
+    assert found - WITHOUT.keys() == set()
+    assert WITHOUT.keys() - found == set(), "these functions have a version now, or write nothing: remove them"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def keep(path, facts):\n    write_json_durably(path, facts)",
+        "class Store:\n    def put(self, one):\n        create_whole(self.files, self.path, orjson.dumps(one))",
+        "def keep(folder):\n    write_folder(folder, fill, facts={})",
+    ],
+)
+def test_a_stored_kind_without_a_version_is_found(text: str) -> None:
+    assert list(writing_without_version("trainyard/stores/planted.py", text))
+
+
+def test_each_kind_is_written_and_read_with_its_version() -> None:
+    written: set[str] = set()
+    read: set[str] = set()
+    for path in sources("trainyard"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
+                kind = str(call.args[0].value)
+                written |= {kind} if called_name(call) == "versioned" else set()
+                read |= {kind} if called_name(call) in ("read_versioned", "unversioned") else set()
+    assert written == read == KINDS.keys()

@@ -1,0 +1,114 @@
+"""The schema version of every kind of file that is stored: one table, written by the writer, checked by the reader.
+
+    write_json_durably(path, versioned("job", value))
+    value = read_versioned("job", data, path)
+
+The version is a key of the file. A file without it is of version 1, the form before files had a version, and is read as
+it is. One of a later version than ours is refused: what its new fields mean is not known here.
+
+What a digest is computed from has no version of its own, so that digests stay equal: the files of an adapter, of an
+artifact and of a snapshot. Their manifest has one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import Conflict
+
+KEY = "schema_version"
+UNVERSIONED = 1
+
+
+@dataclass(frozen=True)
+class StoredKind:
+    """A kind of file: where such files are below TRAINYARD_HOME, and the version that this Trainyard writes."""
+
+    places: tuple[str, ...]
+    version: int = 2
+
+
+KINDS: Mapping[str, StoredKind] = {
+    "adapter": StoredKind(("adapters/*/*/v*/manifest.json",)),
+    "artifact": StoredKind(("artifacts/*/*/manifest.json",)),
+    "document": StoredKind(("tenants/*/documents.jsonl",)),
+    "intent": StoredKind(("tenants/*/intent.json",)),
+    "job": StoredKind(("jobs/*.json",)),
+    "live": StoredKind(("adapters/*/*/live.json",)),
+    "marker": StoredKind(("tenants/*/markers/*.json*",)),
+    "night": StoredKind(("tenants/*/nights/*/begun.json", "tenants/*/nights/*/report.json")),
+    "night-watch": StoredKind(("services/night-watch.json",)),
+    "object": StoredKind(()),
+    "run": StoredKind(("runs/*/result.json",)),
+    "service": StoredKind(("services/*.json", "services/started/*.json")),
+    "trained": StoredKind(("tenants/*/training/*/trained.json",)),
+}
+"""Where the places of two kinds overlap, the first one counts. An object store's root is anywhere."""
+OTHERS = ("services/bootstrap.json",)
+"""Files in the places of a kind that are not of it."""
+
+
+@dataclass(frozen=True)
+class EarlierFiles:
+    """Files of one kind in an earlier form."""
+
+    kind: str
+    version: int
+    now: int
+    files: int
+
+
+def versioned(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value as it is stored."""
+    return {**value, KEY: KINDS[kind].version}
+
+
+def read_versioned(kind: str, data: bytes, where: Path | str) -> dict[str, Any]:
+    """The value of a stored JSON file.
+
+    Raises `ValueError` for text that is no JSON mapping, `Conflict` (`E-SCHEMA`) for a later version than ours.
+    """
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is not a mapping")
+    return unversioned(kind, value, where)
+
+
+def unversioned(kind: str, value: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+    """The value without its version. Raises `Conflict` (`E-SCHEMA`) for a later version than ours."""
+    found, ours = value.get(KEY, UNVERSIONED), KINDS[kind].version
+    if not isinstance(found, int) or found > ours:
+        raise Conflict(
+            f"{where} was made by a newer Trainyard.",
+            why=f"Its schema version is {found}; this Trainyard reads up to {ours}.",
+            do="Update Trainyard, or use another TRAINYARD_HOME with this one.",
+            code="E-SCHEMA",
+        )
+    return {name: one for name, one in value.items() if name != KEY}
+
+
+def earlier_files(home: Path) -> list[EarlierFiles]:
+    """How many files of each kind below a home have an earlier form. They are read as they are."""
+    seen = {home / name for name in OTHERS}
+    counts: Counter[tuple[str, int]] = Counter()
+    for kind, row in KINDS.items():
+        found = {path for place in row.places for path in home.glob(place) if path.is_file()} - seen
+        seen |= found
+        counts.update((kind, version) for path in found if (version := version_of(path)) < row.version)
+    return [EarlierFiles(kind, version, KINDS[kind].version, n) for (kind, version), n in sorted(counts.items())]
+
+
+def version_of(path: Path) -> int:
+    """The version of a file; that of the first entry where it has one a line. Text that is no JSON has none."""
+    text = path.read_bytes()
+    try:
+        value = json.loads(text.split(b"\n", 1)[0] if path.suffix == ".jsonl" else text)
+    except ValueError:
+        return UNVERSIONED
+    value = value.get("entry", value) if isinstance(value, dict) else {}
+    return int(value.get(KEY, UNVERSIONED))
