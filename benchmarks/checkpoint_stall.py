@@ -39,9 +39,9 @@ from trainyard.backends.native.assembly import NativeRun
 from trainyard.backends.native.program import save_checkpoint
 from trainyard.data.rows import SftRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.loop import done, train
+from trainyard.train.loop import count_done, train
 from trainyard.train.resume.progress import SavedProgress
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.session.session import Session
 
 BATCH, STEPS, ROUNDS, EVERY, SINGLE_SAVES = 16, 40, 5, 20, 11
@@ -104,7 +104,7 @@ def rows() -> list[SftRow]:
 def further(run: NativeRun, steps: int, save: Save, save_steps: int) -> None:
     """Train so many steps more."""
     train(
-        run.session, run.feed, run.progress, total_steps=done(run.session) + steps, save=save,
+        run.session, run.feed, run.progress, total_steps=count_done(run.session) + steps, save=save,
         save_steps=save_steps, stop=lambda: False,
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def a_round(run: NativeRun, save: Save) -> Callable[[], float]:
     """Forty steps with a save after the 10th and the 30th."""
 
     def every_other(session: Session, progress: SavedProgress) -> None:
-        if done(session) % EVERY:
+        if count_done(session) % EVERY:
             save(session, progress)
 
     def variant() -> float:
@@ -143,10 +143,10 @@ def measure(folder: Path) -> int:
         ways = Ways(folder, writer)
         each = {"ours": ways.ours, "memcpy": ways.memcpy, "torch.save": ways.torch_save, "dcp": ways.dcp}
         saves = alternate({way: single_save(run, save, ways) for way, save in each.items()}, rounds=SINGLE_SAVES)
-        further(run, -done(run.session) % STEPS, save_nothing, STEPS)  # to the end of the epoch
+        further(run, -count_done(run.session) % STEPS, save_nothing, STEPS)  # to the end of the epoch
         saving, without = a_round(run, ways.ours), a_round(run, save_nothing)
         rounds = alternate({"saving": saving, "never": without}, rounds=ROUNDS, warm_up=False)
-    load_checkpoint(newest(folder / "checkpoints", None).path or folder)  # compares every byte with its hash
+    load_checkpoint(find_newest(folder / "checkpoints", None).path or folder)  # compares every byte with its hash
     wall, cpu = ({way: median(taken, figure) for way, taken in rounds.items()} for figure in ("wall_s", "cpu_s"))
     blocked, overhead = "ms that training waits for a save", f"for 40 steps, saved every {EVERY}"
     ours = ways.median_ms("ours")

@@ -26,7 +26,7 @@ from trainyard.serve.inference_server.commands import read_profile
 from trainyard.serve.inference_server.life import InferenceServer
 from trainyard.serve.inference_server.profiles import ServerProfile
 from trainyard.settings import settings
-from trainyard.stores.graph.facts import ENTITY_KINDS, normalised
+from trainyard.stores.graph.facts import ENTITY_KINDS, normalise_name
 
 SAMPLES = Path(__file__).parent.parent / "examples" / "night"
 BASELINE = {"person": 0.70, "company": 0.70, "project": 0.70, "account": 0.70, "location": 0.50}
@@ -37,7 +37,7 @@ Names = dict[str, set[str]]
 def labels() -> dict[str, Names]:
     given = json.loads((SAMPLES / "labels.json").read_text(encoding="utf-8"))
     return {
-        document: {kind: {normalised(kind, name) for name in names} for kind, names in kinds.items()}
+        document: {kind: {normalise_name(kind, name) for name in names} for kind, names in kinds.items()}
         for document, kinds in given.items()
     }
 
@@ -54,7 +54,7 @@ async def found_by(server: InferenceServer, documents: list[str]) -> dict[str, N
             print(f"  {document}: {error.why}", file=sys.stderr)
             return
         for entity in extraction.entities:
-            found[document][entity.kind].add(normalised(entity.kind, entity.name))
+            found[document][entity.kind].add(normalise_name(entity.kind, entity.name))
 
     async with server.completing(4) as complete:
         await asyncio.gather(*(one(document) for document in documents))

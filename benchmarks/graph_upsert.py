@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness import Row, Sample, finish, measure, median
-from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, checked
+from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, check_mutation
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.state import Changes, State
 from trainyard.stores.graph.tables import Tables, attributes_text, names_text
@@ -91,7 +91,7 @@ def without(changes: Changes, known: State) -> Changes:
 
 def merged(given: list[Mutation]) -> Changes:
     """The rows that both write, so that the peer has no arithmetic to do."""
-    _results, changes = State().apply([checked(one) for one in given])
+    _results, changes = State().apply([check_mutation(one) for one in given])
     return changes
 
 

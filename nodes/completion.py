@@ -66,7 +66,7 @@ def address(node_id: str, config: AiGeneratorConfig, settings: Settings) -> tupl
     """(base URL, the server's name for the model, API key) of a generator."""
     if config.engine is GeneratorKind.LOCAL:
         name = named(config, settings)
-        url = embedded.running(settings) or embedded.start(settings, name)
+        url = embedded.find_running(settings) or embedded.start(settings, name)
         return f"{url}/v1", name, None
     if config.base_url is not None:  # the chain's own address: no endpoint's key goes there, whatever the model's name
         return config.base_url, named(config, settings), None

@@ -12,9 +12,9 @@ import jinja2
 import psutil
 import pytest
 
-from trainyard.data.renderers.choice import by_digest, digest, shipped
+from trainyard.data.renderers.choice import by_digest, digest, list_shipped
 from trainyard.data.renderers.contract import Flavour
-from trainyard.data.renderers.limited import CPU_S, LimitedTemplate, TemplateLimit, is_known, limited
+from trainyard.data.renderers.limited import CPU_S, LimitedTemplate, TemplateLimit, is_known, open_limited
 from trainyard.data.renderers.probing import samples
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
@@ -119,7 +119,7 @@ def test_a_child_knows_nothing_of_the_environment(
 
 def test_renderers_of_one_template_share_a_child_that_ends_with_them() -> None:
     before = set(psutil.Process().children())
-    one, other = limited("{{ messages[0].content }}!"), limited("{{ messages[0].content }}!")
+    one, other = open_limited("{{ messages[0].content }}!"), open_limited("{{ messages[0].content }}!")
     assert one is other
     assert one.render('{"messages": [{"content": "\\ud83c"}]}') == "\ud83c!"  # half a character passes as it is
     assert len(set(psutil.Process().children()) - before) == 1
@@ -129,19 +129,19 @@ def test_renderers_of_one_template_share_a_child_that_ends_with_them() -> None:
 
 def test_known_templates_run_here_and_any_change_makes_one_unknown() -> None:
     texts = [text for spec in RENDERERS.values() for text in spec.own.values()]
-    texts += [path.read_text(encoding="utf-8") for path in shipped().values()]
+    texts += [path.read_text(encoding="utf-8") for path in list_shipped().values()]
     assert all(map(is_known, texts))
     assert not any(is_known(f"{text} ") for text in texts)
 
 
 def parity_cases() -> list[Any]:
-    names = sorted(shipped())
+    names = sorted(list_shipped())
     return [pytest.param(name, marks=() if name == "qwen3" else pytest.mark.faults) for name in names]
 
 
 @pytest.mark.parametrize("name", parity_cases())
 def test_the_child_writes_what_transformers_writes(name: str) -> None:
-    text = shipped()[name].read_text(encoding="utf-8")
+    text = list_shipped()[name].read_text(encoding="utf-8")
     spec = by_digest().get(digest(text))
     here, there = Renderer(toy_tokenizer(text), spec, text), Renderer(toy_tokenizer(text), spec, text + "{# other #}")
     assert here.is_trusted

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from trainyard.train.checkpoints import damage_of
-from trainyard.train.resume.writer import load_checkpoint, newest
+from trainyard.train.resume.writer import find_newest, load_checkpoint
 
 pytestmark = pytest.mark.faults
 
@@ -82,7 +82,7 @@ def run(server: subprocess.Popen[str], folder: Path, **case: Any) -> int:
 
 def require_whole(folder: Path, step: int) -> None:
     """The newest checkpoint is that step, to the bit, and nothing half-written is left beside it."""
-    found = newest(folder / "here")
+    found = find_newest(folder / "here")
     assert (found.step, found.quarantined) == (step, ())
     if found.path is not None:
         tensors, values = load_checkpoint(found.path)
@@ -124,7 +124,7 @@ def test_killed_around_the_mirror_and_the_disk_is_lost(
     for path in (tmp_path / "mirror").iterdir():
         assert damage_of(path) is None
     (tmp_path / "here").rename(tmp_path / "lost")
-    found = newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
+    found = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
     assert found.step == (2 if "mirrored" in case["fault"] else 1)
     require_whole(tmp_path, found.step)
 
@@ -136,10 +136,10 @@ def test_killed_at_any_moment(server: subprocess.Popen[str], tmp_path: Path, see
     steps = list(range(1, 200))
     assert run(server, tmp_path, kill_after_s=after, steps=steps, numbers=1 << 18, wait=False, mirror=True) in (-9, 0)
     (tmp_path / "here").mkdir(exist_ok=True)
-    here = newest(tmp_path / "here")
+    here = find_newest(tmp_path / "here")
     require_whole(tmp_path, here.step)
     (tmp_path / "here").rename(tmp_path / "lost")
-    found = newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
+    found = find_newest(tmp_path / "here", (tmp_path / "mirror").as_uri())
     assert found.quarantined == ()
     assert found.step <= here.step
     if found.path is not None:

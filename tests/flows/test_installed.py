@@ -178,7 +178,7 @@ def test_alignment_starts_its_dpo_at_ln_2_and_the_second_adapter_answers(runs: R
     first, second = record_of(result, "trainer"), record_of(result, "trainer-2")
     assert (first["stage"], second["stage"]) == ("sft", "dpo")
     assert abs(second["losses"][0][1] - math.log(2)) < 1e-3
-    url = embedded.running(runs.installed.settings)
+    url = embedded.find_running(runs.installed.settings)
     body = {"model": "default/aligned", "messages": [{"role": "user", "content": "What is twice 3?"}], "max_tokens": 8}
     reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
     assert reply["choices"][0]["finish_reason"] in ("stop", "length")

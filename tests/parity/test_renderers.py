@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.data.renderers.choice import recognise, shipped, template_text
+from trainyard.data.renderers.choice import list_shipped, recognise_template, template_text
 from trainyard.data.renderers.contract import Flavour, Turn
 from trainyard.data.renderers.probing import samples
 from trainyard.data.renderers.rendering import Renderer
@@ -19,8 +19,8 @@ from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.verify import toy_tokenizer
 
 OWN = {name: text for spec in RENDERERS.values() for name, text in spec.own.items()}
-TEMPLATES = sorted({*shipped(), *OWN})
-MASKED = [name for name in shipped() if name.endswith("_training")]
+TEMPLATES = sorted({*list_shipped(), *OWN})
+MASKED = [name for name in list_shipped() if name.endswith("_training")]
 
 
 def user(text: str) -> Turn:
@@ -47,8 +47,8 @@ CONVERSATIONS: dict[str, list[Turn]] = {
 
 @cache
 def renderer(name: str) -> Renderer:
-    text = OWN[name] if name in OWN else shipped()[name].read_text(encoding="utf-8")
-    return Renderer(toy_tokenizer(text, recognise(text)))
+    text = OWN[name] if name in OWN else list_shipped()[name].read_text(encoding="utf-8")
+    return Renderer(toy_tokenizer(text, recognise_template(text)))
 
 
 def applied(found: Renderer, turns: list[Turn], **options: Any) -> Any:
@@ -56,7 +56,7 @@ def applied(found: Renderer, turns: list[Turn], **options: Any) -> Any:
 
 
 def test_trl_ships_the_templates_that_this_was_written_for() -> None:
-    assert len(shipped()) == 72
+    assert len(list_shipped()) == 72
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainyard.api.keys import Dependency, dependencies, model_digest
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import FILE_ENDING, choose
+from trainyard.data.renderers.choice import FILE_ENDING, choose_template
 from trainyard.errors import NotFound, Reason, Refused, TrainyardError
 from trainyard.serve.chat_templates import check_chat_template
 from trainyard.serve.expected import expect_candidate, target_reasons
@@ -139,7 +139,7 @@ def template_reasons(chain: ResolvedChain, settings: Settings) -> list[Reason]:
     for node in chain.nodes:
         wanted = node.config.engine.template if isinstance(node.config, TrainerConfig) else "auto"
         try:
-            chosen = choose(wanted, roots=data_roots(settings))
+            chosen = choose_template(wanted, roots=data_roots(settings))
             if wanted.endswith(FILE_ENDING):
                 check_chat_template(chosen.text)
         except Refused as refused:

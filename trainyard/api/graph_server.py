@@ -30,7 +30,7 @@ from starlette.routing import Route
 from trainyard.errors import Conflict, InvalidInput, LimitExceeded, NotFound, TrainyardError, Unavailable
 from trainyard.serve.listening import allowed_hosts, bind_guarded, has_token, server_config
 from trainyard.stores.graph.contract import Graph
-from trainyard.stores.graph.facts import mutation
+from trainyard.stores.graph.facts import parse_mutation
 
 MAX_BODY_BYTES = 64 << 20
 MAX_MUTATIONS = 5_000
@@ -88,7 +88,7 @@ class GraphServer:
             raise LimitExceeded(
                 f"One request takes at most {MAX_MUTATIONS:,} mutations.", do="Send several.", code="E-GRAPH-QUERY"
             )
-        return {"results": [asdict(one) for one in self.graph.mutate([mutation(one) for one in given])]}
+        return {"results": [asdict(one) for one in self.graph.mutate([parse_mutation(one) for one in given])]}
 
     def has(self, _request: Request, body: bytes) -> dict[str, Any]:
         return {"documents": sorted(self.graph.has([str(one) for one in fields(body, "documents", list)]))}

@@ -118,7 +118,9 @@ def trainer_identity(config: TrainerConfig, settings: Settings) -> Iterator[Depe
     if config.backend is BackendName.SCRIPT:
         yield Dependency("script", "config.launch.script", partial(template_digest, config.launch.script, settings))
         return
-    installed = environments.installed(config.backend, settings) if config.backend in environments.ENVIRONMENTS else {}
+    installed = (
+        environments.list_installed(config.backend, settings) if config.backend in environments.ENVIRONMENTS else {}
+    )
     if installed:
         text = "\n".join(f"{name}=={version}" for name, version in sorted(installed.items()))
         yield Dependency("environment", "", lambda: hashlib.sha256(text.encode()).hexdigest())

@@ -251,7 +251,7 @@ def run_facts(chain: ResolvedChain, settings: Settings) -> RunFacts:
         base=lambda name: facts_of(name, settings),
         devices=frozenset(devices_here()),
         vllm_install=None if vllm.executable(settings) else vllm.install_line(settings),
-        embedded=embedded.running(settings) is not None if wants_embedded(chain) else None,
+        embedded=embedded.find_running(settings) is not None if wants_embedded(chain) else None,
         has_module=has_module,
     )
 

@@ -17,7 +17,15 @@ from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.compute.child import EVENTS_FILE, LOG_FILE
 from trainyard.compute.events import EventTail, LineTail
 from trainyard.compute.events import read_events as events_of
-from trainyard.stores.metrics import Point, TrainingPace, TrainingProgress, curve, later, number, progress
+from trainyard.stores.metrics import (
+    Point,
+    TrainingPace,
+    TrainingProgress,
+    number,
+    read_curve,
+    read_progress,
+    select_since,
+)
 
 LAST_BYTES = 1 << 20
 """Bytes that are shown of a log that exists already."""
@@ -38,15 +46,15 @@ class TrainingLogs:
         return self.folder / LOG_FILE
 
     def progress(self) -> TrainingProgress:
-        return progress(events_of(self.folder / EVENTS_FILE), self.since)
+        return read_progress(events_of(self.folder / EVENTS_FILE), self.since)
 
     def curve(self) -> list[Point]:
-        return curve(events_of(self.folder / EVENTS_FILE), self.since)
+        return read_curve(events_of(self.folder / EVENTS_FILE), self.since)
 
     def end(self) -> str:
         """How its last start ended as it says itself: done, stopped, or nothing."""
         last = ""
-        for event in later(events_of(self.folder / EVENTS_FILE), self.since):
+        for event in select_since(events_of(self.folder / EVENTS_FILE), self.since):
             last = "" if event["event"] == "started" else event["event"] if event["event"] in ENDS else last
         return last
 
@@ -98,7 +106,7 @@ class StepLog:
     def read(self) -> Iterator[tuple[float, str]]:
         """(time, text) of the steps since the last call."""
         while events := self.events.read():
-            for event in later(iter(events), self.since):
+            for event in select_since(iter(events), self.since):
                 if event["event"] == "begin":
                     self.pace, self.shown = TrainingPace(), 0.0
                 elif event["event"] == "progress" and number(event.get("step")) is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from trainyard.backends.job import TrainingJob, adopt_earlier_work
-from trainyard.backends.results import Listener, Start, collect, count_starts, failure, unless_stopped
+from trainyard.backends.results import Listener, Start, collect_result, count_starts, make_failure, unless_stopped
 from trainyard.backends.states import JobStatus
 from trainyard.callbacks import ignore
 from trainyard.compute.child import SPEC_FILE
@@ -168,6 +168,6 @@ def run_training(
             poll_s=poll_s,
         )
         if outcome.status is not Status.DONE:
-            raise failure(outcome, listener, place)
+            raise make_failure(outcome, listener, place)
         version = probe(job.config.backend, settings).version
-        return collect(job, place, folder, Start(listener, attempts, version))
+        return collect_result(job, place, folder, Start(listener, attempts, version))

@@ -144,7 +144,7 @@ def distributions(environment: Path) -> dict[str, str]:
     }
 
 
-def installed(name: BackendName, settings: Settings | None = None) -> dict[str, str]:
+def list_installed(name: BackendName, settings: Settings | None = None) -> dict[str, str]:
     """Distribution -> version in the environment of a backend; empty where there is none. Imports nothing."""
     return distributions(folder(name, settings))
 
@@ -167,7 +167,7 @@ def requirements_digest(name: BackendName) -> str:
 def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     """Whether an external trainer is installed in the right version. Reads files only; a failed import test counts."""
     place, fix = folder(name, settings), repair_hint(name, settings)
-    versions = installed(name, settings)
+    versions = list_installed(name, settings)
     external, wanted = ENVIRONMENTS[name], pins(name)
     version = versions.get(external.distribution, "")
     if not (place / "bin" / "python").exists():
@@ -177,7 +177,7 @@ def probe(name: BackendName, settings: Settings | None = None) -> Probe:
     if not fits(version, wanted.get(external.distribution, version), exactly=not is_named(name, settings)):
         why = f"{external.distribution} {version} is installed; {wanted[external.distribution]} is what we drive."
         return Probe(False, version=version, why=why, fix=fix)
-    known = remembered(name, settings)
+    known = read_last_health(name, settings)
     if known is not None and not known.ok:
         return Probe(False, version=version, why=known.why, fix=fix)
     return Probe(True, version=version)
@@ -200,11 +200,11 @@ def key(name: BackendName, settings: Settings | None = None) -> str:
     """Names what the import test looked at: the environment, the versions in it and the test."""
     place = folder(name, settings)
     changed = [path.stat().st_mtime_ns for path in site_packages(place)]
-    text = orjson.dumps([str(place.resolve()), changed, installed(name, settings), ENVIRONMENTS[name].imports])
+    text = orjson.dumps([str(place.resolve()), changed, list_installed(name, settings), ENVIRONMENTS[name].imports])
     return hashlib.sha256(text).hexdigest()
 
 
-def remembered(name: BackendName, settings: Settings | None = None) -> Health | None:
+def read_last_health(name: BackendName, settings: Settings | None = None) -> Health | None:
     """The result of the last import test, if nothing has changed since."""
     path = health_file(name, settings)
     if not path.is_file():
@@ -219,7 +219,7 @@ def remembered(name: BackendName, settings: Settings | None = None) -> Health | 
 def health(name: BackendName, settings: Settings | None = None, *, refresh: bool = False) -> Health:
     """Import the trainer once in its own interpreter and remember the result until the environment changes."""
     looked = probe(name, settings)
-    known = remembered(name, settings)
+    known = read_last_health(name, settings)
     if known is not None and not refresh:
         return known
     if not looked.version:
@@ -233,7 +233,12 @@ def health(name: BackendName, settings: Settings | None = None, *, refresh: bool
 def import_test(name: BackendName, environment: Path, version: str, fix: str) -> Health:
     """Run the imports of a backend in an environment, without network and without Trainyard's packages."""
     external, started = ENVIRONMENTS[name], time.monotonic()
-    variables = {**outside(child_environment()), **external.variables, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    variables = {
+        **clean_variables(child_environment()),
+        **external.variables,
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+    }
     argv = [str(environment / "bin" / "python"), "-c", external.imports]
     try:
         ran = subprocess.run(
@@ -252,7 +257,7 @@ def import_test(name: BackendName, environment: Path, version: str, fix: str) ->
     return Health(False, version, f"It does not import: {last}", fix, seconds)
 
 
-def outside(variables: Mapping[str, str]) -> dict[str, str]:
+def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Our environment variables without those that would lead another interpreter to our packages."""
     return {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 

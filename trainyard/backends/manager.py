@@ -28,7 +28,17 @@ from trainyard.backends.base import Handle, Probe, check, probe, run_training, w
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.oom import follow_restarts, train_within_memory
 from trainyard.backends.results import TrainingStopped, move, unless_stopped
-from trainyard.backends.states import CANCELED, COMPLETED, FAILED, PAUSED, PENDING, JobStatus, after, moved, replayed
+from trainyard.backends.states import (
+    CANCELED,
+    COMPLETED,
+    FAILED,
+    PAUSED,
+    PENDING,
+    JobStatus,
+    after,
+    check_transition,
+    replay_events,
+)
 from trainyard.compute.child import EVENTS_FILE
 from trainyard.compute.events import Event, read_events
 from trainyard.compute.lease import claim_devices
@@ -107,7 +117,7 @@ class Running:
     def ask(self, wanted: DesiredState) -> None:
         """Let it save and end; a cancel is not taken back by a later pause. Raises `Conflict` (`E-JOB-STATE`)."""
         with self.changing:
-            moved(self.status.state, STOPS[wanted])
+            check_transition(self.status.state, STOPS[wanted])
             if self.over.is_set():
                 self.change(STOPS[wanted], wanted.value)
             elif self.wanted is not DesiredState.CANCEL:
@@ -201,7 +211,7 @@ class LocalBackend:
         """Return the status of a job; for a job of another process, what its events say."""
         if handle in self.running:
             return self.running[handle].status
-        return replayed(read_events(events_file(self.settings.runs / "training" / handle.id)))
+        return replay_events(read_events(events_file(self.settings.runs / "training" / handle.id)))
 
     def cancel(self, handle: Handle) -> None:
         """Let a job of this process save and end for good. Raises `Conflict` (`E-JOB-STATE`) if it is over."""
@@ -281,7 +291,7 @@ class TrainingManager:
 
     def progress(self, job_id: str) -> TrainingProgress:
         """Step, epoch, totals, loss and learning rate of a job."""
-        return stored.progress(read_events(self.events_file(job_id)))
+        return stored.read_progress(read_events(self.events_file(job_id)))
 
     def metrics(self, job_id: str) -> TrainingMetrics:
         """Training loss, evaluation loss and working time of a job."""
@@ -289,7 +299,7 @@ class TrainingManager:
 
     def curve(self, job_id: str) -> list[Point]:
         """The loss of every step of a job, across restarts."""
-        return stored.curve(read_events(self.events_file(job_id)))
+        return stored.read_curve(read_events(self.events_file(job_id)))
 
     def list_jobs(self, state: JobState | None = None) -> list[JobRecord]:
         """Every recorded job, the newest first; of one state if it is given."""

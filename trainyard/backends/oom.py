@@ -59,7 +59,7 @@ def train_within_memory(
     Raises `LimitExceeded` (`E-DEVICE-MEMORY`, `E-MEMORY`) with estimated numbers when it does not fit either, or when
     `launch.on_oom` is `fail`; everything else as `run_training` does.
     """
-    smaller = remembered(job, settings)
+    smaller = read_smaller_job(job, settings)
     current, tries = smaller or job, 1 if smaller else 2
     while True:
         kills = kernel_kills()
@@ -71,7 +71,7 @@ def train_within_memory(
             if not ran_out_of_memory(error, log, killed_by_kernel=kernel_kills() > kills):
                 raise
             tries -= 1
-            smaller = halved(current) if tries and job.config.launch.on_oom == "halve" else None
+            smaller = halve_batch(current) if tries and job.config.launch.on_oom == "halve" else None
             if smaller is None:
                 raise with_advice(error, current) from error
             current = smaller
@@ -103,7 +103,7 @@ def tail(path: Path) -> str:
         return stream.read().decode("utf-8", "replace")
 
 
-def halved(job: TrainingJob) -> TrainingJob | None:
+def halve_batch(job: TrainingJob) -> TrainingJob | None:
     """The job with at most half the rows at a time and as many rows a step; None where fewer cannot be."""
     hyper, budget = job.config.hyperparameters, job.config.engine.token_budget
     rows = hyper.batch_size * hyper.gradient_accumulation
@@ -120,7 +120,7 @@ def halved(job: TrainingJob) -> TrainingJob | None:
 # The retry, remembered and recorded
 
 
-def remembered(job: TrainingJob, settings: Settings) -> TrainingJob | None:
+def read_smaller_job(job: TrainingJob, settings: Settings) -> TrainingJob | None:
     """Return the smaller job that an earlier start continued with."""
     path = work_folder(job, settings) / REMEMBERED_FILE
     if not path.is_file() or job.config.launch.on_oom != "halve":

@@ -114,7 +114,7 @@ def count_starts(work: Path) -> int:
     return starts
 
 
-def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
+def make_failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
     """Return the error that explains why a child did not finish."""
     if outcome.status is Status.STOPPED:
         step = listener.stopped.get("step")
@@ -125,16 +125,16 @@ def failure(outcome: Outcome, listener: Listener, work: Path) -> TrainyardError:
             f"The training stopped {saved}.", why=outcome.reason, do="Start the same run again: it continues."
         )
     assert outcome.error is not None
-    return rebuilt(outcome.error, work)
+    return rebuild_error(outcome.error, work)
 
 
-def rebuilt(error: dict[str, Any], work: Path) -> TrainyardError:
+def rebuild_error(error: dict[str, Any], work: Path) -> TrainyardError:
     """The child's error as an exception of its own class, which names the log by its whole path."""
     do = str(error.get("do") or "").replace(LOG_FILE, str(work / LOG_FILE))
     return from_fields({**error, "do": do})
 
 
-def collect(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produced:
+def collect_result(job: TrainingJob, work: Path, folder: Path, start: Start) -> Produced:
     """Hand the result over and leave only log and events behind."""
     port = job.output
     made = work / RESULT_FOLDER / port.value

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainyard.errors import Conflict
 from trainyard.spec.states import JobState
-from trainyard.stores.metrics import Event, TrainingMetrics, TrainingProgress, measured, progressed
+from trainyard.stores.metrics import Event, TrainingMetrics, TrainingProgress, apply_losses, apply_progress
 
 PENDING, RUNNING, PAUSED = JobState.PENDING, JobState.RUNNING, JobState.PAUSED
 COMPLETED, FAILED, CANCELED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELED
@@ -46,7 +46,7 @@ INSTEAD: dict[JobState, str] = {
 }
 
 
-def moved(state: JobState, to: JobState) -> JobState:
+def check_transition(state: JobState, to: JobState) -> JobState:
     """The state after a move. Raises `Conflict` (`E-JOB-STATE`) if the move is not allowed."""
     if to not in MOVES[state]:
         allowed = ", ".join(sorted(MOVES[state])) or "nothing"
@@ -72,7 +72,7 @@ class JobStatus(BaseModel):
 
     def to(self, state: JobState, reason: str = "") -> JobStatus:
         """The status after a move of its state. Raises `Conflict` (`E-JOB-STATE`)."""
-        return self.model_copy(update={"state": moved(self.state, state), "reason": reason})
+        return self.model_copy(update={"state": check_transition(self.state, state), "reason": reason})
 
 
 def after(status: JobStatus, event: Event) -> JobStatus:
@@ -83,11 +83,11 @@ def after(status: JobStatus, event: Event) -> JobStatus:
     if name == "begin" and status.state is RUNNING:
         status = status.model_copy(update={"reason": ""})
     return status.model_copy(
-        update={"progress": progressed(status.progress, event), "metrics": measured(status.metrics, event)}
+        update={"progress": apply_progress(status.progress, event), "metrics": apply_losses(status.metrics, event)}
     )
 
 
-def replayed(events: Iterable[Event], status: JobStatus | None = None) -> JobStatus:
+def replay_events(events: Iterable[Event], status: JobStatus | None = None) -> JobStatus:
     """Return the status after all of a trainer's events, restarts included.
 
     A file that ends without `done` or `stopped` leaves it running: whether the trainer still lives is not in it.

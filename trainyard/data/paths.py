@@ -52,16 +52,18 @@ def resolve_inside(path: str | Path, roots: Sequence[Path], *, field: str = "con
     """
     text = os.fspath(path)
     if ODD_SPELLING.search(text):
-        raise outside(text, roots, field, "is not a plain path (escapes, drives, hosts and backslashes are not read)")
+        raise refuse_path(
+            text, roots, field, "is not a plain path (escapes, drives, hosts and backslashes are not read)"
+        )
     real_roots = [root.expanduser().resolve() for root in roots]
     try:
         candidates = [(root / text).resolve() for root in real_roots]
         contained = [place for place in candidates if any(place.is_relative_to(root) for root in real_roots)]
         existing = next((place for place in contained if place.exists()), None)
     except UNFOLLOWED as error:
-        raise outside(text, roots, field, f"cannot be followed: {why_not(error)}") from error
+        raise refuse_path(text, roots, field, f"cannot be followed: {why_not(error)}") from error
     if not contained:
-        raise outside(text, roots, field, f"leads to {candidates[0]}, outside of the data roots", candidates[0])
+        raise refuse_path(text, roots, field, f"leads to {candidates[0]}, outside of the data roots", candidates[0])
     if existing is None:
         raise NotFound(
             f"There is no file or folder {shown(text)}.",
@@ -84,7 +86,7 @@ def why_not(error: Exception) -> str:
     return "its links lead round in a circle" if isinstance(error, RuntimeError) else "it has no name in a file system"
 
 
-def outside(text: str, roots: Sequence[Path], field: str, because: str, place: Path | None = None) -> Refused:
+def refuse_path(text: str, roots: Sequence[Path], field: str, because: str, place: Path | None = None) -> Refused:
     """The refusal of a path; `place` is where it leads, if that is a folder or a file that an operator may allow."""
     instead = f"Use a path inside {', '.join(map(str, roots))}"
     folder = place if place is None or place.is_dir() else place.parent
@@ -105,9 +107,9 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     try:
         real = path.resolve() if path.is_symlink() else path
     except UNFOLLOWED as error:
-        raise outside(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
+        raise refuse_path(str(path), roots, "config.path", f"cannot be followed: {why_not(error)}") from error
     if not any(real.is_relative_to(real_root(root)) for root in roots):
-        raise outside(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
+        raise refuse_path(str(path), roots, "config.path", f"is a link to {real}, outside of the data roots", real)
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -125,7 +127,7 @@ def open_inside(path: Path, roots: Sequence[Path]) -> BinaryIO:
     opened = opened_path(descriptor)
     if opened is not None and not any(opened.is_relative_to(real_root(root)) for root in roots):
         os.close(descriptor)
-        raise outside(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
+        raise refuse_path(str(path), roots, "config.path", "was replaced by a link that leaves the data roots")
     return os.fdopen(descriptor, "rb")
 
 

@@ -84,13 +84,13 @@ class Quarantine:
         if len(self.first) < 3:
             self.first.append(f"{source}:{line} {bad.reason} ({bad.detail})")
         entry: dict[str, Any] = {"line": line, "offset": offset, "source": f"{source}:{line}"}
-        entry |= {"reason": bad.reason, "detail": printable(bad.detail)}
+        entry |= {"reason": bad.reason, "detail": make_printable(bad.detail)}
         if self.balance.bad <= ROWS_WITH_TEXT:
             text = row[: 4 * ROW_CHARS].decode("utf-8", "replace") if isinstance(row, bytes) else row
-            entry["row"] = printable(text[:ROW_CHARS])
+            entry["row"] = make_printable(text[:ROW_CHARS])
         self._stream.write(msgspec.json.encode(entry) + b"\n")
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Text that can be encoded: lone surrogates are shown as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from trainyard.errors import Corrupt, Reason, Refused, TrainyardError, Unavailable
-from trainyard.serve.embedded import running
+from trainyard.serve.embedded import find_running
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import AdapterCandidate, TargetDeployment
 from trainyard.serve.targets.table import TARGETS
@@ -130,7 +130,7 @@ def address(target: Target, settings: Settings) -> str:
     """A target's url or endpoint, that of the embedded server which is up, or where ollama listens by default."""
     if target.endpoint is not None:
         return settings.endpoint(target.endpoint).base_url
-    known = {TargetType.EMBEDDED: running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
+    known = {TargetType.EMBEDDED: find_running, TargetType.OLLAMA: lambda _: OLLAMA_URL}
     url = target.url or (known[target.type](settings) if target.type in known else None)
     if url is None:
         hint = "Call `trainyard up`." if target.type is TargetType.EMBEDDED else "Give the target its url."

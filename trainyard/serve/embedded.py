@@ -35,7 +35,7 @@ def instance(settings: Settings) -> Service | None:
     return find_service(record_path(settings, EMBEDDED))
 
 
-def running(settings: Settings) -> str | None:
+def find_running(settings: Settings) -> str | None:
     """Address of the embedded server if it answers now, such as `http://127.0.0.1:40123`."""
     found = instance(settings)
     return found.url if found is not None and found.answers() else None

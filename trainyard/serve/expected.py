@@ -10,7 +10,7 @@ from __future__ import annotations
 import httpx
 
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.errors import Reason, Refused, TrainyardError
 from trainyard.serve.deploy import address
 from trainyard.serve.targets.calling import http_client
@@ -58,7 +58,7 @@ def expected_template(config: TrainerConfig, base: ModelSource, settings: Settin
     """Digest and text of the chat template that training will use; empty where only the training knows it."""
     if base.path is None or config.backend is BackendName.SCRIPT:
         return "", ""
-    chosen = choose(config.engine.template, chat_template(base.path), roots=data_roots(settings))
+    chosen = choose_template(config.engine.template, chat_template(base.path), roots=data_roots(settings))
     return chosen.sha256, chosen.text
 
 

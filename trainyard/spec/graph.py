@@ -19,7 +19,7 @@ from trainyard.spec.chain import ChainSpec, ResolvedChain, ResolvedNode, Source,
 from trainyard.spec.compat.table import spec_reasons
 from trainyard.spec.load.files import read_chain
 from trainyard.spec.load.limits import MAX_REASONS
-from trainyard.spec.load.parse import ParsedNode, capped, closest, crowded, number, parse_nodes
+from trainyard.spec.load.parse import ParsedNode, cap_reasons, check_crowded, find_closest, number, parse_nodes
 from trainyard.spec.nodes import AiGeneratorConfig, DeployerConfig, NodeBase, ValidatorConfig
 from trainyard.spec.ports import PortNode, Wiring, wire
 from trainyard.spec.training import TrainerConfig, resolve_trainer
@@ -75,7 +75,7 @@ def examine(chain: ChainSpec | Any, defaults: Defaults) -> tuple[list[Reason], R
     if isinstance(chain, ChainSpec):
         nodes = [ParsedNode(node.type, node.id, node.needs, node) for node in chain.nodes]
         return examine_nodes(chain.name, chain.tenant, nodes, [], defaults)
-    if reasons := crowded(chain):
+    if reasons := check_crowded(chain):
         return reasons, None
     spec, reasons = read_chain(chain)
     if spec is not None:
@@ -102,7 +102,7 @@ def examine_nodes(
     unclear = frozenset(one.id for one in ordered if not one.clear)
     reasons += spec_reasons(resolved, wiring, unclear)
     if reasons:
-        return capped(reasons, len(reasons)), None
+        return cap_reasons(reasons, len(reasons)), None
     return [], resolved.model_copy(update={"digest": chain_digest(resolved)})
 
 
@@ -152,7 +152,7 @@ def unknown_need(node_id: str, node: ParsedNode, need: str, known: set[str]) -> 
         return Reason(
             "E-SPEC-GRAPH", node_id, "needs", f"The node {node_id!r} needs itself.", f"Remove {need!r} from its needs."
         )
-    near = closest(need, known)
+    near = find_closest(need, known)
     ids = ", ".join(sorted(known)[:MAX_CYCLE_SHOWN])
     instead = f"Did you mean {near!r}?" if near else f"Write the id of another node: {ids}."
     return Reason("E-SPEC-GRAPH", node_id, "needs", f"There is no node with the id {need!r}.", instead)

@@ -243,7 +243,7 @@ def require_trainable(config: NightConfig) -> NightConfig:
     if reasons := [
         *whole_weights(config),
         *unused_stage(config),
-        *located(reason for chain in chains for reason in check(chain)),
+        *locate_reasons(reason for chain in chains for reason in check(chain)),
     ]:
         raise Refused(reasons, "A training of this night is refused.")
     return config
@@ -269,7 +269,7 @@ def night_trainer(config: NightConfig, method: BucketMethod) -> TrainerConfig:
     return training.model_copy(update={"stage": stage})
 
 
-def located(reasons: Iterable[Reason]) -> list[Reason]:
+def locate_reasons(reasons: Iterable[Reason]) -> list[Reason]:
     """The reasons of the trainers of a night, each once, at their place in its config.
 
     Two stages may differ in what to use instead: what the last one can use is printed.

@@ -31,11 +31,11 @@ from trainyard.stores.whole import (
     REPLACED,
     describe,
     describe_files,
+    finish_exchange,
     flush_name,
     move_folder,
     remove_folder,
     seal,
-    settle,
 )
 
 LOCK = ".lock"
@@ -165,7 +165,7 @@ class ArtifactStore:
         replaced = replaced_by(temporary)
         if self.files.exists(replaced / MANIFEST):
             key = json.loads(self.files.read(replaced / MANIFEST))["output"]["key"]
-            settle(self.files, replaced, self.folder(key))
+            finish_exchange(self.files, replaced, self.folder(key))
         remove_folder(self.files, replaced)
         remove_folder(self.files, temporary)
 

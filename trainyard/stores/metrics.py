@@ -51,10 +51,10 @@ class Point(Frozen):
     time: float = 0.0
 
 
-def curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
+def read_curve(events: Iterable[Event], since: float = 0.0) -> list[Point]:
     """The loss curve across restarts, by step; without what was said before `since` (seconds of the epoch)."""
     points: dict[int, Point] = {}
-    for event in later(events, since):
+    for event in select_since(events, since):
         if event["event"] == "begin":
             points = kept(points, event.get("restarted_from"))
         step = event.get("step")
@@ -115,24 +115,24 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def later(events: Iterable[Event], since: float) -> Iterator[Event]:
+def select_since(events: Iterable[Event], since: float) -> Iterator[Event]:
     """The events from a time on: an identical job that ran before has left its own in the same file."""
     return (event for event in events if (said := number(event.get("time"))) is None or said >= since)
 
 
-def progress(events: Iterable[Event], since: float = 0.0) -> TrainingProgress:
+def read_progress(events: Iterable[Event], since: float = 0.0) -> TrainingProgress:
     """The newest progress since a time; `begin` says the totals."""
-    return last_progress(later(events, since))
+    return last_progress(select_since(events, since))
 
 
 def last_progress(events: Iterable[Event]) -> TrainingProgress:
     newest = TrainingProgress()
     for event in events:
-        newest = progressed(newest, event)
+        newest = apply_progress(newest, event)
     return newest
 
 
-def progressed(before: TrainingProgress, event: Event) -> TrainingProgress:
+def apply_progress(before: TrainingProgress, event: Event) -> TrainingProgress:
     """The progress after one event; a pure function, so that a follower and a reader see the same."""
     if event["event"] not in ("begin", "progress"):
         return before
@@ -146,12 +146,12 @@ def metrics(events: Iterable[Event]) -> TrainingMetrics:
     """Train loss, evaluation loss and working time."""
     newest, clock = TrainingMetrics(), ActiveTime()
     for event in events:
-        newest = measured(newest, event)
+        newest = apply_losses(newest, event)
         clock.see(event)
     return newest.model_copy(update={"duration_s": round(clock.worked, 3)})
 
 
-def measured(before: TrainingMetrics, event: Event) -> TrainingMetrics:
+def apply_losses(before: TrainingMetrics, event: Event) -> TrainingMetrics:
     """The losses after one event."""
     names = {"progress": ("loss", "eval_loss"), "metrics": ("final_loss", "eval_loss")}.get(event["event"])
     if names is None:

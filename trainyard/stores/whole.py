@@ -133,11 +133,11 @@ def write_folder(
         else:
             seal(files, temporary, known or describe(files, temporary), facts, at)
         if facts is not None and files.is_folder(target):
-            settle(files, replaced, target)
+            finish_exchange(files, replaced, target)
             files.rename_noreplace(target, replaced)
             at("replaced")
         move_folder(files, temporary, target)
-    settle(files, replaced, target)
+    finish_exchange(files, replaced, target)
     at("renamed")
 
 
@@ -256,7 +256,7 @@ def flush_name(files: Files, path: Path) -> None:
     files.fsync_folder(path.parent)
 
 
-def settle(files: Files, replaced: Path, final: Path) -> None:
+def finish_exchange(files: Files, replaced: Path, final: Path) -> None:
     """Finish an exchange that was interrupted: keep the new folder if it is there for certain, else the old one."""
     if not files.is_folder(replaced):
         return

@@ -23,7 +23,7 @@ from transformers import DataCollatorWithFlattening
 
 from trainyard.errors import InvalidInput
 from trainyard.spec.training import TrainerConfig
-from trainyard.train.head import label_logprobs, looking
+from trainyard.train.head import evaluating, label_logprobs
 from trainyard.train.stages.contract import Batch, StageSpec
 from trainyard.train.tokens import Encoded
 
@@ -120,7 +120,7 @@ def keeps_rows_apart(model: Any) -> bool:
     words = model.config.get_text_config().vocab_size
     last = [token % words for token in range(5, 12)]
     found = []
-    with looking(model):
+    with evaluating(model):
         for first in ([1, 2, 3, 4], [4, 1, 1, 2]):
             rows = [{"input_ids": row, "labels": row} for row in ([token % words for token in first], last)]
             batch = {name: value.to(model.device) for name, value in pack(rows, 0).items()}

@@ -25,10 +25,10 @@ from trainyard.stores.whole import (
     Described,
     describe,
     disk_full,
+    finish_exchange,
     flush_name,
     move_folder,
     remove_folder,
-    settle,
     write_folder,
 )
 
@@ -120,7 +120,7 @@ def tidy(root: Path, files: Files = DISK) -> None:
         if name.startswith(".step-") and name.endswith(".tmp"):
             remove_folder(files, root / name)
         elif name.startswith(".step-") and name.endswith(REPLACED):
-            settle(files, root / name, root / name.removeprefix(".").removesuffix(REPLACED))
+            finish_exchange(files, root / name, root / name.removeprefix(".").removesuffix(REPLACED))
 
 
 def damage_of(folder: Path, files: Files = DISK) -> str | None:

@@ -110,7 +110,7 @@ def require_known_logits(model: Any) -> None:
     train towards other numbers than it is served with.
     """
     ids_BT = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
-    with looking(model):
+    with evaluating(model):
         own_BTV = model(input_ids=ids_BT, use_cache=False).logits.float()
         hidden_BTD, output = hidden_states(model, {"input_ids": ids_BT})
         found_BTV = output(hidden_BTD)
@@ -125,7 +125,7 @@ def require_known_logits(model: Any) -> None:
 
 
 @contextmanager
-def looking(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Without gradients and dropout; every module's mode is put back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

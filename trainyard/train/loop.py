@@ -55,7 +55,7 @@ def train(
 
     A stopped run has been saved. Raises `TrainyardError` (`E-NON-FINITE`) and whatever the verbs raise.
     """
-    while done(session) < total_steps:
+    while count_done(session) < total_steps:
         started = time.perf_counter()
         batches, rows = feed.step(progress.cursor), feed.plan.at(progress.cursor)
         units = sum(map(feed.stage.units, batches))
@@ -72,12 +72,12 @@ def train(
         progress.counted.add_step(batches, rows, skipped=record.skipped)
         for hook in hooks:
             hook.on_step(record)
-        if done(session) % save_steps == 0 and done(session) < total_steps:
+        if count_done(session) % save_steps == 0 and count_done(session) < total_steps:
             save(session, progress)
     return True
 
 
-def done(session: Session) -> int:
+def count_done(session: Session) -> int:
     """Steps that were taken or skipped."""
     return session.global_step + session.skipped
 
@@ -87,14 +87,14 @@ def finish_step(
 ) -> StepRecord:
     """Move the weights and write down what happened."""
     loss, metrics = progress.partial.pop("loss"), progress.partial
-    require_finite_loss(done(session) + 1, loss)
+    require_finite_loss(count_done(session) + 1, loss)
     stepped = session.step(metric=loss)
     session.zero_grad()
-    progress.losses.append([done(session), loss, stepped.learning_rate])
+    progress.losses.append([count_done(session), loss, stepped.learning_rate])
     progress.partial = {}
     masks = [batch.get("attention_mask", batch["input_ids"] >= 0) for batch in batches]
     return StepRecord(
-        step=done(session),
+        step=count_done(session),
         loss=loss,
         learning_rate=stepped.learning_rate,
         grad_norm=float(stepped.grad_norm),

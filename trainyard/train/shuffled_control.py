@@ -16,7 +16,7 @@ from trainyard.data.rows import TRAIN, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
 
 
-def derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
+def make_derangement(answers: Sequence[Hashable], seed: int) -> list[int]:
     """A permutation in which no position keeps an equal answer; position `i` receives `answers[result[i]]`.
 
     Wordings of one question share an answer, so equal *values* count, not only equal positions. The wordings of one
@@ -51,7 +51,7 @@ def shuffled_answers(rows: Sequence[SftRow], seed: int) -> list[SftRow]:
     Held-out rows keep their answers and lend none; rows without an answer stay as they are.
     """
     places = [at for at, row in enumerate(rows) if row.split == TRAIN and is_answered(row)]
-    order = derangement([rows[place].messages[-1].content for place in places], seed)
+    order = make_derangement([rows[place].messages[-1].content for place in places], seed)
     shuffled = list(rows)
     for place, other in zip(places, order, strict=True):
         answer = rows[places[other]].messages[-1]
@@ -66,7 +66,9 @@ def is_answered(row: SftRow) -> bool:
 def shuffled_preferences(rows: Sequence[PreferenceRow], seed: int) -> list[PreferenceRow]:
     """The same prompts, each training row with both answers of another training row."""
     places = [at for at, row in enumerate(rows) if row.split == TRAIN]
-    order = derangement([msgspec.json.encode((rows[place].chosen, rows[place].rejected)) for place in places], seed)
+    order = make_derangement(
+        [msgspec.json.encode((rows[place].chosen, rows[place].rejected)) for place in places], seed
+    )
     shuffled = list(rows)
     for place, other in zip(places, order, strict=True):
         giver = rows[places[other]]

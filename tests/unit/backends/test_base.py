@@ -14,7 +14,7 @@ from tests.small_jobs import Jobs, conversation, train_as_child
 from trainyard.backends.base import load, probe_all
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.launching import environment
-from trainyard.backends.results import rebuilt
+from trainyard.backends.results import rebuild_error
 from trainyard.backends.trl.backend import BACKEND
 from trainyard.data.rows import write_rows
 from trainyard.errors import InvalidInput, Refused, TrainyardError, Unavailable
@@ -111,7 +111,7 @@ def test_program_and_environment_of_the_child(tmp_path: Path, monkeypatch: pytes
 def test_error_of_the_child_keeps_its_class_and_names_the_log(
     error: dict[str, Any], kind: type[TrainyardError], tmp_path: Path
 ) -> None:
-    built = rebuilt(error, tmp_path)
+    built = rebuild_error(error, tmp_path)
     assert type(built) is kind
     assert (built.code, built.what) == ("E-X", "w")
     if error["do"]:
@@ -120,7 +120,7 @@ def test_error_of_the_child_keeps_its_class_and_names_the_log(
 
 def test_refusal_of_the_child_keeps_its_reasons(tmp_path: Path) -> None:
     reason = {"code": "R-Y", "node": None, "field": "config.x", "because": "b", "instead": "i"}
-    built = rebuilt({"kind": "Refused", "code": "R-Y", "what": "w", "reasons": [reason]}, tmp_path)
+    built = rebuild_error({"kind": "Refused", "code": "R-Y", "what": "w", "reasons": [reason]}, tmp_path)
     assert isinstance(built, Refused)
     assert built.reasons[0].field == "config.x"
 

@@ -117,7 +117,7 @@ def test_an_environment_that_is_not_there_says_how_to_make_it(settings: Settings
 
 def test_versions_are_read_from_its_files(settings: Settings) -> None:
     by_hand(settings.home / "envs" / "mlx", mlx_lm=env.pins(MLX)["mlx-lm"], Some_Thing="1.2.post1")
-    assert env.installed(MLX, settings)["some-thing"] == "1.2.post1"
+    assert env.list_installed(MLX, settings)["some-thing"] == "1.2.post1"
     assert env.probe(MLX, settings).available
 
 
@@ -157,15 +157,15 @@ def test_a_broken_import_is_remembered_until_something_changes(settings: Setting
     assert not broken.ok
     assert broken.why.startswith("It does not import: ModuleNotFoundError: No module named 'mlx")
     assert env.probe(MLX, settings).why == broken.why
-    assert env.remembered(MLX, settings) == broken
+    assert env.read_last_health(MLX, settings) == broken
     (site,) = env.site_packages(settings.home / "envs" / "mlx")
     (site / "mlx").mkdir()
     (site / "mlx" / "core.py").touch()
     (site / "mlx_lm.py").touch()
-    assert env.remembered(MLX, settings) is None
+    assert env.read_last_health(MLX, settings) is None
     assert env.health(MLX, settings).ok
     env.health_file(MLX, settings).write_text("{")
-    assert env.remembered(MLX, settings) is None
+    assert env.read_last_health(MLX, settings) is None
 
 
 def test_an_external_interpreter_sees_the_workers_and_nothing_else_of_ours(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ assert "trainyard" not in sys.modules
 assert importlib.util.find_spec("trainyard") is None
 importlib.import_module("trainyard_worker.run").main(["--help"])
 """
-    variables = {**env.outside(os.environ), **env.variables()}
+    variables = {**env.clean_variables(os.environ), **env.variables()}
     ran = subprocess.run(
         [place / "bin" / "python", "-c", code], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path
     )

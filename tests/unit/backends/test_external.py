@@ -22,12 +22,12 @@ from tests.conftest import REPOSITORY
 from tests.small_jobs import Jobs
 from trainyard.backends.axolotl.backend import BACKEND as axolotl
 from trainyard.backends.axolotl.config import STAGES, Facts, config_of, row_of
-from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, finished
+from trainyard.backends.axolotl.program import STEP_LINE, AxolotlWatch, list_finished
 from trainyard.backends.deepspeed import program as deepspeed_program
 from trainyard.backends.deepspeed.backend import BACKEND as deepspeed
 from trainyard.backends.deepspeed.build import clear_stale_locks
 from trainyard.backends.external.plan import write_plan
-from trainyard.backends.external.result import finish
+from trainyard.backends.external.result import finish_result
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, device_for, run_external, run_tool
 from trainyard.backends.job import TrainingJob
 from trainyard.backends.unsloth.backend import BACKEND as unsloth
@@ -236,7 +236,7 @@ def test_checkpoint_counts_when_its_last_file_is_whole(tmp_path: Path) -> None:
         (tmp_path / f"checkpoint-{step}").mkdir()
         if text is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
-    assert [step for step, _ in finished(tmp_path)] == [2]
+    assert [step for step, _ in list_finished(tmp_path)] == [2]
 
 
 # DeepSpeed's launcher, locks and checkpoints
@@ -410,7 +410,9 @@ def led(program: str, plan: Path, folder: Path, stop_on: str = "never") -> list[
     job = TrainingJob.model_validate_json((folder / SPEC_FILE).read_text())
     told = orjson.loads((folder / names.PLAN_FOLDER / names.PLAN_FILE).read_bytes())
     try:
-        run_tool(ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told, None), toy(program), finish)
+        run_tool(
+            ExternalRun(job, folder, events, "cpu", FoundCheckpoint(None, 0), told, None), toy(program), finish_result
+        )
     finally:
         events.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -466,7 +468,7 @@ def test_error_of_the_plan_reaches_the_caller(jobs: Jobs, tmp_path: Path) -> Non
     work_folder(jobs(backend="unsloth", method={"type": "lora", "target_modules": ["no_such_proj"]}), tmp_path)
     events = Events(tmp_path / "events.jsonl")
     with pytest.raises(InvalidInput, match="E-TRAINABLE: The adapter does not fit the model"):
-        run_external(tmp_path, events, toy(WELL), finish)
+        run_external(tmp_path, events, toy(WELL), finish_result)
     events.close()
 
 
@@ -475,6 +477,6 @@ def test_stop_during_the_plan_ends_it(jobs: Jobs, tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
     events.request_stop()
     with pytest.raises(Stopped) as stopped:
-        run_external(tmp_path, events, toy(WELL), finish)
+        run_external(tmp_path, events, toy(WELL), finish_result)
     events.close()
     assert stopped.value.fields == {"step": 0}

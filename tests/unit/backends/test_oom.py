@@ -12,7 +12,7 @@ import pytest
 from tests.small_jobs import Jobs, conversation, write_data
 from trainyard.backends.base import work_folder
 from trainyard.backends.job import TrainingJob
-from trainyard.backends.oom import REMEMBERED_FILE, halved, ran_out_of_memory, train_within_memory
+from trainyard.backends.oom import REMEMBERED_FILE, halve_batch, ran_out_of_memory, train_within_memory
 from trainyard.compute.supervise import always_run, kernel_kills
 from trainyard.data.rows import Row, write_rows
 from trainyard.errors import LimitExceeded, TrainyardError
@@ -41,7 +41,7 @@ def sizes(job: TrainingJob) -> tuple[int, int]:
     [((8, 1), (4, 2)), ((8, 3), (4, 6)), ((2, 1), (1, 2)), ((6, 1), (3, 2)), ((5, 1), (1, 5)), ((3, 4), (1, 12))],
 )
 def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, given: tuple[int, int], expected: tuple[int, int]) -> None:
-    smaller = halved(native(jobs, *given))
+    smaller = halve_batch(native(jobs, *given))
     assert smaller is not None
     assert sizes(smaller) == expected
     assert given[0] * given[1] == expected[0] * expected[1]
@@ -49,15 +49,15 @@ def test_a_smaller_job_sees_the_same_rows_a_step(jobs: Jobs, given: tuple[int, i
 
 @pytest.mark.parametrize(("rows", "smaller"), [(8, 4), (4, 2), (3, None), (2, None)])
 def test_stage_kto_keeps_two_rows_to_compare(rows: int, smaller: int | None, jobs: Jobs) -> None:
-    found = halved(jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": rows}))
+    found = halve_batch(jobs(Port.LABELLED, stage="kto", hyperparameters={"batch_size": rows}))
     assert (found and found.config.hyperparameters.batch_size) == smaller
 
 
 def test_a_token_budget_is_halved_too_and_one_row_cannot_be(jobs: Jobs) -> None:
-    smaller = halved(native(jobs, engine={"token_budget": 320}))
+    smaller = halve_batch(native(jobs, engine={"token_budget": 320}))
     assert smaller is not None
     assert smaller.config.engine.token_budget == 160
-    assert halved(native(jobs, 1)) is None
+    assert halve_batch(native(jobs, 1)) is None
 
 
 @pytest.mark.parametrize(

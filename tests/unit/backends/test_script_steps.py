@@ -20,10 +20,10 @@ from tests.small_jobs import Jobs, train_here
 from trainyard.backends.rows import plain
 from trainyard.backends.script import files
 from trainyard.backends.script.templates import BUILT_IN
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.spec.axes.data import Port
-from trainyard.train.stages.pairs import answered
+from trainyard.train.stages.pairs import join_answer
 from trainyard.train.tokens import encode_preference, encode_sft
 
 STEPS = 10
@@ -106,18 +106,18 @@ PAIR = PreferenceRow([Message("user", "What?")], [Message("assistant", "A node."
 def test_the_script_reads_rows_as_the_native_engine(template: str, tiny_model: Path, script: ModuleType) -> None:
     """Where turns begin and end, what is learned, and control tokens that a user writes."""
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = choose(template, tokenizer.chat_template).text
+    tokenizer.chat_template = choose_template(template, tokenizer.chat_template).text
     chat = script.Chat(tokenizer)
     expected = [encode_sft([row], tokenizer, 10_000)[0] for row in ROWS]
     assert [chat.sides(plain(row), False) for row in ROWS] == expected
     (pair,) = encode_preference([PAIR], tokenizer, 10_000)[0]
-    sides = [answered(pair["prompt_ids"], pair[side]) for side in ("chosen_ids", "rejected_ids")]
+    sides = [join_answer(pair["prompt_ids"], pair[side]) for side in ("chosen_ids", "rejected_ids")]
     assert chat.sides(plain(PAIR), True) == sides
 
 
 def test_a_row_that_the_template_refuses_is_left_out(tiny_model: Path, script: ModuleType, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = choose("gemma").text
+    tokenizer.chat_template = choose_template("gemma").text
     row = SftRow([Message("system", "Be short."), Message("user", "One?"), Message("assistant", "First.")])
     assert encode_sft([row], tokenizer, 100)[0] == []
     assert script.Chat(tokenizer).sides(plain(row), False) == []

@@ -20,8 +20,8 @@ from trainyard.backends.states import (
     RUNNING,
     JobStatus,
     after,
-    moved,
-    replayed,
+    check_transition,
+    replay_events,
 )
 from trainyard.errors import Conflict
 from trainyard.spec.states import JobState
@@ -42,14 +42,14 @@ def test_every_state_has_its_moves_and_its_advice() -> None:
 @pytest.mark.parametrize("to", JobState)
 def test_a_move_is_made_or_refused_with_what_to_do(state: JobState, to: JobState) -> None:
     if to in MOVES[state]:
-        assert moved(state, to) is to
+        assert check_transition(state, to) is to
     else:
         with pytest.raises(Conflict, match=rf"E-JOB-STATE: A job that is {state} cannot become {to}\. .* Do: "):
-            moved(state, to)
+            check_transition(state, to)
 
 
 def test_events_become_progress_and_metrics() -> None:
-    status = replayed(
+    status = replay_events(
         [
             event("started", pid=1),
             event("begin", total_steps=4, total_epochs=2.0, restarted_from=None),
@@ -77,7 +77,7 @@ def test_events_become_progress_and_metrics() -> None:
     ],
 )
 def test_starts_and_ends_are_replayed(names: list[str], state: JobState) -> None:
-    assert replayed(map(event, names)).state is state
+    assert replay_events(map(event, names)).state is state
 
 
 def test_garbage_in_an_event_is_no_progress() -> None:

@@ -24,7 +24,7 @@ from trainyard.compute.events import read_events
 from trainyard.data.rows import Message, Row, SftRow, write_rows
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.data import Port
-from trainyard.stores.metrics import curve
+from trainyard.stores.metrics import read_curve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks for it
 YES = {"type": "contains", "text": "yes"}
@@ -110,7 +110,7 @@ def test_record_and_files_are_those_of_every_adapter(learned: Ran, sft_run: Ran)
 
 def test_rewards_are_in_the_curve_of_the_job(undecided: Jobs, tmp_path: Path) -> None:
     ran = train_here(grpo(undecided), tmp_path)
-    points = curve(read_events(tmp_path / EVENTS_FILE))
+    points = read_curve(read_events(tmp_path / EVENTS_FILE))
     assert [point.reward for point in points] == told(ran, "reward")
 
 

@@ -13,8 +13,8 @@ from trainyard.data.extractive.cleaning import (
     only_refers,
     speakers_of,
     spoken,
-    tidy,
     tidy_heading,
+    tidy_text,
     without_label,
 )
 from trainyard.data.extractive.pairs import pairs
@@ -46,7 +46,7 @@ from trainyard.spec.axes.data import GenerationTemplate
     ],
 )
 def test_marks_are_removed_and_text_is_not(text: str, clean: str) -> None:
-    assert tidy(text) == clean
+    assert tidy_text(text) == clean
 
 
 @pytest.mark.parametrize("text", ["Install¶", "Install #", "Install ##", "Install {#install} ¶"])

@@ -331,7 +331,7 @@ def test_a_real_server_answers_with_the_new_version_and_keeps_the_old_one_on_fai
             pytest.raises(TrainyardError, match=r"E-CANARY.*Everything was undone; acme/bot/v1 stays live"),
         ):
             yard.deploy({"type": "embedded"}, at("vllm", second), unevaluated=True)
-        url = embedded_server.running(yard.settings)
+        url = embedded_server.find_running(yard.settings)
         cards = {card["id"]: card for card in httpx.get(f"{url}/v1/models").json()["data"]}
         assert cards["acme/bot"]["alias_of"] == "acme/bot/v1"
         assert "acme/bot/v2" not in cards

@@ -17,7 +17,7 @@ import pytest
 from trainyard.compute.child import alive
 from trainyard.compute.services import EMBEDDED, Service, record_path, write_record
 from trainyard.errors import Conflict, InvalidInput, Unavailable
-from trainyard.serve.embedded import instance, running, start, stop
+from trainyard.serve.embedded import find_running, instance, start, stop
 from trainyard.settings import Settings, load_settings
 
 pytestmark = pytest.mark.xdist_group("model-server")
@@ -41,7 +41,7 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
     )
     asked = subprocess.run([sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True)
     url = asked.stdout.strip()
-    assert running(configured) == url
+    assert find_running(configured) == url
     assert start(configured, str(model)) == url
     with pytest.raises(Conflict, match=f"E-MODEL-NOT-FOUND: The embedded server at {url} serves .*trainyard down"):
         start(configured, str(tiny_model))
@@ -53,7 +53,7 @@ def test_it_is_started_once_found_again_and_ended(configured: Settings, tiny_mod
     assert os.getpgid(first.pid) == first.pid  # a session of its own
     assert stop(configured) is True
     assert not alive(process)
-    assert (running(configured), stop(configured)) == (None, False)
+    assert (find_running(configured), stop(configured)) == (None, False)
 
 
 def test_another_process_under_the_same_number_is_not_ours(configured: Settings) -> None:
@@ -61,7 +61,7 @@ def test_another_process_under_the_same_number_is_not_ours(configured: Settings)
     path = record_path(configured, EMBEDDED)
     write_record(path, Service(own.pid, own.create_time() - 60, "http://127.0.0.1:1"))
     assert instance(configured) is None
-    assert running(configured) is None
+    assert find_running(configured) is None
     assert stop(configured) is False
     assert not path.exists()
 
@@ -70,7 +70,7 @@ def test_a_process_that_does_not_answer_is_not_running(configured: Settings) -> 
     own = psutil.Process()
     write_record(record_path(configured, EMBEDDED), Service(own.pid, own.create_time(), "http://127.0.0.1:1"))
     assert instance(configured) is not None
-    assert running(configured) is None
+    assert find_running(configured) is None
     write_record(record_path(configured, EMBEDDED), None)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.serve.conversion.adapter_files import make_adapter, make_base
 from tests.unit.serve.test_deploy import Yard, reference
 from trainyard.errors import Refused, TrainyardError, Unavailable
-from trainyard.serve.conversion.files import kept
+from trainyard.serve.conversion.files import find_kept
 from trainyard.serve.targets.ollama import PROBES, TEMPLATES, go_template, model_name
 from trainyard.settings import load_settings
 from trainyard.spec.axes.data import Port
@@ -37,7 +37,7 @@ def yard(tmp_path: Path, home: Path) -> Yard:
     (environment / "llama.cpp").mkdir(parents=True)
     (environment / "llama.cpp" / "convert_hf_to_gguf.py").touch()
     yard = Yard(tmp_path, load_settings())
-    place = kept(make_base(tmp_path / "base"), yard.settings, environment)
+    place = find_kept(make_base(tmp_path / "base"), yard.settings, environment)
     place.parent.mkdir(parents=True)
     place.write_bytes(BASE_BYTES)
     yard.adapter, yard.report = trained(tmp_path / "trained", tmp_path / "base"), None

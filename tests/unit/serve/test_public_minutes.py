@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.serve.extraction import rules
-from trainyard.stores.graph.facts import normalised
+from trainyard.stores.graph.facts import normalise_name
 
 ORGANISATIONS = Path(__file__).parents[2] / "resources" / "minutes_organisations.json"
 Names = dict[str, set[str]]
@@ -20,7 +20,7 @@ Names = dict[str, set[str]]
 @pytest.fixture
 def attendees(shared_data: Path) -> Names:
     labels = json.loads((shared_data / "minutes" / "labels.json").read_text(encoding="utf-8"))
-    return {name: {normalised("person", one) for one in given["person"]} for name, given in sorted(labels.items())}
+    return {name: {normalise_name("person", one) for one in given["person"]} for name, given in sorted(labels.items())}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def found(shared_data: Path, attendees: Names) -> dict[str, Names]:
         for name in attendees
     }
     return {
-        name: {kind: {normalised(kind, one["name"]) for one in entities if one["kind"] == kind} for kind in KINDS}
+        name: {kind: {normalise_name(kind, one["name"]) for one in entities if one["kind"] == kind} for kind in KINDS}
         for name, entities in answers.items()
     }
 
@@ -64,8 +64,8 @@ def test_organisations_are_found_and_right(found: dict[str, Names]) -> None:
     labels = json.loads(ORGANISATIONS.read_text(encoding="utf-8"))
     there = right_found = said = right_said = 0
     for document, given in labels.items():
-        names = found[document]["company"] - {normalised("company", one) for one in given["either"]}
-        spellings = [{normalised("company", one) for one in several} for several in given["organisations"]]
+        names = found[document]["company"] - {normalise_name("company", one) for one in given["either"]}
+        spellings = [{normalise_name("company", one) for one in several} for several in given["organisations"]]
         there, said = there + len(spellings), said + len(names)
         right_found += sum(bool(several & names) for several in spellings)
         right_said += sum(any(name in several for several in spellings) for name in names)

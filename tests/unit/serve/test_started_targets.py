@@ -95,15 +95,15 @@ def test_up_starts_a_server_again_that_died_and_the_doctor_tells(home: Path, rec
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
     write_record(path, first)
-    local.remember(path, recipe)
-    assert local.restore(settings) == []
+    local.remember_server(path, recipe)
+    assert local.restore_servers(settings) == []
     assert [(check.ok, check.detail) for check in lookup(settings)] == [(True, f"acme/bot/v1, {first.url}")]
     psutil.Process(first.pid).kill()
     until_gone(first)
     (check,) = lookup(settings)
     assert (check.ok, check.note, check.detail) == (False, False, "acme/bot/v1, its process is gone")
     assert "`trainyard up`" in check.do
-    (line,) = local.restore(settings)
+    (line,) = local.restore_servers(settings)
     again = find_service(path)
     assert again is not None
     assert line == f"llama_server-acme-bot serves acme/bot/v1 again at {again.url}"
@@ -117,7 +117,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
     path = local.ready_file(settings, "llama_server", "acme", "bot")
     first = recipe.start()
     write_record(path, first)
-    local.remember(path, recipe)
+    local.remember_server(path, recipe)
     assert local.end_all(settings) == ["llama_server-acme-bot"]
     assert not first.answers()
     (check,) = lookup(settings)
@@ -126,7 +126,7 @@ def test_down_ends_it_and_the_next_up_starts_it_on_a_port_that_is_free(home: Pat
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", recipe.port))
         taken.listen()
-        local.restore(settings)
+        local.restore_servers(settings)
     again = find_service(path)
     assert again is not None
     assert again.answers()
@@ -140,13 +140,13 @@ def test_a_server_that_does_not_start_again_is_told_and_stays_expected(home: Pat
     path = local.ready_file(settings, "mlx", "acme", "bot")
     broken = replace(recipe, argv=[sys.executable, "-c", "raise SystemExit('the files are gone')"])
     gone = replace(recipe, argv=[str(home / "no-such-program")])
-    local.remember(path, broken)
-    local.remember(local.ready_file(settings, "mlx", "acme", "other"), gone)
-    first, second = local.restore(settings)
+    local.remember_server(path, broken)
+    local.remember_server(local.ready_file(settings, "mlx", "acme", "other"), gone)
+    first, second = local.restore_servers(settings)
     assert first.startswith("mlx-acme-bot (acme/bot/v1) does not start: E-SERVER-START")
     assert "the files are gone" in first
     assert second.startswith("mlx-acme-other (acme/bot/v1) does not start: ")
-    assert set(local.expected(settings)) == {path, path.with_name("mlx-acme-other.json")}
+    assert set(local.list_expected(settings)) == {path, path.with_name("mlx-acme-other.json")}
 
 
 def until_gone(server: Service) -> None:
@@ -263,9 +263,9 @@ def test_a_new_version_replaces_the_server_and_a_failure_does_not(yard: Yard, tm
     below = psutil.Process(os.getpid()).children(recursive=True)
     servers = [one for one in below if one.status() != psutil.STATUS_ZOMBIE and "llama-server" in one.name()]
     assert [one.pid for one in servers] == [second.pid]
-    (expected,) = local.expected(yard.settings).values()
+    (expected,) = local.list_expected(yard.settings).values()
     assert expected.model == "acme/bot/v2"
     psutil.Process(second.pid).kill()
     until_gone(second)
-    (line,) = local.restore(yard.settings)
+    (line,) = local.restore_servers(yard.settings)
     assert line.startswith("llama_server-acme-bot serves acme/bot/v2 again")

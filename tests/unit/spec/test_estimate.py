@@ -15,7 +15,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.optimizers import Optimizer
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate, steps_of, time_of
 from trainyard.spec.estimate.heldout import few_rows, rows_to_generate, tiny_sets
-from trainyard.spec.estimate.memory import GIB, memory_of, positions, trainable
+from trainyard.spec.estimate.memory import GIB, count_trainable, memory_of, positions
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.graph import resolve
 from trainyard.spec.nodes import HoldoutRules
@@ -112,7 +112,7 @@ def test_each_part_of_the_memory_on_a_gpu() -> None:
     assert full.fragments == int(0.05 * (16 * total + full.activations + full.logits))
     assert full.total == 16 * total + full.activations + full.logits + full.fragments + full.context
     lora = trainer(hyperparameters=hyper)
-    moved = trainable(TINY, lora)
+    moved = count_trainable(TINY, lora)
     adapter = memory_of(TINY, lora, Device.CUDA)
     assert (adapter.weights, adapter.gradients) == (2 * total + 4 * moved, 4 * moved)
     assert adapter.activations == int(1.1 * full.activations)
@@ -132,7 +132,7 @@ def test_each_part_of_the_memory_on_a_cpu() -> None:
     trl = memory_of(TINY, trainer(method="full", hyperparameters=hyper), Device.CPU)
     assert trl.context == full.context + int(0.1 * GIB)
     adapter = memory_of(TINY, native(hyperparameters=hyper), Device.CPU)
-    moved = trainable(TINY, native())
+    moved = count_trainable(TINY, native())
     assert adapter.weights == 4 * total + 4 * moved
     assert adapter.activations == (34 * 64 + 16 * 128) * (2 + 1) * 100
     assert adapter.fragments == adapter.activations + int(0.15 * adapter.logits)
@@ -234,28 +234,28 @@ def test_optimizer_states(optimizer: str, per_parameter: int) -> None:
 
 
 def test_what_moves() -> None:
-    assert trainable(TINY, trainer(method="full")) == TINY.parameters
+    assert count_trainable(TINY, trainer(method="full")) == TINY.parameters
     per_rank = 2 * sum(rows + columns for rows, columns in TINY.projections.values())
-    assert trainable(TINY, trainer(method={"type": "lora", "rank": 3})) == 3 * per_rank
-    assert trainable(TINY, trainer(method={"type": "lora", "rank": 3, "target_modules": "attention-only"})) == 3 * 2 * (
-        128 + 96 + 96 + 128
-    )
+    assert count_trainable(TINY, trainer(method={"type": "lora", "rank": 3})) == 3 * per_rank
+    assert count_trainable(
+        TINY, trainer(method={"type": "lora", "rank": 3, "target_modules": "attention-only"})
+    ) == 3 * 2 * (128 + 96 + 96 + 128)
     two = trainer(method={"type": "lora", "rank": 3, "target_modules": ["q_proj", "v_proj", "nowhere"]})
-    assert trainable(TINY, two) == 3 * 2 * (128 + 96)
+    assert count_trainable(TINY, two) == 3 * 2 * (128 + 96)
     some = trainer(method={"type": "lora", "rank": 3, "target_modules": ["q_proj"], "layers": [0, 7]})
-    assert trainable(TINY, some) == 3 * 128
+    assert count_trainable(TINY, some) == 3 * 128
     outputs = 2 * sum(columns for _, columns in TINY.projections.values())
-    assert trainable(TINY, trainer(method={"type": "dora", "rank": 3})) == 3 * per_rank + outputs
-    assert trainable(TINY, native(method="freeze")) == 2 * TINY.block + 64
-    assert trainable(LLAMA_2_7B, native(method={"type": "freeze", "blocks": 5})) == 5 * LLAMA_2_7B.block + 4096
+    assert count_trainable(TINY, trainer(method={"type": "dora", "rank": 3})) == 3 * per_rank + outputs
+    assert count_trainable(TINY, native(method="freeze")) == 2 * TINY.block + 64
+    assert count_trainable(LLAMA_2_7B, native(method={"type": "freeze", "blocks": 5})) == 5 * LLAMA_2_7B.block + 4096
     head = native(method={"type": "freeze", "head": True})
-    assert trainable(TINY, head) == 2 * TINY.block + 64 + 600 * 64
+    assert count_trainable(TINY, head) == 2 * TINY.block + 64 + 600 * 64
     rotated = native(method={"type": "oft", "target_modules": ["q_proj"], "block_size": 16})
-    assert trainable(TINY, rotated) == 2 * 4 * (16 * 15 // 2)
+    assert count_trainable(TINY, rotated) == 2 * 4 * (16 * 15 // 2)
     saved = trainer(
         method={"type": "lora", "rank": 3, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "score"]}
     )
-    assert trainable(TINY, saved) == 3 * 2 * 128 + 600 * 64
+    assert count_trainable(TINY, saved) == 3 * 2 * 128 + 600 * 64
 
 
 def test_shapes_are_read_from_config_json() -> None:
@@ -376,7 +376,7 @@ def test_an_unknown_model_leaves_figures_out_and_says_so() -> None:
 def test_a_known_model_has_memory_and_disk_even_without_rows() -> None:
     found = planned(source(), node("trainer", backend="native"), shapes={"starter": TINY})["trainer"]
     moved = found.trainable_parameters
-    assert moved == trainable(TINY, native())
+    assert moved == count_trainable(TINY, native())
     assert found.disk_bytes == 4 * moved + 2 * 12 * moved
     kept = node("trainer", backend="native", engine={"keep_checkpoints": 5})
     assert planned(source(), kept, shapes={"starter": TINY})["trainer"].disk_bytes == 4 * moved + 5 * 12 * moved

@@ -16,7 +16,15 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.graph import check
 from trainyard.spec.load.files import load_chain, load_value, read_chain
 from trainyard.spec.load.limits import MAX_SPEC_BYTES
-from trainyard.spec.load.parse import closest, described, first_model, model_at, parse_chain, parse_nodes, sentence
+from trainyard.spec.load.parse import (
+    describe_value,
+    find_closest,
+    first_model,
+    model_at,
+    parse_chain,
+    parse_nodes,
+    sentence,
+)
 from trainyard.spec.nodes import SourceSet, Target
 
 LINE = "name: small\nnodes:\n  - {type: data_source, config: {path: rows.jsonl}}\n  - {type: trainer}\n"
@@ -195,7 +203,7 @@ def test_a_node_that_is_no_mapping(nodes: list[Any]) -> None:
 def test_a_chain_is_a_mapping(value: object) -> None:
     reason = only(check(value))
     assert reason.code == "E-SPEC-TYPE"
-    assert reason.because == f"A chain is a mapping with `nodes`, not {described(value)}."
+    assert reason.because == f"A chain is a mapping with `nodes`, not {describe_value(value)}."
 
 
 def test_a_chain_needs_nodes() -> None:
@@ -317,17 +325,17 @@ def test_an_id_with_an_underscore_is_answered_with_the_one_that_exists() -> None
 
 
 def test_words_are_compared_without_case_and_hyphens() -> None:
-    assert closest("Learning-Rate", ["learning_rate", "seed"]) == "learning_rate"
-    assert closest("qa_pipeline", ["qa-pipeline"]) == "qa-pipeline"
-    assert closest("zzz", ["learning_rate"]) is None
-    assert closest("x", []) is None
+    assert find_closest("Learning-Rate", ["learning_rate", "seed"]) == "learning_rate"
+    assert find_closest("qa_pipeline", ["qa-pipeline"]) == "qa-pipeline"
+    assert find_closest("zzz", ["learning_rate"]) is None
+    assert find_closest("x", []) is None
 
 
 def test_values_are_described_in_one_line() -> None:
-    assert described(None) == "null"
-    assert described("x" * 100) == "'" + "x" * 59 + "…"
-    assert described({"a": 1}) == "a dict"
-    assert described(True) == "True"
+    assert describe_value(None) == "null"
+    assert describe_value("x" * 100) == "'" + "x" * 59 + "…"
+    assert describe_value({"a": 1}) == "a dict"
+    assert describe_value(True) == "True"
 
 
 def test_sentences() -> None:

@@ -17,7 +17,7 @@ from trainyard.spec.axes.methods import Method
 from trainyard.spec.axes.stages import Stage
 from trainyard.spec.states import JobState
 from trainyard.stores.jobs import JobRecord, JobStore, new_job_id
-from trainyard.stores.metrics import TrainingPace, curve, in_time, metrics, progress
+from trainyard.stores.metrics import TrainingPace, in_time, metrics, read_curve, read_progress
 
 
 def record(job_id: str, **fields: Any) -> JobRecord:
@@ -71,11 +71,11 @@ def test_the_curve_of_a_restarted_training_is_that_of_its_last_word(tmp_path: Pa
         {"event": "begin", "restarted_from": {"step": 2}, "total_steps": 5},
         *again,
     )
-    assert [(point.step, point.loss) for point in curve(read_events(path))] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-    assert (progress(read_events(path)).step, progress(read_events(path)).total_steps) == (3, 5)
+    assert [(point.step, point.loss) for point in read_curve(read_events(path))] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert (read_progress(read_events(path)).step, read_progress(read_events(path)).total_steps) == (3, 5)
     assert (metrics(read_events(path)).train_loss, metrics(read_events(path)).eval_loss) == (30.0, 1.0)
     written(path, *steps, {"event": "begin", "restarted_from": "zero"})
-    assert curve(read_events(path)) == []
+    assert read_curve(read_events(path)) == []
 
 
 def test_pauses_and_a_clock_that_jumps_back_are_no_working_time(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"progress","step":1,"loss":2.0}\n\xff\xfe\n[1]\n{"event":3}\n{"event":"progress","st')
     assert [event["event"] for event in read_events(path)] == ["progress"]
-    assert progress(read_events(path)).loss == 2.0
+    assert read_progress(read_events(path)).loss == 2.0
     assert list(read_events(tmp_path / "absent")) == []
 
 
@@ -125,8 +125,8 @@ def test_half_a_line_and_garbage_are_passed_over(tmp_path: Path) -> None:
 def test_whatever_a_trainer_writes_can_be_read(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> None:
     path = written(tmp_path_factory.mktemp("events") / "events.jsonl", *events)
     assert metrics(read_events(path)).duration_s >= 0
-    steps = [point.step for point in curve(read_events(path))]
+    steps = [point.step for point in read_curve(read_events(path))]
     assert steps == sorted(set(steps))
-    progress(read_events(path))
+    read_progress(read_events(path))
     pace = TrainingPace()
     assert all(pace.line(event).startswith("step ") for event in read_events(path))

@@ -19,7 +19,7 @@ from trainyard.settings import settings
 from trainyard.stores.graph.addresses import open_graph
 from trainyard.stores.graph.contract import Graph
 from trainyard.stores.graph.cypher import check_reading
-from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, checked, entity_key, mutation
+from trainyard.stores.graph.facts import Entity, Mutation, Named, Relation, check_mutation, entity_key, parse_mutation
 from trainyard.stores.graph.local import LadybugGraph
 from trainyard.stores.graph.memory import MemoryGraph
 from trainyard.stores.graph.remote import HttpGraph
@@ -76,7 +76,7 @@ def test_tenants_and_kinds_keep_names_apart() -> None:
 
 
 def test_the_ends_of_a_relation_are_entities() -> None:
-    assert [one.name for one in checked(WORKS).entities] == ["Jane Doe", "Acme GmbH"]
+    assert [one.name for one in check_mutation(WORKS).entities] == ["Jane Doe", "Acme GmbH"]
 
 
 ONE, FIRM = {"kind": "person", "name": "A"}, {"kind": "company", "name": "B"}
@@ -104,7 +104,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_mutation_says_what_is_wrong(field: dict[str, Any], message: str) -> None:
     good = {"tenant": "t", "stream": "s", "name": "a.md", "content_sha256": "0" * 64, "version": "v"}
     with pytest.raises(InvalidInput, match=f"(?i){message}") as caught:
-        mutation({**good, **field})
+        parse_mutation({**good, **field})
     assert caught.value.code == "E-GRAPH-QUERY"
 
 
@@ -198,7 +198,7 @@ def test_the_database_does_what_the_memory_does(
     path, memory = tmp_path_factory.mktemp("graph") / "graph.lbug", MemoryGraph()
     tables = Tables(path)
     for batch in batches:
-        assert tables.mutate([checked(one) for one in batch]) == memory.mutate(batch)
+        assert tables.mutate([check_mutation(one) for one in batch]) == memory.mutate(batch)
         assert tables.dump(None) == list(memory.dump())
     tables.close()
     again = Tables(path)

@@ -18,7 +18,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.training import TrainerConfig
 from trainyard.train import loop
 from trainyard.train.batching import Cursor, Feed
-from trainyard.train.loop import StepRecord, done, train
+from trainyard.train.loop import StepRecord, count_done, train
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.session.session import Session
 
@@ -73,7 +73,7 @@ def test_it_takes_as_many_steps_as_asked_for_and_tells_each(tmp_path: Path) -> N
     config = settings()
     session, feed, kept, progress = session_of(tmp_path, config), feed_of(config, 10), Kept(), SavedProgress()
     assert run(session, feed, kept, progress)
-    assert session.global_step == done(session) == STEPS
+    assert session.global_step == count_done(session) == STEPS
     assert [record.step for record in kept.records] == [1, 2, 3, 4, 5]
     assert progress.losses == [[record.step, record.loss, record.learning_rate] for record in kept.records]
     assert progress.losses[-1][1] < progress.losses[0][1]
@@ -164,7 +164,7 @@ def test_a_skipped_step_is_told_counted_and_moves_no_schedule(tmp_path: Path) ->
     assert skipped == sorted(skipped, reverse=True)  # the first ones
     assert sum(skipped) == session.skipped > 0
     assert session.global_step == STEPS - session.skipped == session.engine.rate.steps
-    assert done(session) == STEPS
+    assert count_done(session) == STEPS
     assert {record.learning_rate for record in kept.records if record.skipped} == {1e-3}
 
 

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 from trainyard.data.rows import Message, PreferenceRow, SftRow
 from trainyard.errors import InvalidInput
-from trainyard.train.shuffled_control import derangement, shuffled_answers, shuffled_preferences
+from trainyard.train.shuffled_control import make_derangement, shuffled_answers, shuffled_preferences
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=60), st.integers(0, 1000))
 def test_no_position_receives_an_equal_answer(answers: list[int], seed: int) -> None:
     assume(2 * max(Counter(answers).values()) <= len(answers))
-    order = derangement(answers, seed)
+    order = make_derangement(answers, seed)
     assert sorted(order) == list(range(len(answers)))
     assert all(answers[given] != answers[place] for place, given in enumerate(order))
-    assert order == derangement(answers, seed)
+    assert order == make_derangement(answers, seed)
 
 
 @pytest.mark.parametrize("answers", [[], [1], [1, 1, 2]])
 def test_too_uniform_answers_are_refused(answers: list[int]) -> None:
     with pytest.raises(InvalidInput, match=r"E-DATA-EMPTY: The answers of \d rows cannot be shuffled"):
-        derangement(answers, 0)
+        make_derangement(answers, 0)
 
 
 def answer(text: str) -> Message:

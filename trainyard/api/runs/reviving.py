@@ -29,7 +29,7 @@ STEADY_S = 600.0
 def dead_services(settings: Settings) -> list[str]:
     """The services of this home that were started, not stopped, and whose process is gone."""
     records = [record_path(settings, name) for name in ("server", "worker", EMBEDDED)]
-    records += local.expected(settings)
+    records += local.list_expected(settings)
     return [path.stem for path in records if path.is_file() and find_service(path) is None]
 
 
@@ -44,7 +44,7 @@ def revive(settings: Settings, say: Callable[[str], None]) -> list[str]:
             begin_work(settings, url, say)
         if EMBEDDED in dead:
             start_embedded(settings, say)
-        for line in local.restore(settings) if dead else ():
+        for line in local.restore_servers(settings) if dead else ():
             say(line)
     return dead
 

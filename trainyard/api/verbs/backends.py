@@ -70,7 +70,7 @@ def tested(name: BackendName, settings: Settings, *, imports: bool) -> str:
         return "with trainyard"
     if not (environments.folder(name, settings) / "bin" / "python").exists():
         return "-"
-    health = environments.health(name, settings) if imports else environments.remembered(name, settings)
+    health = environments.health(name, settings) if imports else environments.read_last_health(name, settings)
     if health is None:
         return "not tested"
     return f"ok ({health.seconds:.1f} s)" if health.ok else "broken"

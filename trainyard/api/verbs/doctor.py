@@ -222,7 +222,7 @@ def look_at_night(settings: Settings) -> list[Check]:
 def look_at_targets(settings: Settings) -> list[Check]:
     """Check the servers that deployments started and that should answer; after `down` they are only reported."""
     found = []
-    for path, recipe in local.expected(settings).items():
+    for path, recipe in local.list_expected(settings).items():
         server = find_service(path)
         fine = server is not None and server.answers()
         state = (

@@ -34,7 +34,7 @@ from trainyard.project import project_folder
 from trainyard.settings import Settings
 from trainyard.spec.load.text import parse_text
 from trainyard.spec.migrate import list_deprecated
-from trainyard.spec.night import BucketSpec, NightConfig, checked_name, located, night_chain, read_night
+from trainyard.spec.night import BucketSpec, NightConfig, checked_name, locate_reasons, night_chain, read_night
 from trainyard.stores.files import RealFiles
 from trainyard.stores.markers.local import LocalMarkers
 from trainyard.testing.nights.simulate import simulate
@@ -130,7 +130,7 @@ def at_home(settings: Settings) -> Settings:
 def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
     """The reasons why this machine cannot carry out a training of the night, from the function that a run asks."""
     chains = [resolved(night_chain(config, method), settings) for method in config.methods]
-    return located(reason for chain in chains for reason in examine(chain, settings))
+    return locate_reasons(reason for chain in chains for reason in examine(chain, settings))
 
 
 def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:

@@ -57,7 +57,7 @@ def up(given: UpInput, context: Context) -> UpOutput:
         worker = stack.running_worker(settings, url) or begin_work(settings, url, context.say)
         watchdog = stack.start_watchdog(settings, url)
         embedded = start_embedded(settings, context.say)
-        for line in local.restore(settings):
+        for line in local.restore_servers(settings):
             context.say(line)
     return UpOutput(
         api_url=url,
@@ -97,7 +97,7 @@ def bootstrap(settings: Settings, url: str, say: Callable[[str], None]) -> None:
 
 def start_embedded(settings: Settings, say: Callable[[str], None]) -> str | None:
     """The address of the embedded model server; None while there is no base model on this machine to serve."""
-    url = embedded.running(settings)
+    url = embedded.find_running(settings)
     if url is not None:
         return url
     try:

@@ -31,7 +31,7 @@ from trainyard.backends.axolotl.config import (
     config_of,
     row_of,
 )
-from trainyard.backends.external.result import finish
+from trainyard.backends.external.result import finish_result
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, size_of, terminate
 from trainyard.backends.results import CHECKPOINT_FOLDER
 from trainyard.backends.rows import TOKENS_FILE
@@ -180,7 +180,7 @@ class AxolotlWatch:
                 run.events.emit("begin", restarted_from=run.restarted_from, **begin_facts(run))
             self.step += 1
             run.events.emit("progress", **progress(run, self.step, values))
-        for step, path in finished(run.folder / OUTPUT_FOLDER):
+        for step, path in list_finished(run.folder / OUTPUT_FOLDER):
             if step not in self.committed and run.found.step < step < run.plan["total_steps"]:
                 self.committed.add(step)
                 keep(run, step, path)
@@ -211,7 +211,7 @@ class AxolotlWatch:
         return terminate([process])
 
 
-def finished(output: Path) -> list[tuple[int, Path]]:
+def list_finished(output: Path) -> list[tuple[int, Path]]:
     """Checkpoints of axolotl's own that are whole: their last file can be read."""
     found = []
     for path in sorted(output.glob("checkpoint-*")):
@@ -286,7 +286,7 @@ def handed_over(watch: AxolotlWatch) -> Callable[[ExternalRun, int], None]:
         for path in output.iterdir():
             if path.is_file() and is_weight(path.name, adapter=run.job.config.method.facts.adapter):
                 shutil.copyfile(path, made / "weights" / path.name)
-        installed = environments.installed(BackendName.AXOLOTL)
+        installed = environments.list_installed(BackendName.AXOLOTL)
         report = {
             "losses": losses(output),
             "tool": {"name": "axolotl", "version": installed.get("axolotl", "")},
@@ -294,7 +294,7 @@ def handed_over(watch: AxolotlWatch) -> Callable[[ExternalRun, int], None]:
             **precision(run),
         }
         write_json_durably(made / names.REPORT_FILE, report)
-        finish(run, log_at)
+        finish_result(run, log_at)
         (run.folder / ROWS_FILE).unlink()
         for name in (OUTPUT_FOLDER, PREPARED_FOLDER, "datasets", "triton"):
             shutil.rmtree(run.folder / name, ignore_errors=True)
@@ -311,7 +311,7 @@ def is_weight(name: str, *, adapter: bool) -> bool:
 
 def losses(output: Path) -> list[list[float]]:
     """[step, loss, learning rate] of every step, from the state of its last checkpoint; a resume takes it over."""
-    saved = finished(output)
+    saved = list_finished(output)
     if not saved:
         raise TrainyardError("Axolotl ended without a state of its steps.", do=f"Read {LOG_FILE}.", code="E-PROGRAM")
     _, path = max(saved)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainyard.backends.environments import outside
+from trainyard.backends.environments import clean_variables
 from trainyard.backends.external.installing import carry_out
 from trainyard.inherited import installer_environment
 
@@ -38,7 +38,7 @@ def build_variables(environment: Path) -> dict[str, str]:
         "MAX_JOBS": "1",
         "PATH": search,
     }
-    return {**outside(installer_environment()), **given}
+    return {**clean_variables(installer_environment()), **given}
 
 
 def clear_stale_locks(extensions: Path) -> list[Path]:

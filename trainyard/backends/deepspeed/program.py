@@ -12,7 +12,7 @@ import psutil
 
 from trainyard.backends import environments
 from trainyard.backends.deepspeed.build import EXTENSIONS_FOLDER, clear_stale_locks
-from trainyard.backends.external.result import finish
+from trainyard.backends.external.result import finish_result
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, terminate
 from trainyard.backends.launching import Launched, distributed_variables, torchrun
 from trainyard.compute.child import Events
@@ -29,7 +29,7 @@ WORKER = [environments.WORKER_MODULE, BackendName.DEEPSPEED.value]
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    run_external(folder, events, ExternalTool(argv, variables, stop, check=check), finish)
+    run_external(folder, events, ExternalTool(argv, variables, stop, check=check), finish_result)
 
 
 def check(run: ExternalRun) -> None:

@@ -33,6 +33,7 @@ from trainyard.backends.environments import (
     RECORD_FILE,
     REQUIREMENTS,
     Health,
+    clean_variables,
     distributions,
     envs,
     folder,
@@ -41,7 +42,6 @@ from trainyard.backends.environments import (
     import_test,
     install_line,
     is_named,
-    outside,
     requirements_digest,
 )
 from trainyard.compute.lease import device_lock, holder
@@ -201,7 +201,7 @@ def python_version() -> str:
 def build(name: BackendName, place: Path, say: Say) -> Health:
     """Fill an empty folder with a tested environment and its record. Raises `Unavailable` (`E-INSTALL`)."""
     external, started = ENVIRONMENTS[name], time.monotonic()
-    given = {**outside(installer_environment()), **external.variables}
+    given = {**clean_variables(installer_environment()), **external.variables}
     say(f"making {place.name}")
     carry_out([sys.executable, "-m", "venv", str(place)], place, given)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
@@ -214,7 +214,7 @@ def build(name: BackendName, place: Path, say: Say) -> Health:
     versions = distributions(place)
     tested = import_test(name, place, versions.get(external.distribution, ""), install_line(name))
     if not tested.ok:
-        raise failed(name.value, tested.why)
+        raise make_install_error(name.value, tested.why)
     record = {
         "backend": name.value,
         "requirements": requirements_digest(name),
@@ -243,7 +243,7 @@ def carry_out(argv: list[str], place: Path, variables: Mapping[str, str], *, cwd
             tree.end()
             process.wait()
     if process.returncode:
-        raise failed(shlex.join(argv[:4]), last_line(place / LOG_FILE))
+        raise make_install_error(shlex.join(argv[:4]), last_line(place / LOG_FILE))
 
 
 def start_command(
@@ -255,7 +255,7 @@ def start_command(
         return subprocess.Popen(argv, env=dict(variables), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def failed(what: str, why: str) -> Unavailable:
+def make_install_error(what: str, why: str) -> Unavailable:
     return Unavailable(
         f"The installation failed at {what}.",
         why=why,

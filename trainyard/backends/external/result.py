@@ -19,7 +19,7 @@ from trainyard.spec.axes.data import Port
 from trainyard.workers.trainyard_worker import names
 
 
-def finish(run: ExternalRun, log_at: int) -> None:
+def finish_result(run: ExternalRun, log_at: int) -> None:
     """Move what the tool made to `result/`, with its record."""
     made = run.folder / names.MADE_FOLDER
     report: dict[str, Any] = orjson.loads((made / names.REPORT_FILE).read_bytes())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from trainyard.backends.external.installing import carry_out, failed
+from trainyard.backends.external.installing import carry_out, make_install_error
 from trainyard.inherited import child_environment, installer_environment
 from trainyard.stores.whole import write_json_durably
 
@@ -71,7 +71,7 @@ def unpacked(environment: Path, work: Path, variables: Mapping[str, str], say: C
     carry_out([*pip, "--no-binary", PACKAGE, "--dest", str(work), f"{PACKAGE}=={RELEASE}"], environment, variables)
     archives = list(work.glob("llama_cpp_python-*.tar.gz"))
     if len(archives) != 1:
-        raise failed("pip download", "pip left no source archive.")
+        raise make_install_error("pip download", "pip left no source archive.")
     with tarfile.open(archives[0]) as archive:
         archive.extractall(work, filter="data")
     return work / archives[0].name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"

@@ -259,7 +259,7 @@ def hand_over(run: ExternalRun, curve: LogCurve, log_at: int) -> None:
     if run.job.config.quantization is Quantization.GGUF:
         quantise(run, weights)
     write_json_durably(run.folder / names.MADE_FOLDER / names.REPORT_FILE, report)
-    result.finish(run, log_at)
+    result.finish_result(run, log_at)
     for left in run.folder.glob("epoch-*.gguf"):
         left.unlink()
 

@@ -61,4 +61,4 @@ def finish(run: ExternalRun, log_at: int) -> None:
         mlx_to_peft(own, weights, run.job.base)
         if not (weights / WEIGHTS_FILE).is_file():
             raise TrainyardError("mlx-lm ended without an adapter.", do="Read child.log.", code="E-PROGRAM")
-    result.finish(run, log_at)
+    result.finish_result(run, log_at)

@@ -16,7 +16,7 @@ from trainyard.backends.results import DECISIONS_FILE
 from trainyard.backends.trl.loading import load_tokenizer
 from trainyard.compute.child import Events
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.settings import settings
 from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.compat.advice import advice
@@ -155,7 +155,7 @@ def open_session(
 def tokenizer_of(job: TrainingJob, events: Events) -> PreTrainedTokenizerBase:
     """The base's tokenizer with the chat template that `engine.template` chooses; it is saved with the result."""
     tokenizer = load_tokenizer(job)
-    chosen = choose(job.config.engine.template, tokenizer.chat_template, roots=data_roots(settings()))
+    chosen = choose_template(job.config.engine.template, tokenizer.chat_template, roots=data_roots(settings()))
     if chosen.note:
         events.emit("warning", text=chosen.note)
     tokenizer.chat_template = chosen.text

@@ -32,7 +32,7 @@ from trainyard.backends.native.assembly import (
 from trainyard.backends.results import CHECKPOINT_FOLDER, DECISIONS_FILE, FITTED_FILE, log_restart
 from trainyard.backends.trl.loading import pick_device, template_sha256
 from trainyard.compute.child import Events, Stopped, faultpoint
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.data import Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.estimate.cascade import choose as choose_knobs
@@ -41,7 +41,7 @@ from trainyard.spec.training import TrainerConfig
 from trainyard.stores.whole import write_json_durably
 from trainyard.train.autotune import free_bytes
 from trainyard.train.checkpoints import require_space
-from trainyard.train.loop import StepRecord, done
+from trainyard.train.loop import StepRecord, count_done
 from trainyard.train.loop import train as run_loop
 from trainyard.train.methods.contract import Policy
 from trainyard.train.methods.table import build
@@ -53,7 +53,7 @@ from trainyard.train.reporting.trackers import TrackedRun
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import restore_weights
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.session.session import Session
 
 
@@ -95,7 +95,7 @@ def with_memory_fit(job: TrainingJob, folder: Path, events: Events, device: str)
 
 def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: Team | None = None) -> None:
     mirror = mirror_of(job)
-    found = newest(folder / CHECKPOINT_FOLDER, mirror)
+    found = find_newest(folder / CHECKPOINT_FOLDER, mirror)
     restarted_from = log_restart(folder / DECISIONS_FILE, found, events)
     run = assemble(job, folder, events, device, team)
     require_space(folder, frame.ADAM_COPIES * frame.trainable_bytes(run.policy.model))
@@ -126,7 +126,7 @@ def train_on(job: TrainingJob, folder: Path, events: Events, device: str, team: 
             hooks=[StepReporter(run, report)],
         )
     if not finished:
-        raise Stopped("asked to stop; a checkpoint is saved", step=done(run.session))
+        raise Stopped("asked to stop; a checkpoint is saved", step=count_done(run.session))
     run.session.show_served()
     run.policy = served_policy(run)
     record = training_record(run, time.monotonic() - started)
@@ -143,7 +143,7 @@ def mirror_of(job: TrainingJob) -> str | None:
 
 def save_checkpoint(writer: CheckpointWriter, session: Session, progress: SavedProgress) -> None:
     tensors, values = session.snapshot().flat()
-    writer.save(done(session), tensors, {**values, "progress": progress.as_values()})
+    writer.save(count_done(session), tensors, {**values, "progress": progress.as_values()})
 
 
 def resume(run: NativeRun, path: Path, events: Events, *, dropped: frozenset[str] = frozenset()) -> None:
@@ -228,11 +228,11 @@ def training_record(run: NativeRun, seconds: float) -> dict[str, Any]:
     return {
         **frame.job_facts(run.job),
         "chat_template_sha256": template_sha256(run.prepared.tokenizer),
-        "renderer": choose("auto", run.prepared.tokenizer.chat_template).spec.name,
+        "renderer": choose_template("auto", run.prepared.tokenizer.chat_template).spec.name,
         "lora": run.policy.facts,
         "lineage": run.policy.lineage,
         **run.progress.counted.record(run.prepared.ledger),
-        "steps": done(run.session),
+        "steps": count_done(run.session),
         "skipped_steps": run.session.skipped,
         "epochs": run.total_steps / run.feed.plan.steps_per_epoch,
         "first_loss": losses[0][1],

@@ -48,7 +48,7 @@ from trainyard.spec.training import (
 from trainyard.train.loop import train
 from trainyard.train.optimizers import on_eval
 from trainyard.train.resume.state import flatten
-from trainyard.train.resume.writer import CheckpointWriter, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest
 
 STAGES, METHODS = BackendName.NATIVE.facts.stages, BackendName.NATIVE.facts.methods
 MODES = ("stopped", "killed")
@@ -206,7 +206,7 @@ def train_cell(cell: Cell, world: Path, folder: Path, stop: Callable[[], bool], 
     folder.mkdir(parents=True, exist_ok=True)
     events: Any = Silent()
     run = assemble(job, folder, events, "cpu")
-    found = newest(folder / "checkpoints", None)
+    found = find_newest(folder / "checkpoints", None)
     if found.path is not None:
         resume(run, found.path, events, dropped=frozenset({dropped} if dropped else ()))
     with CheckpointWriter(folder / "checkpoints") as writer:

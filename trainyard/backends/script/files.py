@@ -21,8 +21,8 @@ from trainyard.backends.job import TrainingJob
 from trainyard.backends.rows import CHAT_FILE, write_chat_rows
 from trainyard.backends.script.templates import BUILT_IN, template_path
 from trainyard.data.paths import data_roots
-from trainyard.data.renderers.choice import AUTO, choose
-from trainyard.data.renderers.limited import is_known, limited
+from trainyard.data.renderers.choice import AUTO, choose_template
+from trainyard.data.renderers.limited import is_known, open_limited
 from trainyard.errors import InvalidInput
 from trainyard.settings import settings as current_settings
 from trainyard.spec.axes.stages import Stage
@@ -61,7 +61,7 @@ def plain_spec(job: TrainingJob) -> dict[str, Any]:
 
 def chat_template(name: str) -> str | None:
     """The text of a template that was asked for; None where the tokenizer's own is used. Raises as `choose` does."""
-    return None if name == AUTO else choose(name, roots=data_roots(current_settings())).text
+    return None if name == AUTO else choose_template(name, roots=data_roots(current_settings())).text
 
 
 def write(job: TrainingJob, place: Path, *, keep_work: bool) -> dict[str, int]:
@@ -101,7 +101,7 @@ def try_template(job: TrainingJob, rows: Path) -> None:
     text = chat_template(job.config.engine.template) or (own_template(base) if base.is_dir() else None)
     if text is None or is_known(text) or job.config.stage.type is Stage.CPT:
         return
-    child = limited(text)
+    child = open_limited(text)
     with rows.open("rb") as lines:
         for row in map(orjson.loads, lines):
             for turns, ask in conversations(row):

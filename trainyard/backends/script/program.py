@@ -30,7 +30,7 @@ from trainyard.compute.supervise import last_log_line
 from trainyard.errors import TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName
-from trainyard.stores.metrics import curve
+from trainyard.stores.metrics import read_curve
 
 PASSED_ON = frozenset({"begin", "progress", "metrics", "checkpoint", "warning", "ledger"})
 """Events of a script that are believed; the others are the runner's own."""
@@ -58,7 +58,7 @@ def carry_out(folder: Path, events: Events) -> int:
     place = folder / FOLDER
     tail = EventTail.at_end(place / OWN_EVENTS)
     argv = [str(environments.python_of(BackendName.SCRIPT)), files.SCRIPT_FILE, files.SPEC_NAME]
-    variables = {**environments.outside(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
+    variables = {**environments.clean_variables(child_environment()), EVENTS_VARIABLE: str(place / OWN_EVENTS)}
     process = start(argv, folder / LOG_FILE, cwd=place, env=variables)
     events.emit("program", argv=argv, program_pid=process.pid)
 
@@ -97,7 +97,7 @@ def judge(folder: Path, code: int, events: Events) -> None:
 
 
 def newest_step(folder: Path) -> dict[str, int]:
-    points = curve(read_events(folder / FOLDER / OWN_EVENTS))
+    points = read_curve(read_events(folder / FOLDER / OWN_EVENTS))
     return {"step": points[-1].step} if points else {}
 
 
@@ -140,7 +140,7 @@ def training_record(job: TrainingJob, folder: Path, facts: dict[str, Any]) -> di
         report: dict[str, Any] = orjson.loads(path.read_bytes()) if path.is_file() else {}
     except orjson.JSONDecodeError as error:
         raise unusable(f"its {files.REPORT_FILE} is not valid JSON: {error}") from error
-    points = [[point.step, point.loss, point.learning_rate] for point in curve(read_events(place / OWN_EVENTS))]
+    points = [[point.step, point.loss, point.learning_rate] for point in read_curve(read_events(place / OWN_EVENTS))]
     losses = report.get("losses") or [point for point in points if point[1] is not None]
     if not losses:
         raise unusable(f"it reported no step, neither by an event nor in {files.REPORT_FILE}")

@@ -31,7 +31,7 @@ from trainyard.backends.trl.loading import head_of, load_base, lora_facts, pick_
 from trainyard.backends.trl.stages import STAGES
 from trainyard.backends.trl.trainer import CommittedCheckpoints, InOrder, LossCurve, TrlCallback, newest_trainer_state
 from trainyard.compute.child import Events, Stopped
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.spec.axes.devices import Precision
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.train.checkpoints import FoundCheckpoint, newest_valid, require_space
@@ -163,7 +163,7 @@ def training_record(
     return {
         **frame.job_facts(job),
         "chat_template_sha256": template_sha256(prepared.tokenizer),
-        "renderer": choose("auto", str(prepared.tokenizer.chat_template)).spec.name,
+        "renderer": choose_template("auto", str(prepared.tokenizer.chat_template)).spec.name,
         "lora": lora_facts(trainer.model, job),
         "lineage": lineage(origin(prepared)),
         **trainer.counted().record(prepared.ledger),

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from trainyard.backends import environments
-from trainyard.backends.external.result import finish
+from trainyard.backends.external.result import finish_result
 from trainyard.backends.external.runner import ExternalRun, ExternalTool, run_external, terminate
 from trainyard.compute.child import Events
 from trainyard.errors import InvalidInput
@@ -20,7 +20,7 @@ CACHE_FOLDER = "unsloth_compiled_cache"
 
 def train(folder: Path, events: Events) -> None:
     """Run the job of `folder/spec.json` to its end."""
-    run_external(folder, events, ExternalTool(argv, variables, stop, check=check), finish)
+    run_external(folder, events, ExternalTool(argv, variables, stop, check=check), finish_result)
 
 
 def check(run: ExternalRun) -> None:

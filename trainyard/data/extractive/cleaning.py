@@ -68,7 +68,7 @@ EMPHASIS = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 """CommonMark leaves these as they are next to a Chinese character."""
 
 
-def tidy(text: str) -> str:
+def tidy_text(text: str) -> str:
     """The text without anchors, footnote marks and soft hyphens, with single spaces."""
     parts = CODE_SPAN.split(text.replace("\u00ad", "").replace("\u200b", ""))
     parts[::2] = [without_marks(part) for part in parts[::2]]
@@ -84,8 +84,8 @@ def without_marks(text: str) -> str:
 
 
 def tidy_heading(text: str) -> str:
-    """`tidy` for a heading, which documentation tools end with a link to itself."""
-    return PILCROW.sub("", tidy(text)).strip()
+    """Return `tidy_text` of a heading, which documentation tools end with a link to itself."""
+    return PILCROW.sub("", tidy_text(text)).strip()
 
 
 def speakers_of(paragraphs: Iterable[str]) -> set[str]:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from trainyard.data.extractive.cleaning import tidy
+from trainyard.data.extractive.cleaning import tidy_text
 from trainyard.data.extractive.facts import Fact, language_of
 from trainyard.data.extractive.outline import Section
 from trainyard.data.extractive.sentences import short_answer
@@ -53,7 +53,7 @@ def docstring_facts(text: str, title: str) -> Iterator[Fact]:
 
 def first_paragraph(node: ast.Module | Symbol) -> str | None:
     docstring = ast.get_docstring(node) or ""
-    return short_answer(tidy(docstring.split("\n\n")[0])) if docstring else None
+    return short_answer(tidy_text(docstring.split("\n\n")[0])) if docstring else None
 
 
 def symbols(tree: ast.Module) -> Iterator[tuple[str, Symbol]]:
@@ -72,7 +72,7 @@ def comment_facts(text: str, title: str) -> Iterator[Fact]:
     """`/** … */`, `///` or `#` comments directly above a declaration, in whatever language."""
     for match in COMMENTED.finditer(text):
         declared = DECLARED.search(match["line"])
-        words = tidy(re.sub(r"^[ \t]*(?:/\*\*|\*/|\*|///?!?|##?)|\*/", " ", match["comment"], flags=re.M))
+        words = tidy_text(re.sub(r"^[ \t]*(?:/\*\*|\*/|\*|///?!?|##?)|\*/", " ", match["comment"], flags=re.M))
         words = re.split(r"\s@\w", words)[0]
         if declared and words and (answer := short_answer(words)):
             yield Fact("symbol", declared["keyword"] or declared["call"], title, answer, 0)
@@ -114,8 +114,10 @@ def commit_facts(text: str, title: str) -> Iterator[Fact]:
     message, diff = commit_parts(text)
     paths = CHANGED.findall(diff)
     subject, _, rest = message.partition("\n\n")
-    body = tidy(rest.split("\n\n")[0])
-    answer = short_answer(f"{tidy(subject).rstrip('.')}. {body}", COMMIT_SENTENCES) or short_answer(tidy(subject))
+    body = tidy_text(rest.split("\n\n")[0])
+    answer = short_answer(f"{tidy_text(subject).rstrip('.')}. {body}", COMMIT_SENTENCES) or short_answer(
+        tidy_text(subject)
+    )
     if paths and answer:
         files = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
         yield Fact("commit", files, title, answer, 0)

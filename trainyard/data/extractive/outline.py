@@ -16,7 +16,7 @@ from docutils.utils import SystemMessage
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, tidy, tidy_heading
+from trainyard.data.extractive.cleaning import FOOTNOTE_BODY, join_line_ends, tidy_heading, tidy_text
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.S)
@@ -94,7 +94,7 @@ def inline_text(token: Token) -> str:
             parts.append(f"`{child.content}`")
         elif child.type in ("softbreak", "hardbreak"):
             parts.append(" ")
-    return tidy("".join(parts))
+    return tidy_text("".join(parts))
 
 
 def inline_label(token: Token) -> str:
@@ -110,7 +110,7 @@ def inline_label(token: Token) -> str:
         if child.type == "strong_close":
             break
         words.append(f"`{child.content}`" if child.type == "code_inline" else child.content)
-    return tidy("".join(words)).rstrip(":").strip()
+    return tidy_text("".join(words)).rstrip(":").strip()
 
 
 def only_a_link(token: Token) -> bool:
@@ -196,7 +196,7 @@ def rst_text(node: nodes.Node | None) -> str:
         for text in node.findall(nodes.Text)
         if not isinstance(text.parent, nodes.footnote_reference | nodes.citation_reference)
     ]
-    return tidy("".join(parts))
+    return tidy_text("".join(parts))
 
 
 def rst_label(item: nodes.Node) -> str:
@@ -218,14 +218,14 @@ def plain_outline(text: str) -> list[Section]:
         lines = [line.strip() for line in block.strip().split("\n")]
         if len(lines) == 2 and re.fullmatch(r"[=\-~^]{3,}", lines[1]):
             lines = lines[:1]
-        words = tidy(" ".join(lines))
+        words = tidy_text(" ".join(lines))
         if not words or FOOTNOTE_BODY.match(block.strip()):
             continue
         if len(lines) == 1 and len(words.split()) <= 10 and words[-1] not in ".!:;," and words[0].isalnum():
             builder.heading(words, 1 if len(builder.sections) == 1 else 2)
         elif re.match(r"[-*•] ", lines[0]):
             builder.current.items += [
-                Item("", tidy(item)) for item in re.split(r"(?:^|\n)\s*[-*•] ", block) if item.strip()
+                Item("", tidy_text(item)) for item in re.split(r"(?:^|\n)\s*[-*•] ", block) if item.strip()
             ]
         else:
             builder.current.paragraphs.append(words)

@@ -75,7 +75,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def filled(value: Any, field: str) -> str:
+def require_text(value: Any, field: str) -> str:
     """A string with something in it. Raises `BadRow`."""
     text = text_of(value, field)
     if not text or text.isspace():

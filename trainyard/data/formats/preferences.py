@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainyard.data.formats.messages import Record, check_answered, filled, kind_of, read_messages, tools_of
+from trainyard.data.formats.messages import Record, check_answered, kind_of, read_messages, require_text, tools_of
 from trainyard.data.formats.row_shape import Keys, RowShape, having
 from trainyard.data.formats.supervised import (
     ALPACA_KEYS,
@@ -49,7 +49,7 @@ def prompt_of(record: Record) -> list[Message] | None:
 
 def side(value: Any, field: str) -> list[Message]:
     if isinstance(value, str):
-        return dialogue(filled(value, field)) or [Message("assistant", value)]
+        return dialogue(require_text(value, field)) or [Message("assistant", value)]
     return as_turns(value, "assistant", field)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from trainyard.data.formats.messages import (
     Record,
     check_answered,
-    filled,
     kind_of,
     optional_text,
     read_messages,
+    require_text,
     text_of,
     tools_of,
 )
@@ -67,11 +67,11 @@ def alpaca_prompt(record: Record) -> list[Message]:
             Message(role, text_of(part, f"history[{index}]"))
             for role, part in zip(("user", "assistant"), pair, strict=True)
         ]
-    return with_system(record, [*messages, Message("user", filled(prompt, "instruction"))])
+    return with_system(record, [*messages, Message("user", require_text(prompt, "instruction"))])
 
 
 def alpaca(record: Record) -> SftRow:
-    return SftRow([*alpaca_prompt(record), Message("assistant", filled(record["output"], "output"))])
+    return SftRow([*alpaca_prompt(record), Message("assistant", require_text(record["output"], "output"))])
 
 
 def pair_of(keys: Any) -> tuple[str, str] | None:
@@ -85,7 +85,7 @@ def as_turns(value: Any, role: str, field: str) -> list[Message]:
         return read_messages(value, field)
     if isinstance(value, dict):
         return read_messages([value], field)
-    return [Message(role, filled(value, field))]
+    return [Message(role, require_text(value, field))]
 
 
 def prompt_completion(record: Record) -> SftRow:
@@ -97,12 +97,12 @@ def prompt_completion(record: Record) -> SftRow:
 
 
 def plain_text(record: Record) -> TextRow:
-    return TextRow(filled(record["text"], "text"))
+    return TextRow(require_text(record["text"], "text"))
 
 
 def document(record: Record) -> DocumentRow:
     """A row of a documents file: `text`, and `title` if it has one."""
-    text = filled(record["text"], "text")
+    text = require_text(record["text"], "text")
     title = optional_text(record, "title") or text.strip().splitlines()[0].lstrip("# ")
     return DocumentRow("", "", "text", title[:200], text)
 

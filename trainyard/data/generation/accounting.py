@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from pyarrow import ipc
 
-from trainyard.data.quarantine import QUARANTINE_FILE, ROW_CHARS, printable
+from trainyard.data.quarantine import QUARANTINE_FILE, ROW_CHARS, make_printable
 from trainyard.data.rows import BATCH_ROWS, ROWS_FILE, SCHEMAS, PreferenceRow, SftRow, to_batch
 from trainyard.spec.axes.data import Port
 
@@ -87,9 +87,9 @@ class Books:
             "line": self.rejections,
             "source": account.source,
             "reason": reason,
-            "detail": printable(detail[:ROW_CHARS]),
+            "detail": make_printable(detail[:ROW_CHARS]),
             "rows": rows,
-            "row": printable(text[:ROW_CHARS]),
+            "row": make_printable(text[:ROW_CHARS]),
         }
         self.quarantine.write(msgspec.json.encode(line) + b"\n")
 

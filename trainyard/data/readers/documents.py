@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 
-from trainyard.data.formats.messages import filled
+from trainyard.data.formats.messages import require_text
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.streams import Limits, open_text
 from trainyard.data.rows import DocumentRow
@@ -149,8 +149,10 @@ def read_document(data: bytes, name: str) -> DocumentRow:
         raise BadRow("empty", "the file is empty")
     title, text = (load(read) if isinstance(read, str) else read)(data, name)
     check_characters(text, kind)
-    title = " ".join(filled(title, "title").split()) if title.strip() else PurePosixPath(name).name
-    return DocumentRow(hashlib.sha256(data).hexdigest()[:16], "", kind, title[:TITLE_CHARS], filled(text, "the text"))
+    title = " ".join(require_text(title, "title").split()) if title.strip() else PurePosixPath(name).name
+    return DocumentRow(
+        hashlib.sha256(data).hexdigest()[:16], "", kind, title[:TITLE_CHARS], require_text(text, "the text")
+    )
 
 
 def check_characters(text: str, kind: str) -> None:

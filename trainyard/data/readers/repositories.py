@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from trainyard.data.paths import outside
+from trainyard.data.paths import refuse_path
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers.documents import TYPES
 from trainyard.data.readers.streams import Limits
@@ -143,7 +143,9 @@ def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Reposi
         if store in seen:
             continue
         if not any(store.is_relative_to(root) for root in real_roots):
-            raise outside(str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots")
+            raise refuse_path(
+                str(path), roots, "config.repository", f"keeps its objects in {store}, outside of the roots"
+            )
         seen.add(store)
         waiting += linked_places(store)
         for base in (store / "objects", store):

@@ -40,7 +40,7 @@ class ChosenTemplate:
         return digest(self.text)
 
 
-def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
+def choose_template(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -> ChosenTemplate:
     """The template for `wanted`: `auto` (the tokenizer's `own`), a renderer's name, or a `.jinja` file in `roots`.
 
     Raises `NotFound` (`E-CHAT-TEMPLATE`, `E-DATA-NOT-FOUND`), `Refused` (`R-PATH-ROOT`) and `InvalidInput`
@@ -48,12 +48,12 @@ def choose(wanted: str, own: str | None = None, *, roots: Sequence[Path] = ()) -
     """
     if wanted == AUTO:
         if own:
-            return ChosenTemplate(recognise(own), own)
+            return ChosenTemplate(recognise_template(own), own)
         note = "The tokenizer has no chat template; the renderer role_colon is used and saved with the result."
         return ChosenTemplate(ROLE_COLON, PLAIN_TEMPLATE, note)
     if wanted.endswith(FILE_ENDING):
         text = read(resolve_inside(wanted, roots or (Path.cwd(),), field="config.engine.template"))
-        return ChosenTemplate(recognise(text), text)
+        return ChosenTemplate(recognise_template(text), text)
     spec = named(wanted)
     return ChosenTemplate(spec, template_text(spec, next(iter(spec.templates))))
 
@@ -91,7 +91,7 @@ def unreadable(path: Path, why: str) -> InvalidInput:
     )  # fmt: skip
 
 
-def recognise(text: str) -> RendererSpec:
+def recognise_template(text: str) -> RendererSpec:
     """The row of a template's text; the default renderer if no row knows it."""
     return by_digest().get(digest(text), DEFAULT)
 
@@ -110,7 +110,7 @@ def template_text(spec: RendererSpec, name: str) -> str:
     """The text of one of a row's templates. Raises `NotFound` (`E-CHAT-TEMPLATE`) if TRL does not ship it."""
     if name in spec.own:
         return spec.own[name]
-    path = shipped().get(name)
+    path = list_shipped().get(name)
     if path is None:
         raise NotFound(
             f"The renderer {spec.name} needs the chat template {name}, which the installed TRL does not have.",
@@ -121,7 +121,7 @@ def template_text(spec: RendererSpec, name: str) -> str:
 
 
 @cache
-def shipped() -> dict[str, Path]:
+def list_shipped() -> dict[str, Path]:
     """Name -> file of every chat template in the installed TRL. Its package is found, not imported (5 s)."""
     found = find_spec("trl")
     folders = list(found.submodule_search_locations or ()) if found else []

@@ -67,5 +67,5 @@ def pattern(tokens: set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=lambda one: (-len(one), one)))) or "(?!)")
 
 
-def unmarked(text: str) -> str:
+def remove_marks(text: str) -> str:
     return MARKERS.sub("", text)

@@ -25,7 +25,7 @@ from typing import Any
 
 import jinja2
 
-from trainyard.data.renderers.choice import by_digest, digest, shipped
+from trainyard.data.renderers.choice import by_digest, digest, list_shipped
 from trainyard.data.renderers.templates import MARKED_TEMPLATES
 from trainyard.data.template_child import MARGIN_CHARS, MAX_GROWTH, MEMORY_BYTES
 from trainyard.errors import TrainyardError
@@ -56,11 +56,11 @@ def is_known(template: str) -> bool:
 @cache
 def other_digests() -> frozenset[str]:
     """Return the digests of the templates outside the table: of Trainyard's models, and the others that TRL ships."""
-    texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in shipped().values())]
+    texts = [*MARKED_TEMPLATES, *(path.read_text(encoding="utf-8") for path in list_shipped().values())]
     return frozenset(map(digest, texts))
 
 
-def limited(template: str) -> LimitedTemplate:
+def open_limited(template: str) -> LimitedTemplate:
     """The child's side of a template, shared by all who have it now; the child ends with the last of them."""
     found = RUNNING.get(template)
     if found is None:

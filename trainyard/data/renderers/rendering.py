@@ -18,7 +18,7 @@ from jinja2.exceptions import TemplateError
 from transformers.utils.chat_parsing import parse_response
 
 from trainyard.data.renderers.contract import Parsed, Rendered, Termination, Tools, Turn
-from trainyard.data.renderers.control import unmarked
+from trainyard.data.renderers.control import remove_marks
 from trainyard.data.renderers.spans import ANSWERED, ASKED, REFUSALS, TemplateText, common_prefix
 from trainyard.data.rows import TEMPLATE_EXTRAS, Message
 
@@ -78,7 +78,7 @@ class Renderer(TemplateText):
 
     def ids_and_places(self, text: str, boundaries: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of a text, and the position of each token; text with marked control tokens is cut at the boundaries."""
-        if text == unmarked(text) and self.tokenizer.is_fast:
+        if text == remove_marks(text) and self.tokenizer.is_fast:
             encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             return list(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
         ids: list[int] = []

@@ -15,10 +15,10 @@ import orjson
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from trainyard.data.renderers.choice import recognise
+from trainyard.data.renderers.choice import recognise_template
 from trainyard.data.renderers.contract import RendererSpec, Tools, Turn
 from trainyard.data.renderers.control import Control
-from trainyard.data.renderers.limited import LimitedTemplate, is_known, limited
+from trainyard.data.renderers.limited import LimitedTemplate, is_known, open_limited
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises for a conversation that it does not take."""
@@ -43,7 +43,7 @@ class TemplateText:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template or tokenizer.get_chat_template()
-        self.spec = spec or recognise(self.template)
+        self.spec = spec or recognise_template(self.template)
         self.control = Control(tokenizer, self.template)
         self.end_ids = set(tokenizer.all_special_ids)
         self.is_trusted = is_known(self.template)
@@ -66,7 +66,7 @@ class TemplateText:
 
     @cached_property
     def child(self) -> LimitedTemplate:
-        return limited(self.template)
+        return open_limited(self.template)
 
     @cached_property
     def variables(self) -> str:

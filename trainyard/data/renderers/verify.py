@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainyard.data.renderers.choice import digest, named, read, recognise, shipped, template_text
+from trainyard.data.renderers.choice import digest, list_shipped, named, read, recognise_template, template_text
 from trainyard.data.renderers.contract import DEFAULT, Flavour, RendererSpec, Tools, Turn
 from trainyard.data.renderers.probing import TemplateProbe, measure, samples, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
@@ -78,19 +78,21 @@ def verify(names: frozenset[str] = frozenset()) -> list[Verified]:
     """
     rows = [(spec, name, template_text(spec, name)) for spec in RENDERERS.values() for name in spec.templates]
     known = {name for _, name, _ in rows}
-    rows += [(DEFAULT, name, path.read_text(encoding="utf-8")) for name, path in shipped().items() if name not in known]
+    rows += [
+        (DEFAULT, name, path.read_text(encoding="utf-8")) for name, path in list_shipped().items() if name not in known
+    ]
     for name in sorted(names - {name for spec, template, _ in rows for name in (spec.name, template)}):
         named(name)
-    return [verified(*row) for row in rows if not names or row[0].name in names or row[1] in names]
+    return [verify_template(*row) for row in rows if not names or row[0].name in names or row[1] in names]
 
 
 def verify_file(path: Path) -> Verified:
     """A template file. One that the table does not know is rendered under limits, and its parity is not compared."""
     text = read(path)
-    return verified(recognise(text), path.name, text)
+    return verify_template(recognise_template(text), path.name, text)
 
 
-def verified(spec: RendererSpec, name: str, template: str) -> Verified:
+def verify_template(spec: RendererSpec, name: str, template: str) -> Verified:
     """One template: probed, its parity checked, an answer parsed back."""
     renderer = Renderer(toy_tokenizer(template, spec), spec, template)
     found = measure(renderer)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Corrupt, NotFound
-from trainyard.serve.conversion.architectures import refused, require_plain
+from trainyard.serve.conversion.architectures import make_refusal, require_plain
 from trainyard.serve.conversion.tensors import Tensor, Tensors, read_tensors, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -60,7 +60,7 @@ def read_adapter(folder: Path) -> Adapter:
     for name, tensor in read_tensors(folder / WEIGHTS_FILE).items():
         ending = next((end for end in parts if name.endswith(end)), None)
         if ending is None or not name.startswith(PREFIX):
-            raise refused(f"It contains {name}, which is not part of a low-rank pair.")
+            raise make_refusal(f"It contains {name}, which is not part of a low-rank pair.")
         parts[ending][name.removeprefix(PREFIX).removesuffix(ending)] = tensor
     adapter = Adapter(config, parts[A], parts[B], parts[MAGNITUDE])
     require_whole(adapter, folder)

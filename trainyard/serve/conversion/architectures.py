@@ -46,7 +46,7 @@ class Base:
     def of(cls, config: Mapping[str, Any]) -> Base:
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
-            raise refused(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
+            raise make_refusal(f"Its base is of type {kind}; known are {', '.join(ARCHITECTURES)}.")
         heads = int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         return cls(ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, kv_heads)
@@ -60,12 +60,12 @@ class Base:
 
 def base_config(base: Path) -> dict[str, Any]:
     if not (base / "config.json").is_file():
-        raise refused(f"Its base at {base} has no config.json, which names its architecture.")
+        raise make_refusal(f"Its base at {base} has no config.json, which names its architecture.")
     config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return config
 
 
-def refused(
+def make_refusal(
     why: str, do: str = "Deploy it to a target that reads PEFT adapters, or train it with method lora."
 ) -> InvalidInput:
     return InvalidInput("The adapter cannot be converted.", why=why, do=do, code="E-ADAPTER-INVALID")
@@ -74,9 +74,9 @@ def refused(
 def require_plain(config: Mapping[str, Any]) -> None:
     """Only what every layout can say: one rank and one factor for all modules, no whole modules, no biases."""
     if config.get("peft_type") != "LORA":
-        raise refused(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")
+        raise make_refusal(f"It is of type {config.get('peft_type')}; only low-rank adapters have other layouts.")
     for key in ("rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "target_parameters"):
         if config.get(key):
-            raise refused(f"It has {key} {config[key]}, which the other layouts have no words for.")
+            raise make_refusal(f"It has {key} {config[key]}, which the other layouts have no words for.")
     if config.get("bias", "none") != "none":
-        raise refused(f"It trained biases (bias: {config['bias']}).")
+        raise make_refusal(f"It trained biases (bias: {config['bias']}).")

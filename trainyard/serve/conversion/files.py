@@ -28,7 +28,7 @@ def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
 
     Raises `Unavailable` (`E-CONVERT`) with the converter's last words.
     """
-    target = kept(folder, settings, environment)
+    target = find_kept(folder, settings, environment)
     if not target.is_file():
         make_folders(DISK, target.parent)
         with new_file(target) as temporary:
@@ -36,7 +36,7 @@ def base_gguf(folder: Path, settings: Settings, environment: Path) -> Path:
     return target
 
 
-def kept(folder: Path, settings: Settings, environment: Path) -> Path:
+def find_kept(folder: Path, settings: Settings, environment: Path) -> Path:
     """Where the GGUF file of a model is kept: named by what is in the model and by the converter's release."""
     release = tools_of(environment) / "build.json"
     built = json.loads(release.read_text(encoding="utf-8")) if release.is_file() else {}

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainyard.errors import Corrupt, Unavailable
 from trainyard.serve.conversion.adapters import Adapter, peft_config, read_adapter, write_adapter
-from trainyard.serve.conversion.architectures import Base, base_config, refused
+from trainyard.serve.conversion.architectures import Base, base_config, make_refusal
 from trainyard.serve.conversion.tensors import Tensor, Tensors
 
 CONFIG_KEY = "trainyard.peft_config"
@@ -65,7 +65,7 @@ def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
     """
     adapter, shape, gguf = read_adapter(source), Base.of(base_config(base)), load()
     if adapter.m:
-        raise refused("It is a DoRA adapter, and a GGUF adapter has no magnitudes.")
+        raise make_refusal("It is a DoRA adapter, and a GGUF adapter has no magnitudes.")
     named = names(gguf, shape)
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(target), shape.architecture.name)
@@ -75,7 +75,7 @@ def peft_to_gguf(source: Path, target: Path, base: Path) -> None:
     writer.add_string(CONFIG_KEY, json.dumps(adapter.config, sort_keys=True))
     for module in adapter.modules:
         if module not in named:
-            raise refused(f"llama.cpp has no name for its module {module}.")
+            raise make_refusal(f"llama.cpp has no name for its module {module}.")
         heads = shape.heads_of(module)
         b = adapter.b[module]
         parts = {"a": adapter.a[module], "b": Tensor(b.dtype, reorder(b.bits, heads)) if heads else b}
@@ -95,7 +95,7 @@ def add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
     elif tensor.dtype in ("F32", "F16"):
         writer.add_tensor(name, tensor.bits.view(np.float32 if tensor.dtype == "F32" else np.float16))
     else:
-        raise refused(f"{name} is of type {tensor.dtype}, and a GGUF adapter is F32, F16 or BF16.")
+        raise make_refusal(f"{name} is of type {tensor.dtype}, and a GGUF adapter is F32, F16 or BF16.")
 
 
 def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
@@ -107,14 +107,14 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
     reader = gguf.GGUFReader(str(source))
     alpha = reader.get_field("adapter.lora.alpha")
     if alpha is None or value(reader, "general.architecture") != shape.architecture.name:
-        raise refused(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
+        raise make_refusal(f"{source.name} is not a low-rank adapter for the architecture {shape.architecture.name}.")
     modules = {theirs: ours for ours, theirs in names(gguf, shape).items()}
     parts: dict[str, Tensors] = {"a": {}, "b": {}}
     for tensor in reader.tensors:
         part = next((part for part, ending in ENDINGS.items() if tensor.name.endswith(ending)), None)
         module = modules.get(tensor.name.removesuffix(ENDINGS[part])) if part else None
         if part is None or module is None:
-            raise refused(f"It contains {tensor.name}, which is not part of a low-rank pair.")
+            raise make_refusal(f"It contains {tensor.name}, which is not part of a low-rank pair.")
         taken = taken_out(tensor)
         heads = shape.heads_of(module) if part == "b" else 0
         parts[part][module] = Tensor(taken.dtype, restore(taken.bits, heads)) if heads else taken
@@ -128,7 +128,7 @@ def gguf_to_peft(source: Path, target: Path, base: Path) -> None:
 def config_of(parts: dict[str, Tensors], alpha: float, base: str) -> dict[str, Any]:
     ranks = {tensor.shape[0] for tensor in parts["a"].values()}
     if len(ranks) != 1:
-        raise refused(f"Its modules have different ranks ({', '.join(map(str, sorted(ranks)))}).")
+        raise make_refusal(f"Its modules have different ranks ({', '.join(map(str, sorted(ranks)))}).")
     return peft_config(rank=ranks.pop(), alpha=alpha, dropout=0.0, modules=sorted(parts["a"]), dora=False, base=base)
 
 
@@ -137,7 +137,7 @@ def taken_out(tensor: Any) -> Tensor:
     shape = tuple(int(size) for size in reversed(tensor.shape))
     dtype = tensor.tensor_type.name
     if dtype not in ("F32", "F16", "BF16"):
-        raise refused(f"{tensor.name} is quantised ({dtype}).")
+        raise make_refusal(f"{tensor.name} is quantised ({dtype}).")
     width = 4 if dtype == "F32" else 2
     return Tensor(dtype, np.frombuffer(tensor.data.tobytes(), dtype=f"<u{width}").reshape(shape))
 

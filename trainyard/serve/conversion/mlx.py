@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.errors import Corrupt
 from trainyard.serve.conversion.adapters import CONFIG_FILE, Adapter, peft_config, read_adapter, write_adapter
-from trainyard.serve.conversion.architectures import refused
+from trainyard.serve.conversion.architectures import make_refusal
 from trainyard.serve.conversion.tensors import Tensors, read_tensors, write_tensors
 
 MLX_FILE = "adapters.safetensors"
@@ -55,14 +55,14 @@ def mlx_to_peft(source: Path, target: Path, base: str = "") -> None:
     """
     config = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
     if config.get("fine_tune_type", "lora") not in ("lora", "dora"):
-        raise refused(f"It was trained with {config['fine_tune_type']}: that is a model, not an adapter.")
+        raise make_refusal(f"It was trained with {config['fine_tune_type']}: that is a model, not an adapter.")
     parts: dict[str, Tensors] = {"lora_a": {}, "lora_b": {}, "m": {}}
     for name, tensor in read_tensors(source / MLX_FILE).items():
         module, _, part = name.rpartition(".")
         if part not in parts:
-            raise refused(f"It contains {name}, which is not part of a low-rank pair.")
+            raise make_refusal(f"It contains {name}, which is not part of a low-rank pair.")
         if part != "m" and len(tensor.shape) != 2:
-            raise refused(f"{module} is a layer of experts, for which PEFT has no such matrices.")
+            raise make_refusal(f"{module} is a layer of experts, for which PEFT has no such matrices.")
         parts[part][module] = tensor if part == "m" else tensor.transposed()
     if not parts["lora_a"] or parts["lora_a"].keys() != parts["lora_b"].keys():
         raise Corrupt(f"The adapter in {source} is half of one.", do="Train it again.", code="E-CORRUPT")

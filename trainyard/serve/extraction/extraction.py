@@ -33,7 +33,7 @@ from trainyard.stores.graph.facts import (
     Mutation,
     Named,
     Relation,
-    checked,
+    check_mutation,
 )
 
 Messages = list[dict[str, str]]
@@ -195,7 +195,7 @@ def settled(entities: tuple[Entity, ...], relations: tuple[Relation, ...]) -> Ex
     """With cleaned names, each entity once, each relation's ends among the entities."""
     empty = Mutation("any", "any", "any", "0" * 64, "any", entities, relations)
     try:
-        made = checked(empty)
+        made = check_mutation(empty)
     except InvalidInput as error:
         raise nonconforming(error.why) from error
     return Extraction(made.entities, made.relations)

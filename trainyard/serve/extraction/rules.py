@@ -53,7 +53,7 @@ from trainyard.serve.extraction.names import (
     is_person_in_text,
 )
 from trainyard.serve.extraction.records import Record, json_records, text_records, with_whole_names
-from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalised
+from trainyard.stores.graph.facts import ATTRIBUTE_CHARS, NAME_CHARS, RELATION_KINDS, normalise_name
 
 MODEL = RULES
 FIELDS = {
@@ -109,7 +109,7 @@ class Mentions:
         """Return the entity as a relation's end, or None for what is not a name."""
         name = " ".join(name.split()).strip(" ,;:*\"'`()[]")
         name = name.rstrip(".") if not re.search(r"(?:Inc|Ltd|Corp|\b\w\.\w)\.$", name) else name
-        plain = normalised(kind, name)
+        plain = normalise_name(kind, name)
         if not plain or NO_NAME.match(name) or len(name) > NAME_CHARS or not name.isprintable():
             return None
         if kind == "person" and (COMPANY.fullmatch(name) or not is_person(name)):
@@ -125,7 +125,7 @@ class Mentions:
 
     def whole_name(self, name: str) -> str:
         """The name of a person who is known already, also by a part of it; else the name itself."""
-        plain = normalised("person", name)
+        plain = normalise_name("person", name)
         for kind, known in self.entities:
             if kind == "person" and f" {plain} " in f" {known} ":
                 return str(self.entities[kind, known]["name"])
@@ -134,13 +134,13 @@ class Mentions:
     def add_person_of_text(self, name: str) -> dict[str, str] | None:
         """Add a person of running text, where capitals prove nothing: a known one, or a name that cannot be words."""
         whole = self.whole_name(name)
-        known = ("person", normalised("person", whole)) in self.entities
+        known = ("person", normalise_name("person", whole)) in self.entities
         return self.add("person", whole) if known or is_person_in_text(name, self.common) else None
 
     def add_attendee(self, one: Attendee) -> dict[str, str] | None:
         person = self.add("person", one.name)
         if person is not None:
-            self.listed.add(normalised("person", person["name"]))
+            self.listed.add(normalise_name("person", person["name"]))
         if one.company and one.company not in self.speakers:
             self.join("works_at", person, self.add("company", one.company))
         return person
@@ -273,7 +273,7 @@ def read_prose(document: str, found: Mentions) -> None:
 def read_brackets(match: re.Match[str], found: Mentions) -> None:
     """`Jane Doe (Acme)`; an abbreviation of the name is not an organisation, and the name may not be a person's."""
     name, inside = found.whole_name(match["person"]), match["inside"].strip()
-    if normalised("person", name) in found.listed or is_abbreviation_of(inside, name):
+    if normalise_name("person", name) in found.listed or is_abbreviation_of(inside, name):
         return
     if inside.startswith("@") or inside in found.speakers:
         found.add_person_of_text(name)

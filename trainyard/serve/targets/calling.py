@@ -49,16 +49,16 @@ def call(site: TargetDeployment, method: str, path: str, body: Any = None) -> An
             code="E-SERVER-UNREACHABLE",
         ) from error
     if not response.is_success:
-        raise refused(site, path, response)
+        raise make_refusal(site, path, response)
     if "json" not in response.headers.get("content-type", ""):
         return response.text
     try:
         return response.json()
     except ValueError as error:
-        raise garbage(site, f"its answer to {path} is not valid JSON") from error
+        raise make_response_error(site, f"its answer to {path} is not valid JSON") from error
 
 
-def refused(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
+def make_refusal(site: TargetDeployment, path: str, response: httpx.Response) -> TrainyardError:
     """The error of an answer of 400 or more."""
     said = server_message(response)
     if response.status_code in (401, 403):
@@ -95,7 +95,7 @@ def server_message(response: httpx.Response) -> str:
     return str(value)[:500]
 
 
-def garbage(site: TargetDeployment, what: str) -> TrainyardError:
+def make_response_error(site: TargetDeployment, what: str) -> TrainyardError:
     return Unavailable(
         f"{site.where} is not an OpenAI-compatible server: {what}.",
         do="Correct the target's url.",

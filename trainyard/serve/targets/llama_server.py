@@ -21,7 +21,7 @@ from trainyard.serve.targets.started import (
     bring_up,
     check_layout,
     check_started,
-    converted,
+    convert_version,
     retire,
     settings_of,
     switch,
@@ -62,7 +62,7 @@ def gguf_files(site: TargetDeployment) -> tuple[Path, Path | None]:
     if site.candidate.kind != "adapter":
         own = version / KEPT_MODEL
         return own if own.is_file() else base_gguf(version, settings, environment), None
-    base, adapter = Path(site.candidate.base_path), converted(site) / ADAPTER_FILE
+    base, adapter = Path(site.candidate.base_path), convert_version(site) / ADAPTER_FILE
     peft_writer(Layout.GGUF)(version, adapter, base)
     return base_gguf(base, settings, environment), adapter
 

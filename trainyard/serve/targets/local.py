@@ -83,22 +83,22 @@ def recipe_of(path: Path) -> ServerRecipe | None:
     return read_fields(recipe_file(path), ServerRecipe)
 
 
-def remember(path: Path, recipe: ServerRecipe | None) -> None:
+def remember_server(path: Path, recipe: ServerRecipe | None) -> None:
     """Let this be the server that should live, or none."""
     write_record(recipe_file(path), recipe)
 
 
-def expected(settings: Settings) -> dict[Path, ServerRecipe]:
+def list_expected(settings: Settings) -> dict[Path, ServerRecipe]:
     """Ready file -> how its server is started, for every server that should live."""
     kept = sorted(path for kind in KINDS for path in (settings.services / "started").glob(f"{kind}-*.json"))
     found = {settings.services / path.name: recipe_of(settings.services / path.name) for path in kept}
     return {path: recipe for path, recipe in found.items() if recipe is not None}
 
 
-def restore(settings: Settings) -> list[str]:
+def restore_servers(settings: Settings) -> list[str]:
     """Start every server again that should live and whose process is gone. Returns a line for each."""
     lines = []
-    for path, recipe in expected(settings).items():
+    for path, recipe in list_expected(settings).items():
         if find_service(path) is not None:
             continue
         try:
@@ -107,7 +107,7 @@ def restore(settings: Settings) -> list[str]:
             lines.append(f"{path.stem} ({recipe.model}) does not start: {error}")
             continue
         write_record(path, found)
-        remember(path, recipe.at(found.port))
+        remember_server(path, recipe.at(found.port))
         lines.append(f"{path.stem} serves {recipe.model} again at {found.url}")
     return lines
 

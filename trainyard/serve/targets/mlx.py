@@ -15,7 +15,7 @@ from trainyard.serve.targets.started import (
     bring_up,
     check_layout,
     check_started,
-    converted,
+    convert_version,
     retire,
     switch,
     template_file,
@@ -40,8 +40,8 @@ def load(site: TargetDeployment) -> None:
     argv = [str(tool_folder(site, BACKEND) / "bin" / "python"), "-m", "mlx_lm", "server", "--host", "127.0.0.1"]
     argv += ["--port", str(port), "--allowed-origins", f"http://127.0.0.1:{port}", "--temp", "0"]
     if site.candidate.kind == "adapter":
-        peft_writer(Layout.MLX)(version, converted(site))
-        argv += ["--model", site.candidate.base_path, "--adapter-path", str(converted(site))]
+        peft_writer(Layout.MLX)(version, convert_version(site))
+        argv += ["--model", site.candidate.base_path, "--adapter-path", str(convert_version(site))]
     else:
         argv += ["--model", str(version)]
     if template := template_file(version):

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 from jinja2.exceptions import TemplateError
 
-from trainyard.data.renderers.limited import LimitedTemplate, limited
+from trainyard.data.renderers.limited import LimitedTemplate, open_limited
 from trainyard.errors import Reason, Unavailable
 from trainyard.serve.conversion.files import tools_of
-from trainyard.serve.targets.calling import call, refused
+from trainyard.serve.targets.calling import call, make_refusal
 from trainyard.serve.targets.contract import Actions, TargetDeployment
 from trainyard.serve.targets.llama_server import ADAPTER_FILE, BACKEND, gguf_files
 from trainyard.serve.targets.openai import ask_canary
@@ -87,7 +87,7 @@ def check(site: TargetDeployment) -> list[Reason]:
 
 def go_template(text: str) -> GoTemplate | None:
     """The row that writes what a Jinja template writes, for every probe."""
-    child = limited(text)
+    child = open_limited(text)
     for row in TEMPLATES.values():
         if all(rendered(child, turns) == row.writes(turns) for turns in PROBES):
             return row
@@ -139,7 +139,7 @@ def upload(site: TargetDeployment, path: Path) -> str:
             code="E-SERVER-UNREACHABLE",
         ) from error
     if not response.is_success:
-        raise refused(site, "/api/blobs", response)
+        raise make_refusal(site, "/api/blobs", response)
     return name
 
 

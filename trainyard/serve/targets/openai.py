@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import Reason, TrainyardError
-from trainyard.serve.targets.calling import call, garbage
+from trainyard.serve.targets.calling import call, make_response_error
 from trainyard.serve.targets.contract import TargetDeployment
 from trainyard.settings import settings_file
 from trainyard.spec.axes.methods import Method
@@ -98,7 +98,7 @@ def base_card(site: TargetDeployment) -> Mapping[str, Any]:
     cards = models(site)
     base = next((card for card in cards if not card.get("parent")), None)
     if base is None:
-        raise garbage(site, "its /v1/models lists no base model")
+        raise make_response_error(site, "its /v1/models lists no base model")
     return base
 
 
@@ -106,7 +106,7 @@ def models(site: TargetDeployment) -> list[Mapping[str, Any]]:
     answer = call(site, "GET", "/v1/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
-        raise garbage(site, "its /v1/models is not a list of models")
+        raise make_response_error(site, "its /v1/models is not a list of models")
     return cards
 
 
@@ -146,7 +146,7 @@ def ask_canary(site: TargetDeployment, model: str = "") -> None:
     try:
         said = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError) as error:
-        raise garbage(site, "its chat completion has no message") from error
+        raise make_response_error(site, "its chat completion has no message") from error
     if not isinstance(said, str) or not said.strip():
         raise TrainyardError(
             f"{site.where} answered the canary prompt with nothing.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainyard.compute.services import end_service, find_service, write_record
 from trainyard.errors import InvalidInput, Reason
-from trainyard.serve.conversion.architectures import Base, base_config, refused, require_plain
+from trainyard.serve.conversion.architectures import Base, base_config, make_refusal, require_plain
 from trainyard.serve.targets import local
 from trainyard.serve.targets.calling import http_client
 from trainyard.serve.targets.contract import TargetDeployment
@@ -24,7 +24,7 @@ def place(site: TargetDeployment) -> Path:
     return local.ready_file(settings_of(site), site.target.type.value, site.new.tenant, site.new.role)
 
 
-def converted(site: TargetDeployment, version: str = "") -> Path:
+def convert_version(site: TargetDeployment, version: str = "") -> Path:
     """Folder for this version's files in the server's own layout; a version itself is never changed."""
     name = version or f"{site.new.tenant}/{site.new.role}/v{site.new.version}"
     return settings_of(site).services / "converted" / name
@@ -76,7 +76,7 @@ def bring_up(site: TargetDeployment, argv: list[str], port: int, variables: dict
 def switch(site: TargetDeployment) -> None:
     assert site.server is not None, "the canary has answered"
     write_record(place(site), site.server.new)
-    local.remember(place(site), site.server.recipe)
+    local.remember_server(place(site), site.server.recipe)
     site.switched = True
 
 
@@ -85,7 +85,7 @@ def undo(site: TargetDeployment) -> None:
         return
     if site.switched:
         write_record(place(site), site.server.old)
-        local.remember(place(site), site.server.before)
+        local.remember_server(place(site), site.server.before)
         site.switched = False
     close(site)
     end_service(site.server.new)
@@ -112,7 +112,7 @@ def check_layout(site: TargetDeployment) -> list[Reason]:
     try:
         require_plain(config)
         if config.get("use_dora") and Method.DORA not in facts.methods:
-            raise refused(f"It is a DoRA adapter, and {facts.converts_to} has no magnitudes.")
+            raise make_refusal(f"It is a DoRA adapter, and {facts.converts_to} has no magnitudes.")
         if facts.converts_to == "GGUF" and (Path(site.candidate.base_path) / "config.json").is_file():
             Base.of(base_config(Path(site.candidate.base_path)))
     except InvalidInput as error:

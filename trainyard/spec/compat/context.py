@@ -22,7 +22,7 @@ ABSENT = object()
 """The value of a setting that the chosen variant does not have."""
 MessageArgs = Mapping[str, object]
 Match = bool | MessageArgs | Sequence[MessageArgs] | None
-"""What a `when` answers: no, yes, yes with words for the texts, or several times yes."""
+"""What a `when` returns: no, yes, yes with arguments for the message, or one set of arguments per match."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class View:
-    """A whole chain, with what several rows want to know of it worked out once."""
+    """A whole chain, with the facts that many rows need computed once."""
 
     chain: ResolvedChain
     wiring: Wiring

@@ -10,14 +10,14 @@ from trainyard.spec.training import TrainerConfig
 
 
 def shares_nothing(config: TrainerConfig, _: NodeView) -> Match:
-    """Several processes with a strategy of one."""
+    """Match more than one process with the strategy of one."""
     shared = config.backend.facts.strategies[1:]
     asked = config.launch.strategy is Strategy.SINGLE and config.launch.processes > 1
     return asked and bool(shared) and {"strategies": listed(shared)}
 
 
 def shares_alone(config: TrainerConfig, _: NodeView) -> bool:
-    """One process with a strategy of several; DeepSpeed runs its own with one."""
+    """Match one process with a distributed strategy; DeepSpeed runs its own with one."""
     asked = config.launch.strategy is not Strategy.SINGLE and config.launch.processes == 1
     return asked and config.backend is not BackendName.DEEPSPEED
 
@@ -66,7 +66,7 @@ LAUNCH_ROWS = (
     Row(
         "launch-device", "R-DEVICE", "trainer", "config.device",
         lambda config, _: config.device is Device.MPS and config.launch.strategy is not Strategy.SINGLE,
-        "A machine with Apple's GPU has one, and no library that several processes could share it by.",
+        "A machine with Apple's GPU has one, and no library through which processes could share it.",
         "Remove launch, or use device cuda or cpu.",
     ),
     Row(
@@ -76,4 +76,4 @@ LAUNCH_ROWS = (
         "Use strategy ddp, zero1 or zero2, or method lora.",
     ),
 )  # fmt: skip
-"""What several processes can share, and by whom they can be started."""
+"""What processes can share, and by what they can be started."""

@@ -19,7 +19,7 @@ from trainyard.spec.axes.data import DATA_PORTS, Port
 from trainyard.spec.axes.devices import Device
 from trainyard.spec.chain import ResolvedChain, ResolvedNode
 from trainyard.spec.estimate.heldout import generated_rows, generator_basis, written_by_generator
-from trainyard.spec.estimate.memory import Memory, memory_of, trainable
+from trainyard.spec.estimate.memory import Memory, count_trainable, memory_of
 from trainyard.spec.estimate.rollouts import drawn_length, rows_seen
 from trainyard.spec.estimate.shape import ModelShape
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, ValidatorConfig
@@ -144,7 +144,7 @@ def estimate_training(
         basis.append(f"memory, disk and time: the shape of {config.base_model!r} is not known here")
         return Estimate(node=node.id, rows=count, steps=steps, basis=tuple(basis))
     device = known.device if config.device is Device.AUTO else config.device
-    trained = trainable(shape, config)
+    trained = count_trainable(shape, config)
     memory = memory_of(shape, config, device)
     seconds, how = time_of(shape, config, steps, known, device)
     return Estimate(

@@ -29,7 +29,7 @@ from trainyard.spec.axes.methods import AdapterSettings, FreezeSettings, Method,
 from trainyard.spec.axes.quantization import Quantization
 from trainyard.spec.estimate.rollouts import cache_bytes, drawn_length
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.estimate.sharing import divided, gathered
+from trainyard.spec.estimate.sharing import divide_memory, gathered_bytes
 from trainyard.spec.training import TrainerConfig
 
 GIB = 2**30
@@ -70,7 +70,7 @@ class Memory(Strict):
 
 def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memory:
     """Return the bytes at the peak of one training step of full length, on each device of a distributed training."""
-    hyper, trained = config.hyperparameters, trainable(shape, config)
+    hyper, trained = config.hyperparameters, count_trainable(shape, config)
     adapter, on_cuda = config.method.facts.adapter, device is Device.CUDA
     half = 2 if on_cuda else 4
     tokens = positions(config, device)
@@ -86,9 +86,9 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
         "activations": activations + dropped,
         "logits": logits,
         "dequantised": half * shape.hidden * shape.feed_forward if config.method.facts.quantised else 0,
-        "gathered": gathered(shape, config.launch, half if adapter else 4),
+        "gathered": gathered_bytes(shape, config.launch, half if adapter else 4),
     }
-    kept = divided(whole, config.launch)
+    kept = divide_memory(whole, config.launch)
     if on_cuda:
         fragments = CUDA_FRAGMENTS * sum(kept.values())
     else:
@@ -103,7 +103,7 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
 # What moves
 
 
-def trainable(shape: ModelShape, config: TrainerConfig) -> int:
+def count_trainable(shape: ModelShape, config: TrainerConfig) -> int:
     """Parameters that move."""
     if config.method.type is Method.FULL:
         return shape.parameters

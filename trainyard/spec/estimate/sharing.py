@@ -20,13 +20,13 @@ def sharers(launch: LaunchSettings) -> int:
     return launch.processes
 
 
-def divided(kept: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
+def divide_memory(kept: dict[str, int], launch: LaunchSettings) -> dict[str, int]:
     """The parts of the memory of one process: whole ones, and its share of the others (rounded up)."""
     shared = launch.strategy.facts.divided
     return {part: -(-size // sharers(launch)) if part in shared else size for part, size in kept.items()}
 
 
-def gathered(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
+def gathered_bytes(shape: ModelShape, launch: LaunchSettings, width: int) -> int:
     """Bytes of the largest group of weights that a process puts together to compute; `width` is that of a number."""
     if "weights" not in launch.strategy.facts.divided:
         return 0

@@ -15,7 +15,7 @@ from trainyard.spec.chain import ChainSpec
 from trainyard.spec.compat.words import word_reasons
 from trainyard.spec.job import JobSpec, chain_of_job
 from trainyard.spec.load.limits import MAX_SPEC_BYTES
-from trainyard.spec.load.parse import closest, crowded, parse_chain, reasons_of
+from trainyard.spec.load.parse import check_crowded, find_closest, parse_chain, reasons_of
 from trainyard.spec.load.text import parse_text, refuse
 from trainyard.spec.templates import TEMPLATES, build_template
 
@@ -67,7 +67,7 @@ def read_capped(path: Path) -> bytes:
 
 def read_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes: a chain, a job body, or `{template, parameters}`."""
-    if reasons := crowded(value):
+    if reasons := check_crowded(value):
         return None, reasons
     if isinstance(value, Mapping) and "template" in value and "nodes" not in value:
         return from_template(value)
@@ -89,11 +89,11 @@ def from_template(value: Mapping[str, Any]) -> tuple[ChainSpec | None, list[Reas
     name, parameters = str(value["template"]), value.get("parameters") or {}
     extra = [key for key in value if key not in ("template", "parameters")]
     if extra:
-        near = closest(str(extra[0]), ("template", "parameters"))
+        near = find_closest(str(extra[0]), ("template", "parameters"))
         instead = f"Did you mean {near!r}?" if near else "Put it under `parameters:`."
         return None, [Reason("E-SPEC-KEY", None, str(extra[0]), f"There is no field {extra[0]!r} here.", instead)]
     if name not in TEMPLATES:
-        near = closest(name, TEMPLATES)
+        near = find_closest(name, TEMPLATES)
         instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(TEMPLATES)}."
         return None, [Reason("E-SPEC-FILE", None, "template", f"There is no template {name!r}.", instead)]
     try:

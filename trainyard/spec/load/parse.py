@@ -73,7 +73,7 @@ class ParsedNode:
 def parse_chain(value: Any) -> tuple[ChainSpec | None, list[Reason]]:
     """The chain that a plain value describes, or the reasons why it describes none."""
     if not isinstance(value, Mapping):
-        because = f"A chain is a mapping with `nodes`, not {described(value)}."
+        because = f"A chain is a mapping with `nodes`, not {describe_value(value)}."
         return None, [Reason("E-SPEC-TYPE", None, "", because, "Write `nodes:` with a list of `type` and `config`.")]
     try:
         return ChainSpec.model_validate(value), []
@@ -136,10 +136,10 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
     lists = {detail["loc"][:end] for detail in details for end in range(len(detail["loc"]))}
     lists |= {("nodes",)} if ids else set()
     shown = [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in lists)]
-    return capped([reason_of(detail, model, ids) for detail in shown[:MAX_REASONS]], len(shown))
+    return cap_reasons([reason_of(detail, model, ids) for detail in shown[:MAX_REASONS]], len(shown))
 
 
-def capped(reasons: list[Reason], count: int) -> list[Reason]:
+def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
     """Return at most `MAX_REASONS` of the reasons, and how many more there are."""
     more = count - MAX_REASONS
     if more <= 0:
@@ -150,7 +150,7 @@ def capped(reasons: list[Reason], count: int) -> list[Reason]:
     ]
 
 
-def crowded(value: Any) -> list[Reason]:
+def check_crowded(value: Any) -> list[Reason]:
     """The reason why a value is not looked at more closely: a mapping of it has more than `MAX_KEYS` keys."""
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     while waiting:
@@ -182,7 +182,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
         return Reason("E-SPEC-MISSING", node, field, f"The field {loc[-1]!r} is needed here.", f"Add `{loc[-1]}:`.")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return unknown_type(node, given) if not field else unknown_variant(node, field, detail)
-    because = f"{described(given)} does not fit: {sentence(detail['msg'])}"
+    because = f"{describe_value(given)} does not fit: {sentence(detail['msg'])}"
     if kind == "value_error" or "instead" in detail.get("ctx", {}):
         because = sentence(detail["msg"])
     code = detail.get("ctx", {}).get("code") or ("E-SPEC-SYNTAX" if kind == "too_long" else "E-SPEC-VALUE")
@@ -191,7 +191,7 @@ def reason_of(detail: Mapping[str, Any], model: type[BaseModel], ids: Sequence[s
 
 def misspelt(node: str | None, field: str, key: str, given: Any, parent: type[BaseModel] | None) -> Reason:
     names = [info.alias or name for name, info in parent.model_fields.items()] if parent else []
-    near = closest(key, names)
+    near = find_closest(key, names)
     instead = right_name(key, given, parent) if parent else None
     instead = instead or (f"Did you mean {near!r}?" if near else f"Write one of: {', '.join(names)}.")
     return Reason("E-SPEC-KEY", node, field, f"There is no field {key!r} here.", instead)
@@ -208,16 +208,16 @@ def unknown_variant(node: str | None, field: str, detail: Mapping[str, Any]) -> 
     """A variant of a setting that is not there; without a type pydantic does not say which there are."""
     given, known = detail.get("input"), re.findall(r"'([^']+)'", (detail.get("ctx") or {}).get("expected_tags", ""))
     kind = given.get("type") if isinstance(given, Mapping) else None
-    near = closest(kind, known) if isinstance(kind, str) else None
-    because = f"There is no type {described(kind)} here." if kind is not None else "This has no `type`."
+    near = find_closest(kind, known) if isinstance(kind, str) else None
+    because = f"There is no type {describe_value(kind)} here." if kind is not None else "This has no `type`."
     instead = f"Did you mean {near!r}?" if near else f"Use {', '.join(known)}." if known else "Add `type:`."
     return Reason("E-SPEC-TYPE", node, f"{field}.type", because, instead)
 
 
 def unknown_type(node: str | None, given: Any) -> Reason:
     kind = given.get("type") if isinstance(given, Mapping) else None
-    near = closest(kind, NODE_TYPES) if isinstance(kind, str) else None
-    because = f"There is no node type {described(kind)}." if kind is not None else "The node has no `type`."
+    near = find_closest(kind, NODE_TYPES) if isinstance(kind, str) else None
+    because = f"There is no node type {describe_value(kind)}." if kind is not None else "The node has no `type`."
     return Reason(
         "E-SPEC-TYPE", node, "type", because, f"Did you mean {near!r}?" if near else f"Use {', '.join(NODE_TYPES)}."
     )
@@ -272,7 +272,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_in(part)
 
 
-def closest(given: str, allowed: Iterable[str]) -> str | None:
+def find_closest(given: str, allowed: Iterable[str]) -> str | None:
     """The allowed word that is most like the given one, if any is like it."""
     plain = given.lower().replace("-", "_")
     by_plain = {word.lower().replace("-", "_"): word for word in allowed}
@@ -283,10 +283,10 @@ def closest(given: str, allowed: Iterable[str]) -> str | None:
 def ours_of(given: str, choices: list[str]) -> str | None:
     """The choice that other tools call by the given word, or else the most similar one."""
     ours = VALUES.get(given.lower())
-    return ours if ours in choices else closest(given, choices)
+    return ours if ours in choices else find_closest(given, choices)
 
 
-def described(given: Any) -> str:
+def describe_value(given: Any) -> str:
     """A wrong value, short enough for one line."""
     if given is None:
         return "null"

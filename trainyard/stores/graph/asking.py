@@ -10,7 +10,7 @@ from typing import Any, Self
 from trainyard.stores.files import Files
 from trainyard.stores.graph.contract import Graph, GraphStats
 from trainyard.stores.graph.dumping import write_lines
-from trainyard.stores.graph.facts import MutateResult, Mutation, checked
+from trainyard.stores.graph.facts import MutateResult, Mutation, check_mutation
 
 
 class ExportingGraph(Graph):
@@ -36,7 +36,7 @@ class AskedGraph(ExportingGraph):
         """The answer to a question, as JSON values. Raises what the other process raised."""
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
-        given = [checked(one) for one in mutations]
+        given = [check_mutation(one) for one in mutations]
         return [MutateResult(**one) for one in self.ask("mutate", mutations=given)] if given else []
 
     def has(self, documents: Collection[str]) -> set[str]:

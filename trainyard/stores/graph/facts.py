@@ -136,7 +136,7 @@ def document_key(tenant: str, stream: str, content_sha256: str, version: str) ->
 @lru_cache(65_536)
 def entity_key(tenant: str, kind: str, name: str) -> str:
     """The key of an entity: equal for all spellings of one name (case, spaces, width, titles, legal forms)."""
-    return digest("entity", tenant, kind, normalised(kind, name))
+    return digest("entity", tenant, kind, normalise_name(kind, name))
 
 
 def relation_key(kind: str, source_key: str, target_key: str) -> str:
@@ -149,7 +149,7 @@ def digest(*parts: str) -> str:
 
 
 @lru_cache(65_536)
-def normalised(kind: str, name: str) -> str:
+def normalise_name(kind: str, name: str) -> str:
     """A name as it is compared: NFKC, folded case, single spaces, no outer punctuation."""
     words = [word.strip(".,;:!?\"'()[]“”‘’") for word in unicodedata.normalize("NFKC", name).casefold().split()]
     words = [word for word in words if word]
@@ -162,12 +162,12 @@ def normalised(kind: str, name: str) -> str:
     return " ".join(words)
 
 
-def mutation(given: Mapping[str, Any]) -> Mutation:
+def parse_mutation(given: Mapping[str, Any]) -> Mutation:
     """A mutation from JSON, checked. Raises `InvalidInput` (`E-GRAPH-QUERY`) naming the field."""
-    return checked(shaped(given))
+    return check_mutation(to_mutation(given))
 
 
-def shaped(given: Mapping[str, Any]) -> Mutation:
+def to_mutation(given: Mapping[str, Any]) -> Mutation:
     """A mutation from JSON that was checked before it became JSON."""
     try:
         entities = tuple(Entity(**one) for one in given.get("entities", ()))
@@ -180,7 +180,7 @@ def shaped(given: Mapping[str, Any]) -> Mutation:
         raise wrong(f"its shape is wrong: {error}") from error
 
 
-def checked(given: Mutation) -> Mutation:
+def check_mutation(given: Mutation) -> Mutation:
     """The mutation with cleaned names and each relation's ends among its entities.
 
     Raises `InvalidInput` (`E-GRAPH-QUERY`) for a kind that does not exist, a relation between kinds that it does not
@@ -230,7 +230,7 @@ def checked_name(given: Named) -> Named:
     if not isinstance(given.name, str):
         raise wrong(f"the name of a {given.kind} is not a string")
     name = " ".join(unicodedata.normalize("NFC", given.name).split())
-    if not normalised(given.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
+    if not normalise_name(given.kind, name) or len(name) > NAME_CHARS or not name.isprintable():
         raise wrong(f"a {given.kind} is named {name[:40]!r}; a name has 1 to {NAME_CHARS} printable characters")
     return Named(given.kind, name)
 
@@ -249,7 +249,7 @@ def merged(entities: Sequence[Entity]) -> tuple[Entity, ...]:
     """One entity a key: the first spelling wins, attributes are joined (a relation's end may name it otherwise)."""
     found: dict[tuple[str, str], Entity] = {}
     for one in entities:
-        place = (one.kind, normalised(one.kind, one.name))
+        place = (one.kind, normalise_name(one.kind, one.name))
         known = found.get(place)
         found[place] = one if known is None else Entity(known.kind, known.name, {**one.attributes, **known.attributes})
     return tuple(found.values())

@@ -10,7 +10,7 @@ from trainyard.stores.files import Files, RealFiles
 from trainyard.stores.graph.asking import ExportingGraph
 from trainyard.stores.graph.contract import GraphStats
 from trainyard.stores.graph.dumping import document_line, entity_line, relation_line, stats_of
-from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, checked
+from trainyard.stores.graph.facts import Edge, MutateResult, Mutation, check_mutation
 from trainyard.stores.graph.state import State
 
 
@@ -21,7 +21,7 @@ class MemoryGraph(ExportingGraph):
         self.state, self.files = State(), files or RealFiles()
 
     def mutate(self, mutations: Sequence[Mutation]) -> list[MutateResult]:
-        batch, results = [checked(one) for one in mutations], list[MutateResult]()
+        batch, results = [check_mutation(one) for one in mutations], list[MutateResult]()
         for part in self.state.runs(batch):
             results += self.state.apply(part)[0]
         return results

@@ -20,12 +20,14 @@ from typing import Any
 import orjson
 
 from trainyard.errors import TrainyardError, Unavailable
-from trainyard.stores.graph.facts import shaped
+from trainyard.stores.graph.facts import to_mutation
 from trainyard.stores.graph.tables import Tables
 
 Verb = Callable[[Tables, dict[str, Any]], Any]
 VERBS: dict[str, Verb] = {
-    "mutate": lambda tables, asked: [asdict(o) for o in tables.mutate([shaped(one) for one in asked["mutations"]])],
+    "mutate": lambda tables, asked: [
+        asdict(o) for o in tables.mutate([to_mutation(one) for one in asked["mutations"]])
+    ],
     "has": lambda tables, asked: tables.has(asked["documents"]),
     "query": lambda tables, asked: tables.query(asked["cypher"], asked["parameters"]),
     "stats": lambda tables, asked: asdict(tables.stats(asked["tenant"])),

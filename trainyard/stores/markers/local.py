@@ -21,10 +21,10 @@ from trainyard.stores.markers.records import (
     Owner,
     check_same,
     is_stale,
-    lost,
-    missing,
+    make_lost_error,
+    make_missing_error,
     owner_alive,
-    renewed,
+    renew_claim,
 )  # fmt: skip
 from trainyard.stores.whole import create_whole, write_whole
 
@@ -119,7 +119,7 @@ class LocalMarkers:
     def show(self, name: str) -> MarkerRecord:
         state = self._state(name)
         if state is None:
-            raise missing(name)
+            raise make_missing_error(name)
         return self._read(name, state)
 
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
@@ -144,11 +144,11 @@ class LocalMarkers:
         state = self._settled(claim.marker.name)
         record = self._read(claim.marker.name, state) if state else None
         if record is None or not record.belongs_to(claim):
-            raise lost(claim, record)
+            raise make_lost_error(claim, record)
         return record
 
     def _renewed(self, record: MarkerRecord) -> MarkerRecord:
-        return renewed(record, self.clock, self.lease_s)
+        return renew_claim(record, self.clock, self.lease_s)
 
     def _records(self, names: list[str], state: MarkerState) -> Iterator[MarkerRecord]:
         """What could be read in this state: another worker may have moved some on since they were listed."""

@@ -204,7 +204,7 @@ def check_same(there: Marker, ours: Marker) -> None:
         )
 
 
-def renewed(record: MarkerRecord, clock: Clock, lease_s: float) -> MarkerRecord:
+def renew_claim(record: MarkerRecord, clock: Clock, lease_s: float) -> MarkerRecord:
     """The same claim with a whole lease before it."""
     return replace(
         record,
@@ -243,7 +243,7 @@ def this_owner() -> Owner:
     return Owner(socket.gethostname(), os.getpid(), process_start(), boot_id())
 
 
-def lost(claim: Claim, record: MarkerRecord | None) -> Conflict:
+def make_lost_error(claim: Claim, record: MarkerRecord | None) -> Conflict:
     now = "It is gone." if record is None else f"It is {record.state.value} now, with fencing number {record.fence}."
     return Conflict(
         f"The marker {claim.marker.name} is no longer claimed with fencing number {claim.fence}.",
@@ -253,5 +253,5 @@ def lost(claim: Claim, record: MarkerRecord | None) -> Conflict:
     )
 
 
-def missing(name: str) -> NotFound:
+def make_missing_error(name: str) -> NotFound:
     return NotFound(f"There is no marker {name}.", do="List them with `trainyard nightly status`.", code="E-NOT-FOUND")

@@ -33,10 +33,10 @@ from trainyard.stores.markers.records import (
     Owner,
     check_same,
     is_stale,
-    lost,
-    missing,
+    make_lost_error,
+    make_missing_error,
     owner_alive,
-    renewed,
+    renew_claim,
 )  # fmt: skip
 from trainyard.stores.objects.store import ObjectInfo, ObjectStore, checked_name
 
@@ -135,7 +135,7 @@ class ObjectMarkers:
             if info is not None:
                 content = self.store.get(info.name, generation=info.generation)
                 return MarkerRecord.from_json(info.name, content, generation=info.generation)
-        raise missing(name)
+        raise make_missing_error(name)
 
     def _end(self, claim: Claim, state: MarkerState, *, reason: str = "", facts: dict[str, Any] | None = None) -> None:
         there = self._record(self.store.head(self._object(claim.marker.name, MarkerState.CLAIMED)))
@@ -154,14 +154,14 @@ class ObjectMarkers:
         for _ in range(MOST_LOOKS):
             there = self._record(self.store.head(self._object(name, MarkerState.CLAIMED)))
             if there is None or not there.belongs_to(claim):
-                raise lost(claim, there)
+                raise make_lost_error(claim, there)
             changed = change(there)
             try:
                 info = self._put(name, MarkerState.CLAIMED, changed, there.generation)
             except Conflict:
                 continue  # this process's earlier write, whose answer never came, or another owner: look again
             return replace(changed, generation=info.generation)
-        raise lost(claim, there)
+        raise make_lost_error(claim, there)
 
     def _write_end(self, record: MarkerRecord) -> None:
         """Write the object whose name shows the end state; no decision depends on it."""
@@ -213,7 +213,7 @@ class ObjectMarkers:
         return is_stale(record, self.clock, self.alive, skew_s=self.skew_s)
 
     def _renewed(self, record: MarkerRecord) -> MarkerRecord:
-        return renewed(record, self.clock, self.lease_s)
+        return renew_claim(record, self.clock, self.lease_s)
 
     def _object(self, name: str, state: MarkerState) -> str:
         return f"{self.prefix}/{name}{state.suffix}"

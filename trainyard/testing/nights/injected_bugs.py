@@ -96,7 +96,7 @@ def never_growing(record: records.MarkerRecord, clock: Any, lease_s: float) -> r
     return replace(RENEWED(record, clock, lease_s), fence=1)
 
 
-RENEWED = records.renewed
+RENEWED = records.renew_claim
 
 
 def put_anyway(self: remote.ObjectMarkers, name: str, place: Any, record: Any, _generation: int) -> Any:

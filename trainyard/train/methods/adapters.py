@@ -132,10 +132,10 @@ def written_in(model: PeftModel) -> Any:
     try:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
-        raise diverged("The adapter contains values that are not finite.") from error
+        raise make_diverged_error("The adapter contains values that are not finite.") from error
 
 
-def diverged(what: str, why: str = "A merged model would be broken.") -> TrainyardError:
+def make_diverged_error(what: str, why: str = "A merged model would be broken.") -> TrainyardError:
     return TrainyardError(
         what,
         why=why,

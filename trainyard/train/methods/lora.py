@@ -61,7 +61,7 @@ def targets(model: Any, adapter: AdapterSettings) -> str | list[str]:
         return attention_modules(model)
     if isinstance(adapter.target_modules, str):
         # PEFT takes chosen blocks only with modules by name, and its word for all knows nothing of hqq's layers.
-        names = [name.rpartition(".")[2] for name, _ in adapted(model, adapter.target_modules)]
+        names = [name.rpartition(".")[2] for name, _ in list_adapted(model, adapter.target_modules)]
         whole = not any(is_hqq(module) or is_fused(model, name) for name, module in model.named_modules())
         by_word = adapter.layers is None and whole
         return adapter.target_modules if by_word else sorted(set(names))
@@ -88,7 +88,7 @@ def require_layers(model: Any, adapter: AdapterSettings) -> None:
         )
 
 
-def adapted(model: Any, wanted: str | list[str]) -> list[tuple[str, int]]:
+def list_adapted(model: Any, wanted: str | list[str]) -> list[tuple[str, int]]:
     """Name and inputs of every linear module that `targets` names."""
     heads = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
     linear = [(name, module) for name, module in model.named_modules() if is_linear(module)]

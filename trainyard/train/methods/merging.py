@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from trainyard.errors import Conflict, InvalidInput
 from trainyard.stores.whole import write_folder
-from trainyard.train.methods.adapters import NEW, diverged, load_adapter, read_config, written_in
+from trainyard.train.methods.adapters import NEW, load_adapter, make_diverged_error, read_config, written_in
 from trainyard.train.methods.contract import Head
 from trainyard.train.methods.loading import load_model, require_same_base, training_record
 
@@ -52,7 +52,7 @@ def merge(
     model = load_full_precision(base, head)
     model, unmerged_BTV, divergence = summed(model, adapters, head)
     if not divergence <= tolerance:  # also when it is not a number
-        raise diverged(
+        raise make_diverged_error(
             f"The merged model differs from base plus adapter: a logit moved by {divergence:.3g}.",
             f"At most {tolerance:.3g} is allowed.",
         )

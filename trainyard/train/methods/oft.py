@@ -13,7 +13,7 @@ from peft import OFTConfig
 from trainyard.errors import InvalidInput
 from trainyard.spec.axes.methods import OftSettings
 from trainyard.train.methods.contract import PolicyRequest
-from trainyard.train.methods.lora import TASKS, adapted, targets
+from trainyard.train.methods.lora import TASKS, list_adapted, targets
 
 
 def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
@@ -22,7 +22,7 @@ def oft_config(model: Any, request: PolicyRequest) -> OFTConfig:
     oft = request.config.method
     assert isinstance(oft, OftSettings), oft
     wanted = targets(model, oft)
-    for name, inputs in adapted(model, wanted):
+    for name, inputs in list_adapted(model, wanted):
         if inputs % oft.block_size:
             raise InvalidInput(
                 f"method.block_size is {oft.block_size}, and {name} has {inputs} inputs.",

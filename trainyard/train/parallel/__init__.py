@@ -1,4 +1,4 @@
-"""Training in several processes: one row a strategy in `STRATEGIES`, each a way to share a session's work and state.
+"""Distributed training: one row a strategy in `STRATEGIES`, each a way to share a session's work and state.
 
     team.py      the processes, and how they talk
     rows.py      which rows each computes, and how scores come together

@@ -56,7 +56,7 @@ class Hybrid(Ddp):
         self.mesh = init_device_mesh(
             team.device, (team.size // self.size, self.size), mesh_dim_names=(REPLICATE, SHARD)
         )
-        # A replica's parts are handed over once, by the processes of the first one.
+        # The shards of a replica are gathered once, from the ranks of the first replica.
         self.apart = ("gradients", "optimizer", "random") if team.rank < self.size else ("random",)
         for block in blocks_of(model):
             fully_shard(block, mesh=self.mesh, reshard_after_forward=True)

@@ -189,14 +189,14 @@ TRACKERS: dict[str, TrackerRow] = {
 }
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     return importlib.util.find_spec(TRACKERS[name].package) is not None
 
 
 def open_tracker(name: str, place: TrackedRun) -> Tracker:
     """Begin (or continue) the run in a tracker. Raises `Unavailable`: `E-PACKAGE-MISSING`, `E-TRACKER`."""
     row = TRACKERS[name]
-    if not installed(name):
+    if not is_installed(name):
         raise Unavailable(
             f"The tracker {name} is not installed.",
             why=f"There is no package {row.package} here.",

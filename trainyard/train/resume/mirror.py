@@ -221,7 +221,7 @@ def mirrored_metric(store: MirrorStore, step: int) -> float | None:
         return metric_of(Path(scratch))
 
 
-def newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
+def find_newest(root: Path, mirror: str | None = None) -> FoundCheckpoint:
     """The newest checkpoint that is whole, here or in the mirror; one that is only there is fetched and verified.
 
     Damaged ones, from either place, move to `root/quarantine` and are reported in `FoundCheckpoint.quarantined`.

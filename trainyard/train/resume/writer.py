@@ -31,10 +31,10 @@ from trainyard.errors import Corrupt
 from trainyard.stores.whole import Described
 from trainyard.train.checkpoints import checkpoints, commit, damage_of, drop
 from trainyard.train.resume.host_buffer import HostBuffer, bytes_of, fits_in_memory, require_finite
-from trainyard.train.resume.mirror import Mirror, newest
+from trainyard.train.resume.mirror import Mirror, find_newest
 from trainyard.train.resume.retention import Best, list_prunable, metric_of
 
-__all__ = ["CheckpointWriter", "Staged", "load_checkpoint", "newest"]
+__all__ = ["CheckpointWriter", "Staged", "find_newest", "load_checkpoint"]
 
 TENSORS_FILE, STATE_FILE = "state.safetensors", "state.json"
 FORMAT = 1
@@ -58,7 +58,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one run under `root`; keeps the newest `keep` and the `best` by its metric.
 
     `mirror` is the address of an object store that gets a copy of each: a folder for this run alone, since whatever is
-    newest in it is what `newest` would continue from. `at` gets every point that is passed (`checkpoint.written`,
+    newest in it is what `find_newest` would continue from. `at` gets every point that is passed (`checkpoint.written`,
     `.synced`, `.manifest`, `.replaced`, `.renamed`, `.mirrored`), `report` gets one record {tier, step, path, bytes,
     seconds, …} per checkpoint and tier; both are called from background threads.
 
@@ -186,7 +186,7 @@ class CheckpointWriter:
 def load_checkpoint(path: Path, *, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and values of a checkpoint, its SHA-256 verified before anything is read.
 
-    `verify=False` is for a path that `newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
+    `verify=False` is for a path that `find_newest` has verified just now. Raises `Corrupt`: `E-CHECKPOINT-CORRUPT`, or
     `E-CHECKPOINT-MISMATCH` for one that another version or another backend wrote.
     """
     damage = damage_of(path) if verify else None

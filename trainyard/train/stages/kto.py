@@ -26,7 +26,7 @@ from trainyard.train.head import Head, label_logprobs
 from trainyard.train.stages import sft
 from trainyard.train.stages.contract import Batch, Metrics, Scores, StageSpec
 from trainyard.train.stages.lengths import TokenShare, within_length
-from trainyard.train.stages.pairs import answered
+from trainyard.train.stages.pairs import join_answer
 from trainyard.train.templates import Renderer
 from trainyard.train.tokens import Encoded, TokenLedger, encode_answers, training_rows
 
@@ -109,10 +109,10 @@ def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
             do=f"Use a batch_size of at least {smallest}.",
             code="E-BATCH",
         )
-    rows = [answered(example["prompt_ids"], example["completion_ids"]) for example in examples]
+    rows = [join_answer(example["prompt_ids"], example["completion_ids"]) for example in examples]
     others = [examples[-1], *examples[:-1]]
     mismatched = [
-        cut(answered(example["prompt_ids"], other["completion_ids"]), example["limit"][0])
+        cut(join_answer(example["prompt_ids"], other["completion_ids"]), example["limit"][0])
         for example, other in zip(examples, others, strict=True)
     ]
     return {

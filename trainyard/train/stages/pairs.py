@@ -38,14 +38,14 @@ def share(example: Encoded) -> TokenShare:
 def collate(examples: Sequence[Encoded], pad_id: int) -> Batch:
     """The chosen rows, then the rejected ones; only answers have labels."""
     sides = [
-        answered(example["prompt_ids"], example[side])
+        join_answer(example["prompt_ids"], example[side])
         for side in ("chosen_ids", "rejected_ids")
         for example in examples
     ]
     return sft.collate(sides, pad_id)
 
 
-def answered(prompt: list[int], answer: list[int]) -> Encoded:
+def join_answer(prompt: list[int], answer: list[int]) -> Encoded:
     """A prompt with its answer as a row whose answer is labelled."""
     return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
 

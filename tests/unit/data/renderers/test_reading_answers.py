@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, toy, user
 from trainyard.data.renderers.contract import Flavour, Parsed, Termination, Turn
-from trainyard.data.renderers.control import unmarked
+from trainyard.data.renderers.control import remove_marks
 from trainyard.data.renderers.probing import relate, samples
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
@@ -114,7 +114,7 @@ def test_a_bridge_keeps_what_was_sampled(name: str) -> None:
     assert bridged is not None
     assert bridged[: len(prompt) + len(completion)] == [*prompt, *completion]
     asked = [user("one"), assistant("two   words"), user("three")]
-    rendered, ours = unmarked(found.text(asked, ask=True)), found.tokenizer.decode(bridged)
+    rendered, ours = remove_marks(found.text(asked, ask=True)), found.tokenizer.decode(bridged)
     # What stands between prompt and answer in a rendering is not in the bridge: the model did not say it.
     assert ours in (rendered, rendered.replace(f"{found.lead}two", "two"))
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.data.renderers.toys import assistant, toy, user
-from trainyard.data.renderers.choice import by_digest, digest, shipped, template_text
+from trainyard.data.renderers.choice import by_digest, digest, list_shipped, template_text
 from trainyard.data.renderers.contract import ALL, CALLING, DEFAULT, NONE, PLAIN, Flavour, Turn
 from trainyard.data.renderers.probing import Sample, measure, relate, wrong_flag
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.renderers.table import RENDERERS
-from trainyard.data.renderers.verify import toy_tokenizer, verified, verify
+from trainyard.data.renderers.verify import toy_tokenizer, verify, verify_template
 from trainyard.errors import InvalidInput, NotFound
 
 WITHOUT_A_ROW = {
@@ -28,9 +28,9 @@ WITHOUT_A_ROW = {
 def test_every_template_that_trl_ships_has_a_row_or_is_left_to_the_default() -> None:
     listed = Counter(name for spec in RENDERERS.values() for name in spec.templates)
     assert max(listed.values()) == 1
-    assert set(shipped()) - set(listed) == WITHOUT_A_ROW
+    assert set(list_shipped()) - set(listed) == WITHOUT_A_ROW
     own = {name for spec in RENDERERS.values() for name in spec.own}
-    assert set(listed) - set(shipped()) == own == {"chatml", "mistral", "olmo3", "role_colon"}
+    assert set(listed) - set(list_shipped()) == own == {"chatml", "mistral", "olmo3", "role_colon"}
 
 
 def test_the_families_that_are_promised_are_in_the_table() -> None:
@@ -46,7 +46,7 @@ def test_digests_tell_the_templates_apart() -> None:
 def test_every_claim_is_what_is_measured_and_every_rendering_has_parity() -> None:
     table = verify()
     assert [one.problem for one in table if one.problem] == []
-    assert len(table) == len(shipped()) + 4
+    assert len(table) == len(list_shipped()) + 4
     found = {one.template: one for one in table}
     assert found["qwen3"].kinds == dict.fromkeys(("plain", "system", "thoughts", "tools"), "not history")
     assert found["deepseekv3"].kinds["plain"] == "not prompt"
@@ -71,7 +71,10 @@ def test_a_wrong_flag_fails(name: str, claim: frozenset[Flavour], says: str) -> 
     right = next(spec for spec in RENDERERS.values() if name in spec.templates)
     assert right.templates[name] == measure(toy(name)).extends_in
     row = replace(right, templates={name: claim})
-    assert f"is listed as extending its turns in: {says}." in verified(row, name, template_text(right, name)).problem
+    assert (
+        f"is listed as extending its turns in: {says}."
+        in verify_template(row, name, template_text(right, name)).problem
+    )
 
 
 def test_a_wrong_flag_is_told_with_what_was_measured() -> None:
@@ -118,7 +121,7 @@ def test_windows_over_messages_and_results_are_found(template: str, plain: str, 
     if tools is not None:
         assert found.relations[Flavour.TOOLS].hidden == tools
         assert (Flavour.TOOLS in found.extends_in) is not bool(tools)
-    words = verified(DEFAULT, "mine", text).kinds
+    words = verify_template(DEFAULT, "mine", text).kinds
     assert words["plain"] == (f"not history ({plain})" if plain else "yes")
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.unit.data.renderers.toys import SYSTEM, TALK, assistant, toy, user
-from trainyard.data.renderers.choice import choose
+from trainyard.data.renderers.choice import choose_template
 from trainyard.data.renderers.contract import Rendered, Turn
 from trainyard.data.renderers.rendering import Renderer
 from trainyard.data.rows import Message
@@ -186,7 +186,7 @@ def test_a_tokenizer_that_marks_starts_is_cut_without_extra_spaces() -> None:
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     backend.train_from_iterator(["Is a kiwi a fruit? Yes it is. user: assistant: [INST] [/INST]\n\n"] * 4, trainer)
-    template = choose("mistral").text
+    template = choose_template("mistral").text
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=template
     )

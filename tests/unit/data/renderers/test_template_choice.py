@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.renderers.choice import MAX_TEMPLATE_CHARS, choose, recognise, shipped
+from trainyard.data.renderers.choice import MAX_TEMPLATE_CHARS, choose_template, list_shipped, recognise_template
 from trainyard.data.renderers.contract import DEFAULT
 from trainyard.data.renderers.table import RENDERERS
 from trainyard.data.renderers.templates import PLAIN_TEMPLATE
@@ -17,15 +17,15 @@ from trainyard.errors import InvalidInput, NotFound, Refused
 
 
 def test_auto_takes_the_tokenizers_own_and_knows_it_by_its_digest() -> None:
-    text = shipped()["qwen3"].read_text(encoding="utf-8")
-    chosen = choose("auto", text)
+    text = list_shipped()["qwen3"].read_text(encoding="utf-8")
+    chosen = choose_template("auto", text)
     assert (chosen.spec.name, chosen.text, chosen.note) == ("qwen3", text, "")
     assert chosen.sha256 == hashlib.sha256(text.encode()).hexdigest()
-    assert recognise(text + " ") is DEFAULT, "a changed template is another template"
+    assert recognise_template(text + " ") is DEFAULT, "a changed template is another template"
 
 
 def test_auto_without_a_template_falls_back_and_says_so() -> None:
-    chosen = choose("auto", None)
+    chosen = choose_template("auto", None)
     assert chosen.spec.name == "role_colon"
     assert chosen.text == PLAIN_TEMPLATE
     assert chosen.note.startswith("The tokenizer has no chat template; the renderer role_colon is used")
@@ -33,27 +33,27 @@ def test_auto_without_a_template_falls_back_and_says_so() -> None:
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_a_name_stands_for_its_first_template(name: str) -> None:
-    assert choose(name).spec.name == name
-    assert recognise(choose(name).text) is RENDERERS[name]
+    assert choose_template(name).spec.name == name
+    assert recognise_template(choose_template(name).text) is RENDERERS[name]
 
 
 def test_an_unknown_name_is_refused_with_a_neighbour() -> None:
     with pytest.raises(NotFound, match=r"E-CHAT-TEMPLATE: There is no renderer 'qwen33'\..*Did you mean 'qwen3'\?"):
-        choose("qwen33")
+        choose_template("qwen33")
     with pytest.raises(NotFound, match=r"Write auto, one of these names, or a path that ends in \.jinja"):
-        choose("zzz")
+        choose_template("zzz")
 
 
 def test_a_file_is_read_inside_its_root(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
-    chosen = choose("own.jinja", roots=(tmp_path,))
+    chosen = choose_template("own.jinja", roots=(tmp_path,))
     assert (chosen.spec, chosen.text) == (DEFAULT, "{{ messages[0].content }}")
-    (tmp_path / "known.jinja").write_text(choose("llama3").text)
-    assert choose("known.jinja", roots=(tmp_path,)).spec.name == "llama3"
+    (tmp_path / "known.jinja").write_text(choose_template("llama3").text)
+    assert choose_template("known.jinja", roots=(tmp_path,)).spec.name == "llama3"
     with pytest.raises(Refused, match="R-PATH-ROOT"):
-        choose("../own.jinja", roots=(tmp_path / "sub",))
+        choose_template("../own.jinja", roots=(tmp_path / "sub",))
     with pytest.raises(NotFound, match="E-DATA-NOT-FOUND"):
-        choose("none.jinja", roots=(tmp_path,))
+        choose_template("none.jinja", roots=(tmp_path,))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_file_is_read_inside_its_root(tmp_path: Path) -> None:
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "bad.jinja").write_bytes(content)
     with pytest.raises(InvalidInput, match=rf"E-CHAT-TEMPLATE: bad\.jinja cannot be used .*{why}"):
-        choose("bad.jinja", roots=(tmp_path,))
+        choose_template("bad.jinja", roots=(tmp_path,))
 
 
 def test_the_names_are_known_without_transformers() -> None:

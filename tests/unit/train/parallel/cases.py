@@ -26,7 +26,7 @@ from trainyard.spec.axes.stages import Stage
 from trainyard.spec.axes.strategies import Strategy
 from trainyard.spec.training import LaunchSettings, TrainerConfig
 from trainyard.train.batching import Cursor, Feed
-from trainyard.train.loop import done, train
+from trainyard.train.loop import count_done, train
 from trainyard.train.methods.full import plain_groups
 from trainyard.train.optimizers import make_optimizer
 from trainyard.train.parallel.session import END, SharedSession, serve
@@ -35,7 +35,7 @@ from trainyard.train.parallel.team import Team
 from trainyard.train.resume.progress import SavedProgress
 from trainyard.train.resume.snapshot import Snapshot, require_same
 from trainyard.train.resume.state import flatten
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 from trainyard.train.schedules import LearningRate
 from trainyard.train.session.sampling import Sampling
 from trainyard.train.session.session import Session, TrainState
@@ -244,7 +244,7 @@ def part_of_run(
     with led(team, session) as leads, CheckpointWriter(Path(place) / f"checkpoints-{team.rank}") as writer:
         if leads:
             if resumed:
-                tensors, values = load_checkpoint(newest(writer.root, None).path)
+                tensors, values = load_checkpoint(find_newest(writer.root, None).path)
                 snapshot = Snapshot.from_flat(tensors, values)
                 require_same(snapshot, session.identity())
                 session.restore(snapshot)
@@ -252,7 +252,7 @@ def part_of_run(
 
             def save(session: Session, progress: SavedProgress) -> None:
                 tensors, values = session.snapshot().flat()
-                writer.save(done(session), tensors, {**values, "progress": progress.as_values()})
+                writer.save(count_done(session), tensors, {**values, "progress": progress.as_values()})
 
             train(
                 session, feed_of(config, 12), progress, total_steps=4, save=save, save_steps=100,

@@ -24,7 +24,7 @@ from trainyard.train.reporting.trackers import (
     TrackedRun,
     Tracker,
     TrackerRow,
-    installed,
+    is_installed,
     load,
     open_tracker,
 )
@@ -189,7 +189,7 @@ def test_memory_is_that_of_this_process() -> None:
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_missing_tracker_says_how_to_install_it(tmp_path: Path, name: str) -> None:
-    if installed(name):
+    if is_installed(name):
         pytest.skip(f"{name} is installed")
     with pytest.raises(Unavailable, match=f"E-PACKAGE-MISSING: The tracker {name} is not .* pip install {name}"):
         reporting(lambda *_, **__: None, TrackedRun(tmp_path, "project", "run"), trackers=(name,), terminal=None)
@@ -210,7 +210,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")  # of other people's programs
 @pytest.mark.parametrize("name", TRACKERS)
 def test_real_tracker_keeps_a_run_and_continues_it_without_a_network(tmp_path: Path, name: str) -> None:
-    if not installed(name):
+    if not is_installed(name):
         pytest.skip(f"{name} is not installed")
     told: list[dict[str, Any]] = []
 

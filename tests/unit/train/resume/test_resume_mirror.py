@@ -17,7 +17,7 @@ from trainyard.errors import InvalidInput, Unavailable
 from trainyard.testing.object_server import ObjectServer
 from trainyard.train.checkpoints import checkpoints, damage_of
 from trainyard.train.resume.mirror import STORES, FolderMirror, fetch, mirrored_steps, open_store, prune, upload
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 
 WAIT_S = 30
 
@@ -65,7 +65,7 @@ def test_every_checkpoint_is_copied_whole_and_both_places_are_pruned(here: Path,
 def test_lost_disk_goes_on_from_the_mirror(here: Path, there: Path) -> None:
     write(here, there, [1, 2])
     shutil.rmtree(here)
-    found = newest(here, address(there))
+    found = find_newest(here, address(there))
     assert (found.step, found.fetched_from, found.quarantined) == (2, address(there), ())
     tensors, values = load_checkpoint(found.path or here)
     assert torch.equal(tensors["weights"], state(2.0)["weights"])
@@ -76,7 +76,7 @@ def test_lost_disk_goes_on_from_the_mirror(here: Path, there: Path) -> None:
 def test_newer_checkpoint_here_is_preferred_and_nothing_is_fetched(here: Path, there: Path) -> None:
     write(here, there, [1, 2])
     shutil.rmtree(there / "step-0000000002")
-    found = newest(here, address(there))
+    found = find_newest(here, address(there))
     assert (found.step, found.fetched_from) == (2, "")
 
 
@@ -116,7 +116,7 @@ def test_altered_copy_is_put_aside_and_the_one_before_it_is_used(
     write(here, there, [1, 2])
     shutil.rmtree(here)
     damage(there / "step-0000000002")
-    found = newest(here, address(there))
+    found = find_newest(here, address(there))
     assert (found.step, found.fetched_from) == (1, address(there))
     assert words in found.quarantined[0]
     assert (here / "quarantine" / "step-0000000002").is_dir()
@@ -131,7 +131,7 @@ def test_half_copied_checkpoint_does_not_exist_and_is_cleared_by_the_next(here: 
     (torn / ".state.json.tmp").write_bytes(b"half")
     assert mirrored_steps(FolderMirror(there)) == {2: False, 1: True}
     shutil.rmtree(here)
-    assert newest(here, address(there)).step == 1
+    assert find_newest(here, address(there)).step == 1
     write(here, there, [3])
     assert sorted(path.name for path in there.iterdir()) == ["step-0000000001", "step-0000000003"]
 
@@ -142,7 +142,7 @@ def test_copy_of_the_same_step_is_exchanged(here: Path, there: Path) -> None:
         writer.save(1, state(5.0), {})
     assert damage_of(there / "step-0000000001") is None
     shutil.rmtree(here)
-    found = newest(here, address(there))
+    found = find_newest(here, address(there))
     assert torch.equal(load_checkpoint(found.path or here)[0]["weights"], state(5.0)["weights"])
 
 
@@ -150,10 +150,10 @@ def test_mirror_that_fails_is_told_and_training_goes_on(here: Path, there: Path)
     there.write_text("a file, not a folder")
     told = write(here, there, [1, 2, 3])
     assert [record["code"] for record in told if record["tier"] == "mirror"] == ["E-MIRROR"] * 3
-    assert newest(here).step == 3
+    assert find_newest(here).step == 3
     there.unlink()
     write(here, there, [4])
-    assert newest(here, address(there)).step == 4
+    assert find_newest(here, address(there)).step == 4
 
 
 class Slow:
@@ -220,7 +220,7 @@ def test_a_bucket_is_a_mirror_from_which_a_lost_disk_comes_back(here: Path, monk
         assert mirrored_steps(open_store(bucket)) == {3: True, 2: True}
         shutil.rmtree(here)
         here.mkdir()
-        found = newest(here, bucket)
+        found = find_newest(here, bucket)
         assert (found.step, found.fetched_from) == (3, bucket)
         assert found.path is not None
         assert damage_of(found.path) is None
@@ -240,7 +240,7 @@ def test_mirror_that_cannot_be_read_is_an_error_not_an_older_checkpoint(
     shutil.rmtree(here / "step-0000000002")
     monkeypatch.setitem(STORES, "unreadable", lambda _: UnreadableStore(there))
     with pytest.raises(Unavailable, match=r"E-MIRROR: .*connection reset"):
-        newest(here, "unreadable://x")
+        find_newest(here, "unreadable://x")
     assert [path.name for path in here.iterdir()] == ["step-0000000001"]
 
 

@@ -20,7 +20,7 @@ from trainyard.errors import Corrupt, TrainyardError
 from trainyard.stores.whole import file_sha256
 from trainyard.train.checkpoints import checkpoints, commit, newest_valid
 from trainyard.train.resume.retention import list_prunable
-from trainyard.train.resume.writer import CheckpointWriter, load_checkpoint, newest
+from trainyard.train.resume.writer import CheckpointWriter, find_newest, load_checkpoint
 
 WAIT_S = 30
 
@@ -46,7 +46,7 @@ def test_what_was_saved_comes_back_to_the_bit_although_training_went_on(tmp_path
         for value in tensors.values():
             value.zero_()
         losses.clear()
-    loaded, back = load_checkpoint(newest(tmp_path).path or tmp_path)
+    loaded, back = load_checkpoint(find_newest(tmp_path).path or tmp_path)
     assert loaded.keys() == before.keys()
     assert all(torch.equal(loaded[name], before[name]) for name in before)
     assert json.dumps(back) == json.dumps({"losses": [[1, 0.1, float("nan")]], "best": float("inf"), "word": "ü"})
@@ -236,7 +236,7 @@ def test_replacing_a_checkpoint_never_loses_it(tmp_path: Path) -> None:
     with pytest.raises(Crash):
         broken.close()
     assert steps(tmp_path) == []
-    assert newest(tmp_path).step == 1
+    assert find_newest(tmp_path).step == 1
     assert load_checkpoint(tmp_path / "step-0000000001")[0]["optimizer/step"] == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001"]
 
@@ -257,7 +257,7 @@ def test_damaged_checkpoint_is_never_loaded(tmp_path: Path, name: str, damage: C
     damage(path / name)
     with pytest.raises(Corrupt, match=f"E-CHECKPOINT-CORRUPT: The checkpoint step-0000000002 is damaged: {name}"):
         load_checkpoint(path)
-    found = newest(tmp_path)
+    found = find_newest(tmp_path)
     assert (found.step, found.fetched_from) == (1, "")
     assert "The checkpoint of step 2 is damaged" in found.quarantined[0]
 
