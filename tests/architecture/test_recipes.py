@@ -115,7 +115,7 @@ RECIPES = {
             Edit(
                 "data/formats/supervised.py", "SHAPES = (",
                 "def riddle(record: Record) -> SftRow:\n"
-                '    ask, say = (filled(record[key], key) for key in ("riddle", "solution"))\n'
+                '    ask, say = (require_text(record[key], key) for key in ("riddle", "solution"))\n'
                 '    return SftRow([Message("user", ask), Message("assistant", say)])\n',
             ),
             Edit(

@@ -43,7 +43,7 @@ WITHOUT = {
     "trainyard/backends/native/program.py: with_memory_fit": WORK,
     "trainyard/backends/oom.py: noted": WORK,
     "trainyard/backends/oom.py: remember": WORK,
-    "trainyard/backends/results.py: collect": HASHED,
+    "trainyard/backends/results.py: collect_result": HASHED,
     "trainyard/backends/script/files.py: write": CHILD,
     "trainyard/compute/rank_process.py: write_note": CHILD,
     "trainyard/data/corpora.py: keep": GIVEN,

@@ -141,10 +141,15 @@ def path_digest(path: str, settings: Settings) -> str:
     Raises `Refused` (`R-PATH-ROOT`) or `NotFound` (`E-DATA-NOT-FOUND`).
     """
     place = resolve_inside(path, data_roots(settings))
-    files = sorted(one for one in place.rglob("*") if one.is_file()) if place.is_dir() else [place]
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
     hasher = hashlib.sha256(str(place).encode())
     for file in files:
-        status = file.stat()
+        try:
+            status = file.stat() if file.is_file() else None
+        except FileNotFoundError:  # gone since it was listed: git, an editor
+            continue
+        if status is None:
+            continue
         hasher.update(f"{file.relative_to(place)}|{status.st_size}|{status.st_mtime_ns}\n".encode())
     return hasher.hexdigest()
 

@@ -70,7 +70,7 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, w
 
 def test_the_names_are_known_without_transformers() -> None:
     program = (
-        "import sys, trainyard.data.renderers.choice as c; c.choose('qwen3'); "
+        "import sys, trainyard.data.renderers.choice as c; c.choose_template('qwen3'); "
         "print(*[n for n in ('torch', 'transformers', 'trl') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
