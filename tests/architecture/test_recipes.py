@@ -223,9 +223,7 @@ def apply(edit: Edit, package: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Axis -> what went wrong with its toy value. All are added to one copy, and one process uses them."""
     folder = tmp_path_factory.mktemp("recipes")
-    shutil.copytree(
-        REPOSITORY / "trainyard", folder / "trainyard", ignore=shutil.ignore_patterns("*.safetensors")
-    )
+    shutil.copytree(REPOSITORY / "trainyard", folder / "trainyard", ignore=shutil.ignore_patterns("*.safetensors"))
     for recipe in RECIPES.values():
         for edit in recipe.edits:
             apply(edit, folder / "trainyard")
