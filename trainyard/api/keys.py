@@ -73,10 +73,9 @@ def dependencies(node: ResolvedNode, settings: Settings, run_id: str) -> Iterato
     """What a node reads in addition to its inputs; `trainyard check` asks the same digests before anything starts."""
     config = node.config
     if isinstance(config, DataSourceConfig):
-        sets = [(f"config.sets.{port.value}", given) for port, given in config.sets.items()]
-        for n, (field, given) in enumerate(sets or [("config", config.single())]):
-            place = "repository" if given.repository else "path"
-            yield Dependency(f"source/{n}", f"{field}.{place}", partial(source_digest, given, settings, run_id))
+        for n, (prefix, _, given) in enumerate(config.named_sets()):
+            field = f"config.{prefix}{'repository' if given.repository else 'path'}"
+            yield Dependency(f"source/{n}", field, partial(source_digest, given, settings, run_id))
     if isinstance(config, ValidatorConfig):
         for n, path in enumerate(config.evaluation_sets):
             field = f"config.evaluation_sets.{n}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainyard.spec.axes.data import DataFormat, GenerationTemplate, GeneratorKind, Port
 from trainyard.spec.compat.context import Match, NodeView, Row, When, listed
-from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, SourceSet
+from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig
 
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:", re.IGNORECASE)
 """How the address of a repository elsewhere begins: `https://…`, `git@host:…`."""
@@ -45,18 +45,11 @@ def own_output(config: AiGeneratorConfig, at: NodeView) -> Match:
     return role in {f"{tenant}/{name}" for tenant, name in at.view.roles} and {"role": role}
 
 
-def named_sets(config: DataSourceConfig) -> list[tuple[str, Port | None, SourceSet]]:
-    """(where it is written, the port that it names, the set) of each set of a data source."""
-    if config.sets:
-        return [(f"sets.{port.value}.", port, given) for port, given in config.sets.items()]
-    return [("", None, config.single())]
-
-
 def unfit_format(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is said to be something else than documents by its format."""
     return [
         {"where": where, "format": given.format}
-        for where, _, given in named_sets(config)
+        for where, _, given in config.named_sets()
         if given.repository and given.format not in REPOSITORY_FORMATS
     ]
 
@@ -65,15 +58,14 @@ def unfit_set(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is said to be something else than documents by the name of its set."""
     return [
         {"where": where, "port": port}
-        for where, port, given in named_sets(config)
+        for where, port, given in config.named_sets()
         if given.repository and port not in (None, Port.DOCUMENTS) and given.format in REPOSITORY_FORMATS
     ]
 
 
 def data_workers(config: DataSourceConfig, _: NodeView) -> Match:
-    return [
-        {"where": where, "worker": given.data_worker} for where, _, given in named_sets(config) if given.data_worker
-    ]
+    sets = config.named_sets()
+    return [{"where": where, "worker": given.data_worker} for where, _, given in sets if given.data_worker]
 
 
 def unread_by_engine(config: AiGeneratorConfig, _: NodeView) -> Match:
@@ -95,7 +87,7 @@ def remote_repository(config: DataSourceConfig, _: NodeView) -> Match:
     """Each repository that is not a folder of this machine."""
     return [
         {"where": f"{where}repository", "repository": given.repository}
-        for where, _, given in named_sets(config)
+        for where, _, given in config.named_sets()
         if given.repository and REMOTE.match(given.repository)
     ]
 

@@ -34,12 +34,9 @@ def data_paths(config: Any, at: NodeView) -> Match:
 
 def paths_of(config: Any) -> Iterator[tuple[str, str]]:
     if isinstance(config, DataSourceConfig):
-        sets = [(f"sets.{port.value}.", given) for port, given in config.sets.items()] or [("", config.single())]
-        for prefix, given in sets:
-            if given.path:
-                yield f"{prefix}path", given.path
-            if given.repository:
-                yield f"{prefix}repository", given.repository
+        for prefix, _, given in config.named_sets():
+            places = {"path": given.path, "repository": given.repository}
+            yield from ((f"{prefix}{name}", place) for name, place in places.items() if place)
     if isinstance(config, ValidatorConfig):
         yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
     if isinstance(config, TrainerConfig):
