@@ -44,7 +44,7 @@ from trainyard.spec.estimate.bases import BaseFacts
 from trainyard.spec.estimate.estimate import Estimate, Known, estimate
 from trainyard.spec.estimate.heldout import tiny_sets
 from trainyard.spec.estimate.shape import ModelShape
-from trainyard.spec.graph import Defaults, check, resolve
+from trainyard.spec.graph import check, resolve
 from trainyard.spec.job import JobSpec
 from trainyard.spec.load.files import load_value, read_chain
 from trainyard.spec.migrate import list_deprecated, spell_out
@@ -213,7 +213,7 @@ def located(wanted: Asked, settings: Settings) -> Asked:
 def resolved(spec: ChainSpec, settings: Settings) -> ResolvedChain:
     """The complete chain, its models with their whole paths. Raises `Refused` with every reason."""
     default = locate_model(settings.default_base_model, settings)
-    return resolve(locate_models(spec, settings), Defaults(base_model=default))
+    return resolve(locate_models(spec, settings), default)
 
 
 # What refuses here and now

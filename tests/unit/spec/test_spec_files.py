@@ -19,8 +19,8 @@ from trainyard.spec.load.limits import MAX_SPEC_BYTES
 from trainyard.spec.load.parse import (
     describe_value,
     find_closest,
-    models_in,
     model_at,
+    models_in,
     parse_chain,
     parse_nodes,
     sentence,
