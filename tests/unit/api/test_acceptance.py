@@ -72,7 +72,7 @@ def checked(context: Context, path: Path) -> FileCheck:
 
 def lines(context: Context, path: Path) -> list[str]:
     """The reasons that check, plan and run give for a file, which are the same."""
-    said = [reason.line for reason in checked(context, path).reasons]
+    said = [reason["line"] for reason in checked(context, path).reasons]
     planned = plan(PlanInput(target=str(path)), context)
     assert [refusal["line"] for refusal in planned.refusals] == said
     assert planned.exit_code == (Refused.exit_code if said else 0)

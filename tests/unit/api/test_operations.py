@@ -100,7 +100,7 @@ def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) 
 def test_check_takes_a_file_that_is_no_yaml(tmp_path: Path, context: Context) -> None:
     (tmp_path / "bad.yaml").write_text("nodes: [")
     found = check(CheckInput(files=(tmp_path / "bad.yaml",)), context)
-    assert found.files[0].reasons[0].code.startswith("E-SPEC")
+    assert found.files[0].reasons[0]["code"].startswith("E-SPEC")
     assert found.exit_code == 5
 
 
