@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,18 @@ class Proof(Response):
 
 
 def prove_resume(given: ProveInput, context: Context) -> Proof:
-    return prove(*chosen(given.stages, given.methods, given.everything), given.jobs, context.say)
+    """Prove the cells in a child process, `jobs` at a time. Raises `TrainyardError` (`E-PROVE`) when the child dies."""
+    stages, methods = chosen(given.stages, given.methods, given.everything)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trainyard-proof-") as name:
+        folder = Path(name)
+        spec = {"stages": [*map(str, stages)], "methods": [*map(str, methods)], "jobs": given.jobs}
+        (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        cells = []
+        for verdict in run_child(folder):
+            cells.append(ProvedCell.model_validate(verdict))
+            context.say(line(cells[-1]))
+    return Proof(cells=tuple(cells), seconds=round(time.monotonic() - started, 1))
 
 
 def chosen(
@@ -67,20 +78,6 @@ def chosen(
     if everything:
         return STAGES, tuple(Method)
     return stages or (STAGES if methods else FEW[0]), methods or (tuple(Method) if stages else FEW[1])
-
-
-def prove(stages: tuple[Stage, ...], methods: tuple[Method, ...], jobs: int, say: Callable[[str], None]) -> Proof:
-    """Prove the cells in a child process, `jobs` at a time. Raises `TrainyardError` (`E-PROVE`) when the child dies."""
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="trainyard-proof-") as name:
-        folder = Path(name)
-        spec = {"stages": [*map(str, stages)], "methods": [*map(str, methods)], "jobs": jobs}
-        (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        cells = []
-        for verdict in run_child(folder):
-            cells.append(ProvedCell.model_validate(verdict))
-            say(line(cells[-1]))
-    return Proof(cells=tuple(cells), seconds=round(time.monotonic() - started, 1))
 
 
 def run_child(folder: Path) -> Iterator[dict[str, Any]]:

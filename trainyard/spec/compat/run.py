@@ -13,6 +13,7 @@ from trainyard.spec.axes.devices import Device, Precision
 from trainyard.spec.axes.targets import TargetType
 from trainyard.spec.compat.context import Match, NodeView, Row, When, answers, fill, listed
 from trainyard.spec.compat.engine import needs_cuda
+from trainyard.spec.compat.evaluator_deployer import each_target
 from trainyard.spec.estimate.bases import BaseFacts, ModelLayout
 from trainyard.spec.nodes import AiGeneratorConfig, DataSourceConfig, DeployerConfig, EvaluatorConfig, ValidatorConfig
 from trainyard.spec.packages import GCS
@@ -24,11 +25,10 @@ def data_paths(config: Any, at: NodeView) -> Match:
     problem = at.facts.path_problem
     if problem is None:
         return False
-    named = [(field, problem(path)) for field, path in paths_of(config)]
     return [
         {"where": field, "because": found.because.removesuffix("."), "instead": found.instead.removesuffix(".")}
-        for field, found in named
-        if found
+        for field, path in paths_of(config)
+        if (found := problem(path))
     ]
 
 
@@ -40,18 +40,13 @@ def paths_of(config: Any) -> Iterator[tuple[str, str]]:
     if isinstance(config, ValidatorConfig):
         yield from ((f"evaluation_sets.{index}", path) for index, path in enumerate(config.evaluation_sets))
     if isinstance(config, TrainerConfig):
-        yield from trainer_paths(config)
+        if config.engine.template.endswith(".jinja"):
+            yield "engine.template", config.engine.template
+        parts = urlsplit(config.engine.mirror or "")
+        if parts.scheme == "file":  # as the store reads it: `file:/x`, `file://localhost/x` and `%2e%2e` are paths too
+            yield "engine.mirror", unquote(parts.path)
     if isinstance(config, EvaluatorConfig):
         yield from ((f"benchmarks.{n}.path", line.path) for n, line in enumerate(config.benchmarks) if line.path)
-
-
-def trainer_paths(config: TrainerConfig) -> Iterator[tuple[str, str]]:
-    """Rows on what the engine reads and writes besides its data: a template's file, and a folder for checkpoints."""
-    if config.engine.template.endswith(".jinja"):
-        yield "engine.template", config.engine.template
-    parts = urlsplit(config.engine.mirror or "")
-    if parts.scheme == "file":  # read as the store reads it: `file:/x`, `file://localhost/x` and `%2e%2e` are paths too
-        yield "engine.mirror", unquote(parts.path)
 
 
 def no_endpoint(config: AiGeneratorConfig, at: NodeView) -> Match:
@@ -191,6 +186,7 @@ def switched_off(config: TrainerConfig, at: NodeView) -> Match:
     return config.backend.facts.runs_scripts and why is not None and {"why": why}
 
 
+NEEDS_EMBEDDED = each_target(lambda one: one.type is TargetType.EMBEDDED and one.url is None)
 RUN_ROWS = (
     *BASE_ROWS,
     Row(
@@ -258,10 +254,7 @@ RUN_ROWS = (
     ),
     Row(
         "target-down", "R-TARGET-DOWN", "deployer", "config.targets.{index}.type",
-        lambda config, at: at.facts.embedded is False and [
-            {"index": index} for index, target in enumerate(config.targets)
-            if target.type is TargetType.EMBEDDED and target.url is None
-        ],
+        lambda config, at: at.facts.embedded is False and NEEDS_EMBEDDED(config, at),
         "The embedded model server is not running.", "Call `trainyard up`, or give the target a url.", scope="run",
     ),
 )  # fmt: skip
