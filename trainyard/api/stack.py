@@ -50,8 +50,6 @@ STOP_GRACE_S = 30.0
 """A worker that ends first ends its flow runs, and those save a checkpoint."""
 STARTS = 3
 """Tries of another port, if another home's server takes the free one first."""
-HEARTBEAT_S = 30
-"""Seconds between the heartbeats of a flow run; the automation in `api/runs` allows three times that."""
 
 
 def running(settings: Settings, name: str) -> Service | None:

@@ -14,6 +14,7 @@ from typing import Any
 from trainyard.api.context import Context
 from trainyard.api.requests.trainers import ProveInput
 from trainyard.api.responses import Response
+from trainyard.compute.events import LineTail
 from trainyard.errors import InvalidInput, TrainyardError
 from trainyard.inherited import child_environment
 from trainyard.spec.axes.backends import BackendName
@@ -84,19 +85,16 @@ def run_child(folder: Path) -> Iterator[dict[str, Any]]:
     """Start the program and yield its verdicts as they come."""
     command = [sys.executable, "-m", "trainyard.backends.native.proof", str(folder)]
     environment = child_environment({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    path = folder / "verdicts.jsonl"
+    verdicts = LineTail(folder / "verdicts.jsonl")
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
         )
-    read = 0
     try:
         ended = False
         while not ended:
             ended = child.poll() is not None
-            complete = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-            yield from (json.loads(text) for text in complete[read:])
-            read = len(complete)
+            yield from map(json.loads, verdicts.read_lines())
             time.sleep(0 if ended else POLL_S)
     finally:
         if child.poll() is None:

@@ -110,6 +110,36 @@ SOURCE_ROWS = (
     ),
 )  # fmt: skip
 
+PORT_ROWS = tuple(
+    Row(name, "R-PORT", on, field, data_missing(*ports), because, instead, chained=True)
+    for name, on, field, ports, because, instead in (
+        ("port-documents", "ai_generator", "needs", (Port.DOCUMENTS,),
+         "A generator writes rows from documents, and it is offered {offered}.",
+         "Put a data_source with a folder or a document before it."),
+        ("port-rows", "validator", "needs", (Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT),
+         "A validator checks rows, and it is offered {offered}.",
+         "Put a generator before it, or a data_source with a data set."),
+        ("port-sft", "trainer", "config.stage", (Port.SFT,),
+         "Stage {config.stage} learns from sft rows, and it is offered {offered}.",
+         "Put a generator or a data_source with instructions or chats before it."),
+        ("port-preference", "trainer", "config.stage", (Port.PREFERENCE,),
+         "Stage {config.stage} learns from preference pairs, and it is offered {offered}.",
+         "Give the data_source a set of pairs (`sets.preference`), or use stage sft."),
+        ("port-labelled", "trainer", "config.stage", (Port.LABELLED,),
+         "Stage {config.stage} learns from labelled answers, and it is offered {offered}.",
+         "Give the data_source a labelled set (`sets.labelled`), or use stage dpo with pairs."),
+        ("port-text", "trainer", "config.stage", (Port.TEXT, Port.DOCUMENTS),
+         "Stage {config.stage} learns from plain text, and it is offered {offered}.",
+         "Put a data_source with documents or `format: text` before it."),
+        ("port-candidate", "evaluator", "needs", (Port.ADAPTER, Port.MODEL),
+         "An evaluator judges an adapter or a model, and it is offered {offered}.",
+         "Put a trainer before it."),
+        ("port-adapter", "deployer", "needs", (Port.ADAPTER, Port.MODEL),
+         "A deployer publishes an adapter or a model, and it is offered {offered}.",
+         "Put a trainer before it."),
+    )
+)  # fmt: skip
+"""A node that lacks its input, and what it is offered."""
 DATA_ROWS = (
     *SOURCE_ROWS,
     Row(
@@ -117,46 +147,7 @@ DATA_ROWS = (
         "The repository {repository!r} is an address, and a repository is read from a folder of this machine.",
         "Clone it into a data root, and write that folder as repository.",
     ),
-    Row(
-        "port-documents", "R-PORT", "ai_generator", "needs", data_missing(Port.DOCUMENTS),
-        "A generator writes rows from documents, and it is offered {offered}.",
-        "Put a data_source with a folder or a document before it.", chained=True,
-    ),
-    Row(
-        "port-rows", "R-PORT", "validator", "needs", data_missing(Port.SFT, Port.PREFERENCE, Port.LABELLED, Port.TEXT),
-        "A validator checks rows, and it is offered {offered}.",
-        "Put a generator before it, or a data_source with a data set.", chained=True,
-    ),
-    Row(
-        "port-sft", "R-PORT", "trainer", "config.stage", data_missing(Port.SFT),
-        "Stage {config.stage} learns from sft rows, and it is offered {offered}.",
-        "Put a generator or a data_source with instructions or chats before it.", chained=True,
-    ),
-    Row(
-        "port-preference", "R-PORT", "trainer", "config.stage", data_missing(Port.PREFERENCE),
-        "Stage {config.stage} learns from preference pairs, and it is offered {offered}.",
-        "Give the data_source a set of pairs (`sets.preference`), or use stage sft.", chained=True,
-    ),
-    Row(
-        "port-labelled", "R-PORT", "trainer", "config.stage", data_missing(Port.LABELLED),
-        "Stage {config.stage} learns from labelled answers, and it is offered {offered}.",
-        "Give the data_source a labelled set (`sets.labelled`), or use stage dpo with pairs.", chained=True,
-    ),
-    Row(
-        "port-text", "R-PORT", "trainer", "config.stage", data_missing(Port.TEXT, Port.DOCUMENTS),
-        "Stage {config.stage} learns from plain text, and it is offered {offered}.",
-        "Put a data_source with documents or `format: text` before it.", chained=True,
-    ),
-    Row(
-        "port-candidate", "R-PORT", "evaluator", "needs", data_missing(Port.ADAPTER, Port.MODEL),
-        "An evaluator judges an adapter or a model, and it is offered {offered}.",
-        "Put a trainer before it.", chained=True,
-    ),
-    Row(
-        "port-adapter", "R-PORT", "deployer", "needs", data_missing(Port.ADAPTER, Port.MODEL),
-        "A deployer publishes an adapter or a model, and it is offered {offered}.",
-        "Put a trainer before it.", chained=True,
-    ),
+    *PORT_ROWS,
     Row(
         "port-two", "R-PORT", "*", "needs", two_sources,
         "The nodes {nodes} make {ports} and are equally near.",
