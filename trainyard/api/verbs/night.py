@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -127,17 +126,16 @@ def unfit_here(config: NightConfig, settings: Settings) -> list[Reason]:
     return locate_reasons(reason for chain in chains for reason in examine(chain, settings))
 
 
-def unfit_words(config: NightConfig, settings: Settings) -> str:
-    """The same as the note of a night whose markers wait."""
-    return "; ".join(reason.line() for reason in unfit_here(config, settings))
+def unfit_words(config: NightConfig, settings: Settings) -> Callable[[], str]:
+    """The same as the note of a night whose markers wait, looked up when the documents are read."""
+    return lambda: "; ".join(reason.line() for reason in unfit_here(config, settings))
 
 
 def run_once(given: requests.RunNightInput, context: Context) -> NightReport:
     """A night; where this machine cannot train with its settings, the markers wait and the report says why."""
     settings = at_home(context.settings)
     config = config_of(given.config, given.preset, context)
-    unfit = partial(unfit_words, config, settings)  # looked up when the documents are read
-    world = make_night_deps(config, settings, say=context.say, unfit=unfit)
+    world = make_night_deps(config, settings, say=context.say, unfit=unfit_words(config, settings))
     with kept_service():
         report = run_night(config, world, given.run)
     context.say(report.headline)
