@@ -113,35 +113,32 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
     """
     given = dict(parameters or {})
     value = given if target in NAMES else load_value(existing(target))
-    wanted = asked_for(target, value, given, preset)
-    return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
-
-
-def existing(target: str) -> Path:
-    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
-    if not Path(target).is_file():
-        raise NotFound(
-            f"There is neither a template nor a file {target!r}.",
-            why=f"Templates are {', '.join(NAMES)}.",
-            do="Correct the name or the path.",
-            code="E-PARAMETER",
-        )
-    return Path(target)
-
-
-def asked_for(target: str, value: Any, given: dict[str, Any], preset: str | None) -> Asked:
     if target in NAMES:
-        return asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
-    if isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
-        return asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
-    if given or preset:
+        wanted = asked_by_name(target, merged(preset_parameters(target, preset), given) if preset else given)
+    elif isinstance(value, Mapping) and value.get("template") in NAMES and "nodes" not in value:
+        wanted = asked_by_name(str(value["template"]), merged(value.get("parameters") or {}, given))
+    elif given or preset:
         raise InvalidInput(
             f"{target} is a whole chain and takes no parameters.",
             do="Edit the file, or run a template with -p.",
             code="E-PARAMETER",
         )
-    spec = accepted(value)
-    return Asked(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
+    else:
+        spec = accepted(value)
+        wanted = Asked(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
+    return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
+
+
+def existing(target: str) -> Path:
+    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
+    if Path(target).is_file():
+        return Path(target)
+    raise NotFound(
+        f"There is neither a template nor a file {target!r}.",
+        why=f"Templates are {', '.join(NAMES)}.",
+        do="Correct the name or the path.",
+        code="E-PARAMETER",
+    )
 
 
 def asked_by_name(name: str, given: dict[str, Any]) -> Asked:

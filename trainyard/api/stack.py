@@ -398,12 +398,8 @@ def cannot_start(service: Service, how: str) -> TrainyardError:
     """Return the error for a service that does not start: a known cause from its log, else the log's last lines."""
     text = Path(service.log).read_text(encoding="utf-8", errors="replace") if Path(service.log).is_file() else ""
     last = " | ".join(line.strip() for line in text.splitlines()[-3:] if line.strip()) or "its log is empty"
-    for marker, meaning, remedy in CAUSES:
-        if marker.lower() in text.lower():
-            why, do = f"{meaning} ({last})", remedy
-            break
-    else:
-        why, do = last, f"Read {service.log}."
+    known = ((f"{meaning} ({last})", do) for marker, meaning, do in CAUSES if marker.lower() in text.lower())
+    why, do = next(known, (last, f"Read {service.log}."))
     return Unavailable(f"The Prefect {service.name} cannot start: {how}.", why=why, do=do, code="E-SERVER-START")
 
 

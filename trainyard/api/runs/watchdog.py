@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 import httpx
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Running
 
@@ -68,7 +68,8 @@ class Watchdog:
         found = runs_in(self.settings, worker_name(self.settings), [StateType.CRASHED], recent=True)
         marked = [run for run in found if run.state and (run.state.message or "").startswith(NO_HEARTBEAT)]
         living = [run for run in marked if process_of(run)]
-        finished = [run for run in marked if run not in living and finished_all(run, self.settings)]
+        results = {run.id: read_result(self.settings.runs / str(run.id)) for run in marked if run not in living}
+        finished = [run for run in marked if (ended := results.get(run.id)) is not None and ended.succeeded]
         for run in living:
             state: State[Any] = Running(message="Its process is running; the server had received no heartbeat from it.")
             with client() as prefect:
@@ -77,11 +78,6 @@ class Watchdog:
             write_end_state(run, self.settings)
         said = [f"the run {run.id} ({run.name}) was marked as crashed and works" for run in living]
         return said + [f"the run {run.id} ({run.name}) was marked as crashed and had finished" for run in finished]
-
-
-def finished_all(run: FlowRun, settings: Settings) -> bool:
-    result = read_result(settings.runs / str(run.id))
-    return result is not None and result.succeeded
 
 
 def main() -> None:

@@ -74,16 +74,15 @@ def unlisted_bucket(config: TrainerConfig, at: NodeView) -> Match:
     return urlsplit(mirror).scheme == "gs" and at.facts.may_mirror is not None and not at.facts.may_mirror(mirror)
 
 
-def no_vllm(config: AiGeneratorConfig, at: NodeView) -> Match:
-    line = at.facts.vllm_install
-    return {"line": line} if config.engine is GeneratorKind.VLLM and line else False
+def why_absent(config: TrainerConfig, at: NodeView) -> str | None:
+    """Why the backend of a trainer is not available here; None if it is, or if that is not known."""
+    known = at.facts.backends
+    return None if known is None else known.get(config.backend, "This version does not have it.")
 
 
 def no_backend(config: TrainerConfig, at: NodeView) -> Match:
-    if at.facts.backends is None or config.backend.facts.runs_scripts:
-        return False  # a script has a row of its own
-    why = at.facts.backends.get(config.backend, "This version does not have it.")
-    here = [name.value for name, problem in at.facts.backends.items() if problem is None]
+    why = why_absent(config, at) if not config.backend.facts.runs_scripts else None  # a script has a row of its own
+    here = [name.value for name, problem in (at.facts.backends or {}).items() if problem is None]
     return why is not None and {"why": why, "here": listed(here) or "none is available here"}
 
 
@@ -181,8 +180,7 @@ def base_reasons(config: TrainerConfig, base: BaseFacts, node: str | None) -> li
 
 
 def switched_off(config: TrainerConfig, at: NodeView) -> Match:
-    facts = at.facts.backends
-    why = None if facts is None else facts.get(config.backend, "This version does not have it.")
+    why = why_absent(config, at)
     return config.backend.facts.runs_scripts and why is not None and {"why": why}
 
 
@@ -224,7 +222,8 @@ RUN_ROWS = (
     ),
     Row(
         "vllm-missing", "R-PACKAGE-MISSING", "ai_generator", "config.engine",
-        no_vllm,
+        lambda config, at: config.engine is GeneratorKind.VLLM and bool(at.facts.vllm_install)
+        and {"line": at.facts.vllm_install},
         "The engine vllm starts the program vllm, which is not installed here.",
         "Install it with `{line}`, or use engine openai or local.", scope="run",
     ),

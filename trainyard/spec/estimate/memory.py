@@ -99,9 +99,8 @@ def memory_of(shape: ModelShape, config: TrainerConfig, device: Device) -> Memor
     else:
         fragments = CPU_FRAGMENTS[adapter] * activations + CPU_LOGIT_FRAGMENTS * logits
     kept["rollouts"] = max(0, cache_bytes(shape, config, device) - kept["activations"] - kept["logits"])
-    context = int(device.facts.context_gib * GIB)
-    if config.backend is BackendName.TRL and not on_cuda:
-        context += TRL_BYTES
+    imports = TRL_BYTES if config.backend is BackendName.TRL and not on_cuda else 0
+    context = int(device.facts.context_gib * GIB) + imports
     return Memory(**kept, fragments=int(fragments), context=context)
 
 
@@ -132,12 +131,9 @@ def adapter_size(inputs: int, outputs: int, adapter: AdapterSettings) -> int:
 
 def targeted(shape: ModelShape, adapter: AdapterSettings) -> dict[str, tuple[int, int]]:
     """The linear layers of a block that the adapter reaches."""
-    if adapter.target_modules == "attention-only":
-        names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    elif isinstance(adapter.target_modules, tuple):
-        names = adapter.target_modules
-    else:
-        names = tuple(shape.projections)
+    named = {"attention-only": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": tuple(shape.projections)}
+    wanted = adapter.target_modules or "all-linear"
+    names = wanted if isinstance(wanted, tuple) else named[wanted]
     return {name: size for name, size in shape.projections.items() if name in names}
 
 

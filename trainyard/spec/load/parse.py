@@ -32,19 +32,13 @@ SHOWN_CHARS = 60
 NAME_RULE = "Write lower-case letters, digits and hyphens, at most 63, starting with a letter or a digit."
 
 INSTEAD = {
-    "bool_parsing": "Write true or false.",
-    "bool_type": "Write true or false.",
-    "int_parsing": "Write a whole number.",
-    "int_type": "Write a whole number.",
-    "int_from_float": "Write a whole number.",
-    "float_parsing": "Write a number.",
-    "float_type": "Write a number.",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "Write true or false."),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "Write a whole number."),
+    **dict.fromkeys(("float_parsing", "float_type"), "Write a number."),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "Write a mapping of keys to values."),
     "finite_number": "Write a finite number.",
     "string_type": "Write a text; put quotes around it if it looks like a number.",
     "tuple_type": "Write a list.",
-    "dict_type": "Write a mapping of keys to values.",
-    "model_type": "Write a mapping of keys to values.",
-    "model_attributes_type": "Write a mapping of keys to values.",
 }
 """Kind of pydantic error -> what to write; bounds and choices are worded from the error's own context."""
 
@@ -141,13 +135,9 @@ def reasons_of(error: ValidationError, model: type[BaseModel], ids: Sequence[str
 
 def cap_reasons(reasons: list[Reason], count: int) -> list[Reason]:
     """Return at most `MAX_REASONS` of the reasons, and how many more there are."""
-    more = count - MAX_REASONS
-    if more <= 0:
-        return reasons
-    return [
-        *reasons[:MAX_REASONS],
-        Reason("E-SPEC-MORE", None, "", f"And {more:,} more are wrong.", "Correct these first."),
-    ]
+    because = f"And {count - MAX_REASONS:,} more are wrong."
+    rest = [Reason("E-SPEC-MORE", None, "", because, "Correct these first.")] if count > MAX_REASONS else []
+    return [*reasons[:MAX_REASONS], *rest]
 
 
 def check_crowded(value: Any) -> list[Reason]:
