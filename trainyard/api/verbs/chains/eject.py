@@ -16,7 +16,7 @@ from trainyard.backends.job import TrainingJob, job_for
 from trainyard.backends.script import files
 from trainyard.backends.script.backend import BACKEND as SCRIPT
 from trainyard.data.sources import read_source
-from trainyard.errors import NotFound, Refused
+from trainyard.errors import InvalidInput, NotFound, Refused
 from trainyard.settings import Settings
 from trainyard.spec.axes.backends import BackendName
 from trainyard.spec.axes.data import DATA_PORTS, Port
