@@ -85,6 +85,11 @@ OPERATIONS: dict[str, Operation] = {
         "Start a template or a file, or continue a run by its id; with --watch, follow it to its end.",
         "chains:RunInput", "chains.run:run", "chains:run_text", WRITE,
     ),
+    "compare": Operation(
+        "Two trainings next to each other: settings, metrics, benchmarks with intervals, answers, curves.",
+        "chains:CompareInput", "compare:compare", "compare:comparison_text", READ,
+        example="trainyard compare 59b4dead/trainer 59b4dead/trainer-2 --plot",
+    ),
     "prove-resume": Operation(
         "Show that a training that was stopped or killed ends in the same bits as one that was not.",
         "trainers:ProveInput", "proof:prove_resume", "trainers:proof_text", WRITE,
