@@ -11,10 +11,10 @@ from tests.unit.evals.test_evaluation_report import BASE, TUNED, job, scored, sc
 from trainyard.api.context import Context
 from trainyard.api.records import NodeResult, NodeState, RunRecord, RunResult
 from trainyard.api.requests.chains import CompareInput
-from trainyard.api.terminal.compare import comparison_text
-from trainyard.api.terminal.plots import draw_curves
+from trainyard.api.terminal.chains import comparison_text
+from trainyard.api.terminal.text import draw_curves
 from trainyard.api.training_logs import draw_run
-from trainyard.api.verbs.compare import Comparison, compare
+from trainyard.api.verbs.chains.compare import Comparison, compare
 from trainyard.compute.events import EventWriter
 from trainyard.errors import Conflict, InvalidInput, NotFound
 from trainyard.evals.report import build_report
@@ -72,7 +72,8 @@ def run(
     )  # fmt: skip
     record.finish(
         RunResult(
-            run_id=run_id, name=name, chain="chain", digest="d", state=JobState.COMPLETED, message="", nodes=tuple(nodes)
+            run_id=run_id, name=name, chain="chain", digest="d", state=JobState.COMPLETED, message="",
+            nodes=tuple(nodes),
         )
     )  # fmt: skip
 
@@ -96,7 +97,8 @@ def test_settings_metrics_paired_benchmarks_and_answers(context: Context) -> Non
     assert metrics["tokens trained"] == (30, 30)
     (line,) = found.benchmarks
     assert line.improvement == pytest.approx(0.25)  # four of eight rows lose half a nat
-    assert line.low is not None and line.high is not None
+    assert line.low is not None
+    assert line.high is not None
     assert line.low < 0.25 < line.high
     assert (line.better, line.worse, line.rows) == (4, 0, 8)
     assert [(one.first, one.second) for one in found.samples] == [("As slow.", "As fast.")]

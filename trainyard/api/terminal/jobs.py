@@ -7,8 +7,7 @@ from typing import Any
 
 from trainyard.api.records import RunResult
 from trainyard.api.terminal.chains import node_table, run_text
-from trainyard.api.terminal.plots import draw_curves
-from trainyard.api.terminal.text import table
+from trainyard.api.terminal.text import draw_curves, table
 
 
 def jobs_text(result: Any) -> str:

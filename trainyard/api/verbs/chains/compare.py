@@ -158,7 +158,7 @@ def compare(given: CompareInput, context: Context) -> Comparison:
 
 
 def find_trained(name: str, settings: Settings) -> TrainedNode:
-    """The trainer of `RUN/TRAINER`; of a run with one trainer that is no control the run alone will do."""
+    """The trainer of `RUN/TRAINER`; a run's name alone will do if all but one are controls."""
     run, _, wanted = name.partition("/")
     folder, result = find_run(run, settings)
     nodes = {node["id"]: node for node in json.loads((folder / "chain.json").read_bytes())["nodes"]}
