@@ -106,6 +106,18 @@ class ChainPlan(Response):
 # What is asked for
 
 
+def existing(target: str) -> Path:
+    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
+    if Path(target).is_file():
+        return Path(target)
+    raise NotFound(
+        f"There is neither a template nor a file {target!r}.",
+        why=f"Templates are {', '.join(NAMES)}.",
+        do="Correct the name or the path.",
+        code="E-PARAMETER",
+    )
+
+
 def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str | None = None) -> Asked:
     """What a template's name with parameters, or a file, asks for.
 
@@ -127,18 +139,6 @@ def asked(target: str, parameters: Mapping[str, Any] | None = None, preset: str 
         spec = accepted(value)
         wanted = Asked(spec=spec, deployment="chain/adhoc", parameters={"spec": spec.model_dump(mode="json")})
     return wanted.model_copy(update={"notes": tuple(list_deprecated(value))})
-
-
-def existing(target: str) -> Path:
-    """The file of that name. Raises `NotFound` (`E-PARAMETER`)."""
-    if Path(target).is_file():
-        return Path(target)
-    raise NotFound(
-        f"There is neither a template nor a file {target!r}.",
-        why=f"Templates are {', '.join(NAMES)}.",
-        do="Correct the name or the path.",
-        code="E-PARAMETER",
-    )
 
 
 def asked_by_name(name: str, given: dict[str, Any]) -> Asked:
@@ -357,6 +357,9 @@ def plan_node(node: ResolvedNode, look: Look, estimated: Estimate, reasons: Sequ
 def shapes(chain: ResolvedChain, settings: Settings) -> dict[str, ModelShape]:
     """Shapes of the base models that are on this machine."""
     names = {node.config.base_model for node in chain.nodes if isinstance(node.config, TrainerConfig)}
-    folders = {name: folder for name in names if name and (folder := folder_of(name, settings))}
-    configs = {name: json.loads((folder / "config.json").read_text("utf-8")) for name, folder in folders.items()}
-    return {name: shape for name, one in configs.items() if (shape := ModelShape.from_config(one)) is not None}
+    return {name: shape for name in names if name and (shape := shape_of(name, settings)) is not None}
+
+
+def shape_of(name: str, settings: Settings) -> ModelShape | None:
+    folder = folder_of(name, settings)
+    return ModelShape.from_config(json.loads((folder / "config.json").read_text("utf-8"))) if folder else None
