@@ -25,14 +25,11 @@ class Argument:
     """A text that may be the path of a file, so that a shell completes paths. A `Path` needs no such word."""
 
 
-@dataclass(frozen=True, init=False)
 class Option:
     """A field that is given by a name other than `--field-name`."""
 
-    names: tuple[str, ...]
-
     def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
+        self.names = names
 
 
 class FieldError(ValueError):
