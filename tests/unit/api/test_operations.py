@@ -93,7 +93,7 @@ def test_check_gives_all_reasons_of_all_files(tmp_path: Path, context: Context) 
     files = (tmp_path / "good.yaml", tmp_path / "bad.yaml")
     found = check(CheckInput(files=files), context)
     assert [one.ok for one in found.files] == [True, False]
-    assert [reason.code for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
+    assert [reason["code"] for reason in found.files[1].reasons][:2] == ["E-SPEC-TYPE", "E-SPEC-KEY"]
     assert found.exit_code == 5
 
 
