@@ -60,7 +60,7 @@ SPELLINGS: dict[str, str] = {
     "launch.processes": "num_processes nproc_per_node num_gpus n_gpus",
     "launch.strategy": "distributed_type deepspeed fsdp",
 }
-"""Our setting below a trainer's config, perhaps with its value -> the names that it has elsewhere."""
+"""Our setting below a trainer's config, perhaps with its value -> the names that it has elsewhere, in one text."""
 ELSEWHERE = {"tenant_id": "Write `tenant` at the top of the chain or job."}
 """Names of settings that are not near where they were written."""
 VALUES = {
