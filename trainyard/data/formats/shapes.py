@@ -100,7 +100,9 @@ class Normaliser:
         self._inside: dict[tuple[Kind, Keys], Kind] = {}
 
     def __call__(self, record: Any) -> tuple[Row, Kind]:
-        """The row, and how it was read. Raises `BadRow`."""
+        """The row, and how it was read. Raises `BadRow`, also the one that a parser gives in place of a record."""
+        if isinstance(record, BadRow):
+            raise record
         if not isinstance(record, Mapping):
             raise BadRow("not_an_object", "the row is not a JSON object")
         kind = self.kind(frozenset(record))

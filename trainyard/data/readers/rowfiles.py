@@ -14,7 +14,7 @@ from trainyard.data.formats.shapes import SHAPES, Kind, Normaliser, detect
 from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import jsonl, tables
-from trainyard.data.readers.chunks import Bad, Chunk, OpenedSet, nothing_to_read
+from trainyard.data.readers.chunks import Chunk, OpenedSet, nothing_to_read
 from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text
 from trainyard.data.rows import TextRow
 from trainyard.spec.axes.data import DataFormat, Port
@@ -62,10 +62,10 @@ def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits:
                 offset, chunk.size = block.offset, block.end
                 if block.too_long:
                     reason = BadRow("line_too_long", f"the line has {block.too_long:,} bytes")
-                    chunk.bad.append(Bad(len(chunk.rows), block.first_line, offset, reason, block.data))
+                    chunk.add_bad(block.first_line, offset, reason, block.data)
                 for number, line in enumerate(block.lines, block.first_line):
                     if line.strip():
-                        add_text(chunk, line, number, offset)
+                        chunk.add(read_line, line, number, offset, line)
                     offset += len(line) + 1
                 yield chunk
                 chunk = Chunk(chunk.source)
@@ -74,20 +74,14 @@ def text_lines(paths: Sequence[Path], label: str, roots: Sequence[Path], limits:
     return OpenedSet(label, Port.TEXT, DataFormat.TEXT, chunks(), files.fraction, {"files": len(paths)})
 
 
-def add_text(chunk: Chunk, line: bytes, number: int, offset: int) -> None:
+def read_line(line: bytes) -> tuple[TextRow, Kind]:
     try:
         text = line.decode()
-        if "\0" in text:
-            raise BadRow("nul_character", "the line contains the character U+0000")
     except UnicodeDecodeError as error:
-        reason = BadRow("not_utf8", f"byte {error.start} of the line is not UTF-8")
-        chunk.bad.append(Bad(len(chunk.rows), number, offset, reason, line))
-    except BadRow as reason:
-        chunk.bad.append(Bad(len(chunk.rows), number, offset, reason, line))
-    else:
-        chunk.rows.append(TextRow(text.rstrip("\r")))
-        chunk.kinds.append(TEXT_KIND)
-        chunk.places.append(f"{chunk.source}:{number}")
+        raise BadRow("not_utf8", f"byte {error.start} of the line is not UTF-8") from error
+    if "\0" in text:
+        raise BadRow("nul_character", "the line contains the character U+0000")
+    return TextRow(text.rstrip("\r")), TEXT_KIND
 
 
 def row_set(paths: Sequence[Path], wanted: DataFormat, label: str, roots: Sequence[Path], limits: Limits) -> OpenedSet:
