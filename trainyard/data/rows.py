@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
@@ -150,12 +151,12 @@ def messages_column(conversations: list[list[Message]]) -> pa.ListArray:
     """Lists of turns as one Arrow column: the turns one after another, and where each conversation begins."""
     offsets = [0, *itertools.accumulate(map(len, conversations))]
     turns = list(itertools.chain.from_iterable(conversations))
-    fields = [
-        pa.array([turn.role for turn in turns], pa.string()),
-        pa.array([turn.content for turn in turns], pa.string()),
-        pa.array([turn.tool_calls for turn in turns], pa.string()),
-        pa.array([turn.more for turn in turns], pa.string()),
-    ]
+    fields = [pa.array(list(map(operator.attrgetter(field.name), turns)), pa.string()) for field in MESSAGE]
+    return join_turns(offsets, fields)
+
+
+def join_turns(offsets: Sequence[int] | np.ndarray, fields: list[pa.Array]) -> pa.ListArray:
+    """One column of the fields of all turns, cut at the offsets."""
     flat = pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=MESSAGES)
 

@@ -11,36 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from trainyard.data.quality.blocks import ANSWERS, Block, Sieve
+from trainyard.data.quality.blocks import ANSWERS, Block
+from trainyard.data.quality.sieve import Item, RowFilter, TokenCounter
 from trainyard.data.rows import SCHEMAS, Message
 from trainyard.errors import InvalidInput, NotFound
 from trainyard.spec.axes.data import Port
-
-Item = list[Message] | str
-TokenCounter = Callable[[Sequence[Item]], list[int]]
-"""Tokens of each conversation (with its template) or plain text, counted as a batch."""
 
 MESSAGE_OVERHEAD = 4
 """Template tokens around a message, without its role: start, end and two separators."""
 SEQUENCE_OVERHEAD = 1
 """The begin-of-sequence token of a conversation."""
-
-
-class LengthSieve(Sieve, Protocol):
-    """What the length step needs besides that."""
-
-    truncated: int
-    read_tokens: int
-
-    @property
-    def tokens(self) -> TokenCounter: ...
 
 
 class TokenizerCounter:
@@ -72,12 +59,10 @@ class TokenizerCounter:
 
 def parts(item: Item) -> list[str]:
     """The texts of an item that are counted: a call of a tool counts as its JSON text, reasoning as it is."""
-    return [item] if isinstance(item, str) else [text_of(message) for message in item]
-
-
-def text_of(message: Message) -> str:
-    thoughts = message.extras.get("reasoning_content", "") if message.more else ""
-    return thoughts + message.content + (message.tool_calls or "")
+    if isinstance(item, str):
+        return [item]
+    thoughts = (message.extras.get("reasoning_content", "") if message.more else "" for message in item)
+    return [thought + one.content + (one.tool_calls or "") for thought, one in zip(thoughts, item, strict=True)]
 
 
 def load_token_counter(model_folder: Path) -> TokenCounter:
@@ -103,7 +88,7 @@ def load_token_counter(model_folder: Path) -> TokenCounter:
         ) from error
 
 
-def length(block: Block, sieve: LengthSieve) -> Block:
+def length(block: Block, sieve: RowFilter) -> Block:
     """Count the tokens of every row; drop the short ones; drop, truncate or refuse those over `max_tokens`."""
     if not len(block):
         return block
@@ -111,18 +96,17 @@ def length(block: Block, sieve: LengthSieve) -> Block:
     tokens = count_tokens(block, sieve.tokens)
     sieve.read_tokens += int(tokens.sum())
     block.tokens = tokens
-    short = tokens < rules.min_tokens
+    short, most = tokens < rules.min_tokens, rules.max_tokens
     block = ledger.drop(block, short, "too_short", lambda row: f"{tokens[row]} tokens, least {rules.min_tokens}")
     assert block.tokens is not None
-    long = block.tokens > rules.max_tokens
+    long = block.tokens > most
     if long.any() and rules.too_long == "raise":
-        raise too_long(block, long, rules.max_tokens)
+        raise too_long(block, long, most)
     if long.any() and rules.too_long == "truncate":
-        block, cut = truncate(block, np.flatnonzero(long), rules.max_tokens, sieve.tokens)
+        block, cut = truncate(block, np.flatnonzero(long), most, sieve.tokens)
         sieve.truncated += cut
     sizes = block.tokens
     assert sizes is not None
-    most = rules.max_tokens
     return ledger.drop(block, sizes > most, "too_long", lambda row: f"{sizes[row]} tokens, most {most}")
 
 

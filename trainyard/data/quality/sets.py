@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ import xxhash
 from trainyard.data.quality.blocks import Block, read_blocks
 from trainyard.data.quality.decontamination import HeldOutIndex, question_hashes
 from trainyard.data.quality.duplicates import Shingles, identities
+from trainyard.data.quality.sieve import RowFilter
 from trainyard.data.quality.words import WordTable
 from trainyard.data.rows import SCHEMAS, UNSEEN_DOCUMENTS, UNSEEN_WORDING
 from trainyard.data.splits import documents_needed, holdout_order
@@ -58,15 +58,6 @@ DETAILS = {
 MARKS = {UNSEEN_DOCUMENTS: 1, UNSEEN_WORDING: 2}
 
 
-class SetSieve(Protocol):
-    """What these steps need of the run that they are steps of."""
-
-    config: ValidatorConfig
-    port: Port
-    shingles: Shingles
-    evaluation: HeldOutIndex | None
-
-
 @dataclass
 class KeptRows:
     """One entry a row of the working file, as columns."""
@@ -99,7 +90,12 @@ class KeptRows:
         for block in read_blocks(self.path, self.port):
             entries = block.numbers - 1
             rows = block.batch.select(SCHEMAS[self.port].names)
-            yield Block(self.port, rows, self.numbers[entries], counted_words=stored_words(block)), entries
+            # The words, question and body in turn.
+            column = block.column("words")
+            starts = column.offsets.to_numpy().astype(np.int64)
+            ends = np.stack([starts[:-1] + block.column("asked").to_numpy(), starts[1:]], axis=1).ravel() - starts[0]
+            found = WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
+            yield Block(self.port, rows, self.numbers[entries], counted_words=found), entries
 
     def detail(self, entry: int) -> str:
         return DETAILS[RowStatus(self.fates[entry])].format(origin=self.origins.get(entry, 0))
@@ -116,14 +112,6 @@ def with_words(block: Block) -> pa.RecordBatch:
     column = pa.ListArray.from_arrays(pa.array(found.offsets, pa.int32()), pa.array(found.hashes))
     asked = pa.array(np.diff(block.words.offsets)[::2])
     return block.batch.append_column("words", column).append_column("asked", asked)
-
-
-def stored_words(block: Block) -> WordTable:
-    """The words of a block of the working file, question and body in turn."""
-    column = block.column("words")
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    ends = np.stack([offsets[:-1] + block.column("asked").to_numpy(), offsets[1:]], axis=1).ravel() - offsets[0]
-    return WordTable(column.flatten().to_numpy(), np.concatenate([[0], ends]))
 
 
 @dataclass
@@ -145,9 +133,7 @@ class Entries:
             np.concatenate([np.zeros(0, kind), *(part[place] for part in self.columns)]).astype(kind)
             for place, kind in enumerate(kinds)
         ]
-        numbers, documents, pairs, asked, tokens, marks = whole
-        fates = np.zeros(len(numbers), np.uint8)
-        return KeptRows(path, port, numbers, documents, pairs, asked, tokens, marks, fates)
+        return KeptRows(path, port, *whole, np.zeros(len(whole[0]), np.uint8))
 
 
 def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +153,7 @@ def origins(block: Block) -> tuple[np.ndarray, np.ndarray]:
 # --- near-duplicates ------------------------------------------------------------------------------------------------
 
 
-def near_duplicates(survivors: KeptRows, sieve: SetSieve) -> None:
+def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
     """Rows that are almost an earlier row."""
     if sieve.config.near_duplicates is None:
         return
@@ -181,22 +167,19 @@ def near_duplicates(survivors: KeptRows, sieve: SetSieve) -> None:
 # --- held-out sets --------------------------------------------------------------------------------------------------
 
 
-def holdout(survivors: KeptRows, sieve: SetSieve) -> None:
+def holdout(survivors: KeptRows, sieve: RowFilter) -> None:
     """Rows of held-out documents, then one wording of each question that training asks in other words."""
     alive = survivors.are(RowStatus.TRAIN)
-    held_out = alive & np.isin(survivors.documents, heldout_keys(survivors, alive, sieve.config))
+    # The first documents of the order, and those with a row that its maker marked so.
+    documents, of_row = np.unique(survivors.documents[alive], return_inverse=True)
+    rows = np.bincount(of_row[last_wording(survivors, alive)[alive]], minlength=len(documents))
+    first = documents[: documents_needed(rows, sieve.config.holdout.documents, sieve.config.holdout.min_rows)]
+    marked = survivors.documents[alive & (survivors.marks == MARKS[UNSEEN_DOCUMENTS])]
+    held_out = alive & np.isin(survivors.documents, np.union1d(first, marked))
     survivors.fates[held_out] = RowStatus.SPARE_WORDING
     survivors.fates[last_wording(survivors, held_out)] = RowStatus.UNSEEN_DOCUMENTS
     if sieve.config.holdout.wording:
         mark_unseen_wordings(survivors)
-
-
-def heldout_keys(survivors: KeptRows, alive: np.ndarray, config: ValidatorConfig) -> np.ndarray:
-    """The documents held out: the first ones of the order, and those with a row that its maker marked so."""
-    documents, of_row = np.unique(survivors.documents[alive], return_inverse=True)
-    rows = np.bincount(of_row[last_wording(survivors, alive)[alive]], minlength=len(documents))
-    first = documents[: documents_needed(rows, config.holdout.documents, config.holdout.min_rows)]
-    return np.union1d(first, survivors.documents[alive & (survivors.marks == MARKS[UNSEEN_DOCUMENTS])])
 
 
 def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
@@ -229,7 +212,7 @@ def trained(survivors: KeptRows, train: np.ndarray) -> np.ndarray:
 # --- decontamination ------------------------------------------------------------------------------------------------
 
 
-def decontamination(survivors: KeptRows, sieve: SetSieve) -> None:
+def decontamination(survivors: KeptRows, sieve: RowFilter) -> None:
     """Training rows that show a question or a run of words of a set that is kept apart."""
     length = sieve.config.decontaminate
     if not length:
