@@ -163,17 +163,12 @@ def join_turns(offsets: Sequence[int] | np.ndarray, fields: list[pa.Array]) -> p
 
 def write_rows(path: Path, port: Port, rows: Iterable[Row]) -> int:
     """Write rows to an Arrow IPC file in batches of 10,000, so that memory stays flat. Returns how many."""
-    count, pending = 0, []
+    count, left = 0, iter(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with ipc.new_file(path, SCHEMAS[port]) as writer:
-        for row in rows:
-            pending.append(row)
-            if len(pending) == BATCH_ROWS:
-                writer.write_batch(to_batch(pending, port))
-                count, pending = count + len(pending), []
-        if pending:
-            writer.write_batch(to_batch(pending, port))
-            count += len(pending)
+        while batch := list(itertools.islice(left, BATCH_ROWS)):
+            writer.write_batch(to_batch(batch, port))
+            count += len(batch)
     return count
 
 

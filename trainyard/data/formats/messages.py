@@ -50,16 +50,11 @@ def text_of(value: Any, field: str) -> str:
         raise BadRow("wrong_type", f"{field} is {kind_of(value)}, expected a string")
     if "\0" in value:
         raise BadRow("nul_character", f"{field} contains the character U+0000")
-    if not value.isascii():
-        refuse_surrogates(value, field)
-    return value
-
-
-def refuse_surrogates(value: str, field: str) -> None:
     try:
-        value.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError as error:
         raise lone_surrogate(error, field) from error
+    return value
 
 
 def lone_surrogate(error: UnicodeEncodeError, field: str) -> BadRow:

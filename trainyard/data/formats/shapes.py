@@ -15,7 +15,7 @@ from typing import Any
 
 from trainyard.data.formats import preferences, supervised
 from trainyard.data.formats.messages import MEDIA_KEYS, refuse_media, unread_keys
-from trainyard.data.formats.row_shape import Keys, RowShape
+from trainyard.data.formats.supervised import Keys, RowShape
 from trainyard.data.quarantine import BadRow
 from trainyard.data.rows import Row
 from trainyard.errors import InvalidInput
@@ -58,13 +58,11 @@ def detect(sample: Iterable[Any], wanted: DataFormat, where: str) -> Detected:
         raise no_format(records, wanted, where)
     shape = BY_NAME[counts.most_common(1)[0][0]]
     found = shape.formats[0] if wanted is DataFormat.AUTO else wanted
-    if found in (DataFormat.OPENAI, DataFormat.SHAREGPT) and wanted is DataFormat.AUTO and mostly_tools(records):
+    with_tools = sum("tools" in record or "functions" in record for record in records)
+    is_chat = found in (DataFormat.OPENAI, DataFormat.SHAREGPT)
+    if is_chat and wanted is DataFormat.AUTO and 2 * with_tools > len(records):
         found = DataFormat.TOOL_CALLS
     return Detected(found, shape, allowed)
-
-
-def mostly_tools(records: list[Mapping[str, Any]]) -> bool:
-    return 2 * sum("tools" in record or "functions" in record for record in records) > len(records)
 
 
 def no_format(records: list[Mapping[str, Any]], wanted: DataFormat, where: str) -> InvalidInput:

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,17 +20,9 @@ from typing import Any, Protocol
 import orjson
 from jsonschema import Draft202012Validator
 
+from trainyard.data.generation import shapes
 from trainyard.data.generation.accounting import Books, DocumentCounts, spread_by_weight
-from trainyard.data.generation.shapes import (
-    chosen_wordings,
-    keeps_a_wording,
-    preference_row,
-    read_documents,
-    rows_per_pair,
-    with_heldout,
-    wording_rows,
-    wordings_of,
-)
+from trainyard.data.generation.shapes import read_documents, wordings_of
 from trainyard.data.prompts import FIELDS, Messages, Prompter, item_schema, reply_schema
 from trainyard.data.rows import DocumentRow, PreferenceRow, SftRow
 from trainyard.errors import TrainyardError, Unavailable
@@ -99,7 +91,7 @@ def requests(config: AiGeneratorConfig, documents: Path, books: Books) -> Iterat
     lengths = [len(row.text.strip()) for row in read_documents(documents)]
     wordings = wordings_of(config)
     shares = spread_by_weight(-(-config.count // wordings), lengths)
-    rows = rows_per_pair(config.count, shares, wordings) if any(shares) else []
+    rows = shapes.rows_per_pair(config.count, shares, wordings) if any(shares) else []
     seed = config.seed
     for document, wanted in zip(read_documents(documents), rows, strict=False):
         account = books.ask(document.doc_id, document.source, sum(wanted))
@@ -149,22 +141,14 @@ def reason_of(error: TrainyardError) -> str:
     return error.code.removeprefix("E-").lower().replace("-", "_")
 
 
-@asynccontextmanager
-async def opened(complete: Complete) -> AsyncIterator[Complete]:
-    """The callable, entered if it is a context manager."""
-    async with AsyncExitStack() as stack:
-        if hasattr(complete, "__aenter__"):
-            await stack.enter_async_context(complete)  # type: ignore[arg-type]
-        yield complete
-
-
 async def ask(config: AiGeneratorConfig, documents: Path, books: Books, complete: Complete, report: Progress) -> Line:
     """Ask for all rows and write what comes back to the books. Never raises for a server that fails."""
-    config = with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
+    config = shapes.with_heldout(config, sum(bool(row.text.strip()) for row in read_documents(documents)))
     line = Line(complete, max(4, PATIENCE * config.concurrency))
     reader = ReplyReader(config, books)
+    entered: Any = complete if hasattr(complete, "__aenter__") else nullcontext()
     with Prompter(config.template, wordings=wordings_of(config), prompt=config.prompt) as prompter:
-        async with opened(complete):
+        async with entered:
             wanted = requests(config, documents, books)
             await pump(config, wanted, line, prompter=prompter, reader=reader, report=report)
     return line
@@ -279,19 +263,15 @@ class ReplyReader:
     def rows(self, request: PairRequest, rows: int, item: Mapping[str, Any]) -> list[SftRow] | list[PreferenceRow]:
         document = request.document
         if self.template is GenerationTemplate.PREFERENCE:
-            return [preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
+            return [shapes.preference_row(document, *(item[name].strip() for name in FIELDS[self.template]))]
         if self.template is GenerationTemplate.QA:
             questions, answer = [question.strip() for question in item["questions"]], item["answer"].strip()
         else:
             question, answer = (item[name].strip() for name in FIELDS[self.template])
             questions = [question]
-        pair, asked = pair_id(document, questions[0], answer), chosen_wordings(questions, rows)
-        return wording_rows(document, pair, asked, answer, keeps_a_wording(self.config))
-
-
-def pair_id(document: DocumentRow, question: str, answer: str) -> str:
-    text = "\0".join((document.doc_id, question, answer))
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+        text = "\0".join((document.doc_id, questions[0], answer))
+        pair = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+        return shapes.wording_rows(document, pair, questions, answer, rows=rows, config=self.config)
 
 
 def check_answered(line: Line, books: Books) -> None:

@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainyard.data.generation.accounting import Books
 from trainyard.data.generation.asking import Complete, ask, check_answered
@@ -40,7 +39,19 @@ def generate(
     `InvalidInput` (`E-DATA-NOT-FOUND`, `E-PROMPT`, `E-PROMPT-…`), `TrainyardError`
     (`E-DATA-EMPTY`) and `Unavailable` with the server's code when less than half of the rows were answered.
     """
-    check_inputs(config, documents, by_rule=complete is None)
+    if complete is None and config.prompt is not None:
+        raise InvalidInput(
+            "config.prompt was given, but no model that could read it.",
+            why="The extractive engine takes pairs from the text by rule and has no prompt.",
+            do="Name a model (and its endpoint), or leave config.prompt out.",
+            code="E-PROMPT",
+        )
+    if next(read_documents(documents), None) is None:
+        raise InvalidInput(
+            "The generator was given no documents.",
+            do="Point the data source at a folder with documents (.md .txt .rst .html .pdf .docx or code).",
+            code="E-DATA-NOT-FOUND",
+        )
     port = port_of(config.template)
     started = time.monotonic()
     usage: dict[str, int] = {}
@@ -66,29 +77,14 @@ def generate(
     return Produced(outputs={port: ProducedSet(folder=port.value, rows=books.kept, facts=facts)}, facts=facts)
 
 
-def check_inputs(config: AiGeneratorConfig, documents: Path, *, by_rule: bool) -> None:
-    if by_rule and config.prompt is not None:
-        raise InvalidInput(
-            "config.prompt was given, but no model that could read it.",
-            why="The extractive engine takes pairs from the text by rule and has no prompt.",
-            do="Name a model (and its endpoint), or leave config.prompt out.",
-            code="E-PROMPT",
-        )
-    if next(read_documents(documents), None) is None:
-        raise InvalidInput(
-            "The generator was given no documents.",
-            do="Point the data source at a folder with documents (.md .txt .rst .html .pdf .docx or code).",
-            code="E-DATA-NOT-FOUND",
-        )
-
-
 def report_rarely(report: Report) -> Report:
     """The same report, at most twice a second."""
-    last: dict[str, Any] = {"at": 0.0}
+    last = 0.0
 
     def report_now_and_then(fraction: float, text: str) -> None:
-        if time.monotonic() - last["at"] >= REPORT_EVERY_S:
-            last["at"] = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last >= REPORT_EVERY_S:
+            last = time.monotonic()
             report(fraction, text)
 
     return report_now_and_then

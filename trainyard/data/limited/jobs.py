@@ -8,22 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 from pathlib import Path
 
+from trainyard.data.limited import requests
 from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
-from trainyard.data.limited.commits import tuples_of_commits
 from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.process import allow_cpu
-from trainyard.data.limited.requests import (
-    CommitsRequest,
-    CommitsResult,
-    ParsedItem,
-    ParseRequest,
-    Result,
-    SetReadResult,
-    SetRequest,
-)
+from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
 from trainyard.data.quarantine import Balance, Quarantine
 from trainyard.data.readers.chunks import OpenedSet
-from trainyard.data.readers.repositories import open_repository
+from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
 from trainyard.data.readers.sets import open_files, open_repository_set
 from trainyard.data.readers.streams import Limits
@@ -35,33 +27,50 @@ Report = Callable[[float, str], None]
 
 
 @singledispatch
-def carry_out(request: object, report: Report) -> Result:
+def carry_out(request: object, report: Report) -> requests.Result:
     """Do what was asked. Raises what reading raises; the limits of this process are set by the caller."""
     raise TypeError(f"no reading process knows {type(request).__name__}")
 
 
 @carry_out.register
-def read_set(request: SetRequest, report: Report) -> SetReadResult:
+def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     """Read the set into `target/<port>`."""
     allow_cpu(request.limits.chunk_cpu_s)
-    opened = open_set(request)
+    place, given, roots, limits = request.place, request.given, request.roots, request.limits
+    if request.repository:
+        opened = open_repository_set(place, given, roots, limits)
+    else:
+        opened = open_files(place, given, request.wanted, roots=roots, limits=limits, name=request.name)
     port = port_of(request, opened)
     balance, quarantine = copy(request, opened, port, report)
-    return SetReadResult(
+    return requests.SetReadResult(
         opened.name, port, opened.format, balance.read, balance.kept, dict(balance.dropped), dict(balance.skipped),
         dict(balance.ignored_keys), dict(balance.shapes), opened.facts, quarantine.first, opened.why_empty,
     )  # fmt: skip
 
 
 @carry_out.register
-def read_commits(request: CommitsRequest, report: Report) -> CommitsResult:
-    """Read the tuples of a repository's commits."""
+def read_commits(request: requests.CommitsRequest, report: Report) -> requests.CommitsResult:
+    """Read the tuples of a repository's commits: diff, message, and the review brief where there is one.
+
+    Commits that give no tuple are counted by reason.
+    """
     repository = open_repository(request.place, request.roots, request.limits)
+    known = {name[:12]: brief for name, brief in request.briefs.items()}
     values = []
-    for value in tuples_of_commits(repository, request.briefs):
+    for document in commit_documents(repository):
         allow_cpu(request.limits.chunk_cpu_s)
-        values.append(value)
-    return CommitsResult(values, dict(repository.skipped), repository.count_commits())
+        # The text is the message, an empty line and the diff, which begins with its first "diff --git".
+        message, sign, diff = document.text.partition("\n\ndiff --git ")
+        brief = known.get(document.source.rpartition("@")[2])
+        value = {"diff": f"diff --git {diff}", "message": message}
+        if not sign or not message.strip():
+            repository.skipped["no_text_change"] += 1
+        elif len(value["diff"]) > requests.MOST_CHARS or len(message) > requests.MOST_CHARS:
+            repository.skipped["large_diff"] += 1
+        else:
+            values.append({**value, "brief": brief} if brief else value)
+    return requests.CommitsResult(values, dict(repository.skipped), repository.count_commits())
 
 
 @carry_out.register
@@ -78,14 +87,6 @@ def parse_items(request: ParseRequest, report: Report) -> list[ParsedItem]:
         refuse_breaches(request.label, breaches, request.limits)
         found.append(reply.parsed or ParsedItem(unreadable=reply.detail))
     return found
-
-
-def open_set(request: SetRequest) -> OpenedSet:
-    """Look at the first rows of the place."""
-    place, given, roots, limits = request.place, request.given, request.roots, request.limits
-    if request.repository:
-        return open_repository_set(place, given, roots, limits)
-    return open_files(place, given, request.wanted, roots=roots, limits=limits, name=request.name)
 
 
 def port_of(request: SetRequest, opened: OpenedSet) -> Port:
@@ -123,7 +124,8 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
             if port is not opened.port:
                 chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
             intake.take(chunk)
-            refuse_many_breaches(opened.name, intake.balance, request.limits)
+            breaches = sum(intake.balance.dropped.get(reason, 0) for reason in BREACHES)
+            refuse_breaches(opened.name, breaches, request.limits)
             if intake.full:
                 break
             fraction = opened.fraction()
@@ -134,12 +136,8 @@ def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> 
     return intake.balance, intake.quarantine
 
 
-def refuse_many_breaches(name: str, balance: Balance, limits: Limits) -> None:
-    """Raises `LimitExceeded` (`E-DATA-UNREADABLE`): a folder of such documents would keep a machine busy for days."""
-    refuse_breaches(name, sum(balance.dropped.get(reason, 0) for reason in BREACHES), limits)
-
-
 def refuse_breaches(name: str, breaches: int, limits: Limits) -> None:
+    """Raises `LimitExceeded` (`E-DATA-UNREADABLE`): a folder of such documents would keep a machine busy for days."""
     if breaches > limits.breaches:
         raise LimitExceeded(
             f"{name} was not read to its end: {breaches} of its documents went over the limits of reading.",

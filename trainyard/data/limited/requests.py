@@ -94,7 +94,7 @@ class ParsedItem(msgspec.Struct, array_like=True, omit_defaults=True):
     """Why there is neither."""
 
 
-class SetReadResult(msgspec.Struct):
+class SetReadResult(msgspec.Struct, tag=True):
     """A set that was read: what it is and what became of every row."""
 
     name: str
@@ -119,7 +119,7 @@ class SetReadResult(msgspec.Struct):
         )  # fmt: skip
 
 
-class CommitsResult(msgspec.Struct):
+class CommitsResult(msgspec.Struct, tag=True):
     """The tuples of a repository, and how many commits gave none, by reason."""
 
     values: list[dict[str, Any]]
@@ -132,9 +132,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
     fraction: float | None = None
     text: str = ""
-    set: SetReadResult | None = None
-    commits: CommitsResult | None = None
-    parsed: list[ParsedItem] | None = None
+    result: SetReadResult | CommitsResult | list[ParsedItem] | None = None
     error: SentError | None = None
     ended: int | None = None
     """Wait status of the process that carried out the request; the last message of each."""

@@ -7,6 +7,8 @@ set step has the signature `(survivors, sieve) -> None` and writes the fate of r
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,9 +24,11 @@ from trainyard.data.quality.duplicates import Shingles, identities
 from trainyard.data.quality.sieve import RowFilter
 from trainyard.data.quality.words import WordTable
 from trainyard.data.rows import SCHEMAS, UNSEEN_DOCUMENTS, UNSEEN_WORDING
-from trainyard.data.splits import documents_needed, holdout_order
 from trainyard.spec.axes.data import Port
 from trainyard.spec.nodes import ValidatorConfig
+
+MOST = 0.5
+"""At most half of the documents are held out, whatever number of rows is asked."""
 
 
 class RowStatus(IntEnum):
@@ -165,6 +169,26 @@ def near_duplicates(survivors: KeptRows, sieve: RowFilter) -> None:
 
 
 # --- held-out sets --------------------------------------------------------------------------------------------------
+#
+# Which documents are held out is a pure function of their ids, the same in every process and every run: they are put in
+# the order of `sha256("holdout:" + doc_id)`, and the first ones are taken until both wishes are met: the share of the
+# documents and the number of rows. Adding a document moves no other one in that order, so a set that grows keeps its
+# held-out documents (as far as the same share reaches).
+
+
+def holdout_order(doc_id: str) -> int:
+    """The place of a document in the order: the first 8 bytes of its SHA-256, as a number."""
+    return int.from_bytes(hashlib.sha256(b"holdout:" + doc_id.encode()).digest()[:8], "big")
+
+
+def documents_needed(rows: np.ndarray, fraction: float, min_rows: int) -> int:
+    """How many of the first documents are held out, from the rows of each in the documents' order."""
+    if fraction <= 0:
+        return 0
+    # 0.1 x 30 is 3.0000000000000004 in binary: without the small number, four documents would be taken.
+    by_share = math.ceil(fraction * len(rows) - 1e-9)
+    by_rows = int(np.searchsorted(np.cumsum(rows), min_rows)) + 1 if min_rows > 0 else 0
+    return min(max(by_share, by_rows), int(len(rows) * MOST))
 
 
 def holdout(survivors: KeptRows, sieve: RowFilter) -> None:

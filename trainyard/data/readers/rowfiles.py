@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ from trainyard.data.paths import open_inside
 from trainyard.data.quarantine import BadRow
 from trainyard.data.readers import jsonl, tables
 from trainyard.data.readers.chunks import Chunk, OpenedSet, nothing_to_read
-from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text
+from trainyard.data.readers.streams import Limits, TextStream, line_blocks, open_text, peek
 from trainyard.data.rows import TextRow
 from trainyard.spec.axes.data import DataFormat, Port
 
@@ -120,8 +120,7 @@ class RowFile:
         text = open_text(stream, self.name, self.limits)
         if suffix_of(self.name) in (".csv", ".tsv"):
             return "csv", text
-        first = next(text.blocks, b"")
-        text.blocks = itertools.chain([first], text.blocks)
+        first, text.blocks = peek(text.blocks)
         head = first.lstrip()
         if head.startswith(b"[") or (suffix_of(self.name) == ".json" and not whole_first_line(head)):
             return "values", text
@@ -143,11 +142,13 @@ class RowFile:
             if parser == "jsonl":
                 blocks = (block for block in line_blocks(text.blocks, self.limits) if not block.too_long)
                 return next((rows for block in blocks if (rows := jsonl.sample(block))), [])
-            if parser == "csv":
-                records = tables.csv_records(line_blocks(text.blocks, self.limits), self.name, self.limits)
-                return [record for _, _, record in itertools.islice(records, jsonl.SAMPLE_ROWS)]
-            values = iter(tables.ValueStream(text.blocks, self.name, self.limits))
-            return [value for _, _, value in itertools.islice(values, jsonl.SAMPLE_ROWS)]
+            return [record for *_, record in itertools.islice(self.records(parser, text), jsonl.SAMPLE_ROWS)]
+
+    def records(self, parser: str, text: TextStream) -> Iterable[tuple[int, int, Any]]:
+        """(line, byte offset, record) of a CSV file or a JSON array."""
+        if parser == "csv":
+            return tables.csv_records(line_blocks(text.blocks, self.limits), self.name, self.limits)
+        return tables.ValueStream(text.blocks, self.name, self.limits)
 
     def chunks(self, stream: BinaryIO, normalise: Normaliser, facts: dict[str, Any]) -> Iterator[Chunk]:
         parser, text = self.parser(stream)
@@ -158,10 +159,8 @@ class RowFile:
         facts["compressed"] = text.compressed
         if parser == "jsonl":
             yield from jsonl.read_jsonl(line_blocks(text.blocks, self.limits), self.name, normalise)
-        elif parser == "csv":
-            yield from tables.read_csv(line_blocks(text.blocks, self.limits), self.name, normalise, self.limits)
         else:
-            yield from tables.read_json_values(text.blocks, self.name, normalise, self.limits)
+            yield from tables.chunks_of(self.records(parser, text), self.name, normalise)
 
 
 def whole_first_line(head: bytes) -> bool:

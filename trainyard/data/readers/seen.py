@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-DIGEST_BYTES = 16
-
 
 class SeenRows:
     """Digests seen so far. Two rows count as equal when all 128 bits of their digests are."""

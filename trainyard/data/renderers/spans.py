@@ -6,6 +6,7 @@ the border. A border never lies inside a control token.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,8 @@ class TemplateText:
     @cached_property
     def wants_blocks(self) -> bool:
         """Whether a content has to be a list of blocks, as in templates of models that see pictures."""
-        return not self.shows([ASKED]) and self.shows(as_blocks([ASKED]))
+        shown = [ASKED["content"] in self.attempt(turns, ask=True) for turns in ([ASKED], as_blocks([ASKED]))]
+        return shown == [False, True]
 
     @cached_property
     def wants_argument_text(self) -> bool:
@@ -93,19 +95,15 @@ class TemplateText:
         function = {"name": "weigh", "arguments": {"fruit": "kiwi"}}
         called: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         forms = [[ASKED, with_arguments(called, as_text=as_text)] for as_text in (False, True)]
-        return not self.takes(forms[0]) and self.takes(forms[1])
+        taken = [bool(self.attempt(as_blocks(form) if self.wants_blocks else form, ask=False)) for form in forms]
+        return taken == [False, True]
 
-    def takes(self, turns: list[Turn]) -> bool:
+    def attempt(self, turns: list[Turn], *, ask: bool) -> str:
+        """The text for turns in this form; empty if the template does not take them."""
         try:
-            return bool(self.written(as_blocks(turns) if self.wants_blocks else turns, None, ask=False))
+            return self.written(turns, None, ask=ask)
         except REFUSALS:
-            return False
-
-    def shows(self, turns: list[Turn]) -> bool:
-        try:
-            return ASKED["content"] in self.written(turns, None, ask=True)
-        except REFUSALS:
-            return False
+            return ""
 
     @cached_property
     def stops(self) -> dict[str, int]:
@@ -232,21 +230,14 @@ class TemplateText:
             content = str(turns[count - 1].get("content") or "").strip()
             found = whole.find(content, position) if content else -1
             end = max(position, found + len(content))
-            position = max(self.shared(turns[:count], tools, whole), self.after_stop(whole, end))
+            if stop := next((stop for stop in self.stops if whole.startswith(stop, end)), ""):
+                rest = whole[end + len(stop) :]
+                end = len(whole) - len(rest.lstrip())
+            position = end
+            with contextlib.suppress(*REFUSALS):  # some templates take no conversation that ends here
+                position = max(self.border(self.text(turns[:count], tools), whole), end)
             starts.append(position)
         return starts
-
-    def shared(self, turns: list[Turn], tools: Tools | str | None, whole: str) -> int:
-        """How far the text of a shorter conversation goes along with the whole."""
-        try:
-            return self.border(self.text(turns, tools), whole)
-        except REFUSALS:
-            return 0  # some templates take no conversation that ends here
-
-    def after_stop(self, whole: str, end: int) -> int:
-        stop = next((stop for stop in self.stops if whole.startswith(stop, end)), "")
-        rest = whole[end + len(stop) :]
-        return end + len(stop) + (len(rest) - len(rest.lstrip()) if stop else 0)
 
 
 def as_blocks(turns: list[Turn]) -> list[Turn]:

@@ -52,11 +52,8 @@ def read_docx(data: bytes, name: str) -> tuple[str, str]:
         title = document.core_properties.title
     except DAMAGE as error:
         raise BadRow("unreadable", f"the DOCX is damaged ({type(error).__name__}: {error})"[:300]) from error
-    return title or first_heading(blocks), "\n\n".join(block for block in blocks if block.strip()) + "\n"
-
-
-def first_heading(blocks: list[str]) -> str:
-    return next((block.lstrip("#").strip() for block in blocks if block.startswith("#") and block.strip("# ")), "")
+    headings = (block.lstrip("#").strip() for block in blocks if block.startswith("#") and block.strip("# "))
+    return title or next(headings, ""), "\n\n".join(block for block in blocks if block.strip()) + "\n"
 
 
 def transitional(data: bytes) -> bytes:
