@@ -73,12 +73,10 @@ def fast_decoder(normalise: Normaliser, keys: frozenset[str]) -> FastDecoder | N
     kind = normalise.kind(keys)
     if kind.media or any(map(ESCAPED.search, keys)):
         return None
-    return chat_decoder(kind) if kind.shape.name in ("openai", "sharegpt") else flat_decoder(kind, keys)
+    if kind.shape.name in ("openai", "sharegpt"):
+        return chat_decoder(kind)
 
-
-def flat_decoder(kind: Kind, keys: frozenset[str]) -> FastDecoder:
-    """Rows of strings and numbers that all have the same keys, normalised by the shape's own function."""
-
+    # Rows of strings and numbers that all have the same keys, normalised by the shape's own function.
     def num_keys(value: Any) -> int:
         return len(value) if value.keys() == keys else -1
 

@@ -83,15 +83,21 @@ def optional_text(record: Record, field: str) -> str:
     return "" if value is None else text_of(value, field)
 
 
+def spelling(turn: Record) -> tuple[str, str, str | None]:
+    """The keys of a turn's role and content, and its role; None for one that is not known."""
+    keys = ("from", "value") if "from" in turn else ("role", "content")
+    spelled = turn.get(keys[0])
+    return *keys, ROLES.get(spelled) if isinstance(spelled, str) else None
+
+
 def read_message(turn: Any, field: str) -> Message:
     """One turn. Raises `BadRow` naming the field."""
     if not isinstance(turn, Mapping):
         raise BadRow("wrong_type", f"{field} is {kind_of(turn)}, expected an object")
-    role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
-    spelled = turn.get(role_key)
-    role = ROLES.get(spelled) if isinstance(spelled, str) else None
+    role_key, content_key, role = spelling(turn)
     if role is None:
-        raise BadRow("unknown_role", f"{field}.{role_key} is {spelled!r:.60}, expected one of {', '.join(ROLES)}")
+        given = f"{field}.{role_key} is {turn.get(role_key)!r:.60}"
+        raise BadRow("unknown_role", f"{given}, expected one of {', '.join(ROLES)}")
     refuse_media(turn, MEDIA_KEYS & turn.keys(), f"{field}.")
     if role == "call":
         called = sharegpt_calls(turn.get(content_key), f"{field}.{content_key}")
@@ -189,9 +195,8 @@ def unread_keys(record: Record) -> Iterator[str]:
 
 
 def unread_of_turn(turn: Record) -> Iterator[str]:
-    role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
-    spelled = turn.get(role_key)
-    said = isinstance(spelled, str) and ROLES.get(spelled) in ("assistant", "call")
+    role_key, content_key, role = spelling(turn)
+    said = role in ("assistant", "call")
     read = {role_key, content_key} | TURN_KEYS | (SPEECH_KEYS if said else frozenset())
     if turn.get(content_key) is None:
         read |= {"refusal"}

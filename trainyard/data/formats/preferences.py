@@ -90,7 +90,16 @@ def require_whole(answer: list[Message], name: str) -> None:
 
 
 def labelled(record: Record) -> LabelledRow:
-    prompt, completion = labelled_turns(record)
+    if "messages" in record or "conversations" in record:
+        *prompt, last = conversation(record)
+        completion = [last]
+    elif "instruction" in record and "output" in record:
+        prompt, completion = supervised.alpaca_prompt(record), as_turns(record["output"], "assistant", "output")
+    else:
+        names = supervised.pair_of(record)
+        assert names is not None
+        prompt = with_system(record, as_turns(record[names[0]], "user", names[0]))
+        completion = as_turns(record[names[1]], "assistant", names[1])
     check_answered([*prompt, *completion], "prompt + completion")
     require_whole(completion, "completion")
     key = next(key for key in LABEL_KEYS if key in record)
@@ -98,18 +107,6 @@ def labelled(record: Record) -> LabelledRow:
     if not isinstance(label, bool | int | str) or label not in LABELS:
         raise BadRow("bad_label", f"{key} is {label!r:.40}, expected true or false")
     return LabelledRow(prompt, completion, LABELS[label], tools=tools_of(record))
-
-
-def labelled_turns(record: Record) -> tuple[list[Message], list[Message]]:
-    if "messages" in record or "conversations" in record:
-        messages = conversation(record)
-        return messages[:-1], messages[-1:]
-    if "instruction" in record and "output" in record:
-        return supervised.alpaca_prompt(record), as_turns(record["output"], "assistant", "output")
-    names = supervised.pair_of(record)
-    assert names is not None
-    prompt = with_system(record, as_turns(record[names[0]], "user", names[0]))
-    return prompt, as_turns(record[names[1]], "assistant", names[1])
 
 
 def has_label(keys: Keys) -> bool:

@@ -126,14 +126,12 @@ class Normaliser:
         if kind is None:
             shape = shape_of(keys, self.detected.allowed)
             if shape is None or shape.port is not self.detected.shape.port:
-                raise self.unexpected(keys, shape or shape_of(keys))
+                wanted, other = self.detected.format.value, shape or shape_of(keys)
+                if other is not None:
+                    raise BadRow("other_format", f"the row looks like {other.name}, the set is {wanted}")
+                named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"
+                raise BadRow("missing_fields", f"keys of no {wanted} row: {named}")
             kind = Kind(shape, keys - shape.known, (keys & MEDIA_KEYS) - shape.known)
             if len(self._kinds) < MAX_KINDS:
                 self._kinds[keys] = kind
         return kind
-
-    def unexpected(self, keys: Keys, shape: RowShape | None) -> BadRow:
-        if shape is not None:
-            return BadRow("other_format", f"the row looks like {shape.name}, the set is {self.detected.format.value}")
-        named = ", ".join(sorted(key[:40] for key in keys)[:8]) or "none"
-        return BadRow("missing_fields", f"keys of no {self.detected.format.value} row: {named}")

@@ -85,7 +85,9 @@ class Batch:
             fcntl.fcntl(receive, F_SETPIPE_SZ, PIPE_BYTES)
         done, breach = first, None
         try:
-            for payload in read_frames(receive, self.limits.text + FRAME_MARGIN_BYTES, self.wait_s(first, last)):
+            # A child that waits for a disk or is stopped uses no CPU time.
+            wait_s = 30 + 4 * max(map(self.cpu_s, range(first, last)))
+            for payload in read_frames(receive, self.limits.text + FRAME_MARGIN_BYTES, wait_s):
                 yield DECODER.decode(payload)
                 done += 1
         except Silence:
@@ -110,10 +112,6 @@ class Batch:
 
     def cpu_s(self, index: int) -> float:
         return self.limits.document_cpu_s + self.limits.document_cpu_s_per_mib * self.sizes[index] / (1 << 20)
-
-    def wait_s(self, first: int, last: int) -> float:
-        """Longest silence: a child that waits for a disk or is stopped uses no CPU time."""
-        return 30 + 4 * max(map(self.cpu_s, range(first, last)))
 
     def run_child(self, send: int, first: int, last: int) -> None:
         """Read the documents and end the process."""

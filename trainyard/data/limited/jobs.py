@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import singledispatch
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from trainyard.data.limited.children import BREACHES, Batch, DocumentReply
 from trainyard.data.limited.items import parse_item
 from trainyard.data.limited.process import allow_cpu
 from trainyard.data.limited.requests import ParsedItem, ParseRequest, SetRequest
-from trainyard.data.quarantine import Balance, Quarantine
 from trainyard.data.readers.chunks import OpenedSet
 from trainyard.data.readers.repositories import commit_documents, open_repository
 from trainyard.data.readers.row_writer import RowWriter
@@ -34,7 +32,7 @@ def carry_out(request: object, report: Report) -> requests.Result:
 
 @carry_out.register
 def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
-    """Read the set into `target/<port>`."""
+    """Read the set into `target/<port>`. A preference set under `sft` gives its chosen side."""
     allow_cpu(request.limits.chunk_cpu_s)
     place, given, roots, limits = request.place, request.given, request.roots, request.limits
     if request.repository:
@@ -42,10 +40,26 @@ def read_set(request: SetRequest, report: Report) -> requests.SetReadResult:
     else:
         opened = open_files(place, given, request.wanted, roots=roots, limits=limits, name=request.name)
     port = port_of(request, opened)
-    balance, quarantine = copy(request, opened, port, report)
+    last, folder = 0.0, Path(request.target) / port.value
+    gc.disable()  # until this process ends: millions of rows are allocated, none is part of a cycle
+    with RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=given.max_rows) as intake:
+        balance = intake.balance
+        for chunk in opened.chunks:
+            allow_cpu(limits.chunk_cpu_s)
+            if port is not opened.port:
+                chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
+            intake.take(chunk)
+            refuse_breaches(opened.name, sum(balance.dropped.get(reason, 0) for reason in BREACHES), limits)
+            if intake.full:
+                break
+            fraction = opened.fraction()
+            if fraction - last >= 0.01:
+                last = fraction
+                report(fraction, f"{opened.name}: {intake.taken} rows")
+    balance.skipped.update(opened.skipped)
     return requests.SetReadResult(
         opened.name, port, opened.format, balance.read, balance.kept, dict(balance.dropped), dict(balance.skipped),
-        dict(balance.ignored_keys), dict(balance.shapes), opened.facts, quarantine.first, opened.why_empty,
+        dict(balance.ignored_keys), dict(balance.shapes), opened.facts, intake.quarantine.first, opened.why_empty,
     )  # fmt: skip
 
 
@@ -70,7 +84,9 @@ def read_commits(request: requests.CommitsRequest, report: Report) -> requests.C
             repository.skipped["large_diff"] += 1
         else:
             values.append({**value, "brief": brief} if brief else value)
-    return requests.CommitsResult(values, dict(repository.skipped), repository.count_commits())
+    # Those that are not read included.
+    commits = int(repository.run("rev-list", "--count", "--end-of-options", "HEAD"))
+    return requests.CommitsResult(values, dict(repository.skipped), commits)
 
 
 @carry_out.register
@@ -112,30 +128,6 @@ def port_of(request: SetRequest, opened: OpenedSet) -> Port:
     )
 
 
-def copy(request: SetRequest, opened: OpenedSet, port: Port, report: Report) -> tuple[Balance, Quarantine]:
-    """Stream the rows into the target folder. A preference set under `sft` gives its chosen side."""
-    last, folder = 0.0, Path(request.target) / port.value
-    with (
-        RowWriter(folder, port, deduplicate=request.deduplicate, max_rows=request.given.max_rows) as intake,
-        collection_paused(),
-    ):
-        for chunk in opened.chunks:
-            allow_cpu(request.limits.chunk_cpu_s)
-            if port is not opened.port:
-                chunk.rows = [chosen_side(row) for row in chunk.rows]  # type: ignore[arg-type]
-            intake.take(chunk)
-            breaches = sum(intake.balance.dropped.get(reason, 0) for reason in BREACHES)
-            refuse_breaches(opened.name, breaches, request.limits)
-            if intake.full:
-                break
-            fraction = opened.fraction()
-            if fraction - last >= 0.01:
-                last = fraction
-                report(fraction, f"{opened.name}: {intake.taken} rows")
-    intake.balance.skipped.update(opened.skipped)
-    return intake.balance, intake.quarantine
-
-
 def refuse_breaches(name: str, breaches: int, limits: Limits) -> None:
     """Raises `LimitExceeded` (`E-DATA-UNREADABLE`): a folder of such documents would keep a machine busy for days."""
     if breaches > limits.breaches:
@@ -145,15 +137,3 @@ def refuse_breaches(name: str, breaches: int, limits: Limits) -> None:
             do="Leave such documents out: by `exclude` of a data source, by the globs of a stream.",
             code="E-DATA-UNREADABLE",
         )
-
-
-@contextlib.contextmanager
-def collection_paused() -> Iterator[None]:
-    """Without cyclic garbage collection: millions of rows are allocated, none is part of a cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -85,6 +85,7 @@ class Block:
     tokens: np.ndarray | None = None
     """int64 tokens a row, set by the length step."""
     counted_words: WordTable | None = None
+    _turns: dict[str, Turns] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -98,11 +99,9 @@ class Block:
         return self.batch.column(name)
 
     def turns(self, name: str) -> Turns:
-        return self._turns.setdefault(name, Turns.of(self.column(name)))
-
-    @cached_property
-    def _turns(self) -> dict[str, Turns]:
-        return {}
+        if name not in self._turns:
+            self._turns[name] = Turns.of(self.column(name))
+        return self._turns[name]
 
     @cached_property
     def question(self) -> pa.Array:

@@ -171,20 +171,15 @@ def parts_of(texts: pa.Array, field: str, owners: np.ndarray, rules: Rules, read
     pattern = rules.candidates if read is whole_text else rules.candidates + ESCAPED
     places = np.flatnonzero(values(pc.match_substring_regex(texts, pattern).fill_null(False)))
     chosen = texts.take(pa.array(places))
-    wanted = asked_of(chosen, rules) if read is whole_text else [tuple(rules.detectors)] * len(places)
-    for place, text, names in zip(places.tolist(), chosen.to_pylist(), wanted, strict=True):
+    masks: dict[str, np.ndarray] = {}  # which texts each rule has to look at
+    for name, row in rules.detectors.items() if read is whole_text else ():
+        matches = [values(pc.match_substring_regex(chosen, one)) for one in row.candidates]
+        masks[name] = np.logical_and.reduce(matches)
+    for number, (place, text) in enumerate(zip(places.tolist(), chosen.to_pylist(), strict=True)):
+        names = [name for name, mask in masks.items() if mask[number]] if masks else rules.detectors
         looked = read(text, rules, names)
         if looked.found:
             yield FlaggedText(field, place, int(owners[place]), looked)
-
-
-def asked_of(texts: pa.Array, rules: Rules) -> list[tuple[str, ...]]:
-    """The rules that have to look at each text."""
-    masks = {
-        name: np.logical_and.reduce([values(pc.match_substring_regex(texts, one)) for one in row.candidates])
-        for name, row in rules.detectors.items()
-    }
-    return [tuple(name for name, mask in masks.items() if mask[place]) for place in range(len(texts))]
 
 
 def whole_text(text: str, rules: Rules, names: Collection[str]) -> Looked:

@@ -203,7 +203,13 @@ def holdout(survivors: KeptRows, sieve: RowFilter) -> None:
     survivors.fates[held_out] = RowStatus.SPARE_WORDING
     survivors.fates[last_wording(survivors, held_out)] = RowStatus.UNSEEN_DOCUMENTS
     if sieve.config.holdout.wording:
-        mark_unseen_wordings(survivors)
+        # A marked wording if training asks the same question, but never in the same words.
+        train = survivors.are(RowStatus.TRAIN)
+        marked_rows = train & (survivors.marks == MARKS[UNSEEN_WORDING])
+        eligible = marked_rows & trained(survivors, train & ~marked_rows)
+        asked = survivors.asked[train & ~eligible]
+        survivors.fates[eligible] = RowStatus.UNSEEN_WORDING
+        survivors.fates[eligible & np.isin(survivors.asked, asked[asked != 0])] = RowStatus.SEEN_WORDING
 
 
 def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
@@ -213,17 +219,6 @@ def last_wording(survivors: KeptRows, among: np.ndarray) -> np.ndarray:
     is_last = among & (survivors.pairs == 0)
     is_last[entries[first]] = True
     return np.asarray(is_last)
-
-
-def mark_unseen_wordings(survivors: KeptRows) -> None:
-    """Hold out a marked wording if training asks the same question, but never in the same words."""
-    train = survivors.are(RowStatus.TRAIN)
-    marked = train & (survivors.marks == MARKS[UNSEEN_WORDING])
-    eligible = marked & trained(survivors, train & ~marked)
-    asked = survivors.asked[train & ~eligible]
-    seen = eligible & np.isin(survivors.asked, asked[asked != 0])
-    survivors.fates[eligible] = RowStatus.UNSEEN_WORDING
-    survivors.fates[seen] = RowStatus.SEEN_WORDING
 
 
 def trained(survivors: KeptRows, train: np.ndarray) -> np.ndarray:

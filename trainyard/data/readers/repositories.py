@@ -118,10 +118,6 @@ class Repository:
         listed = self.run("rev-list", f"--max-count={MAX_COMMITS}", "--end-of-options", "HEAD")
         return listed.decode("ascii").split()
 
-    def count_commits(self) -> int:
-        """How many commits the current branch has, those that are not read included."""
-        return int(self.run("rev-list", "--count", "--end-of-options", "HEAD"))
-
 
 def open_repository(path: Path, roots: Sequence[Path], limits: Limits) -> Repository:
     """Check that the repository, every object store that it borrows from and every link in them stay inside the roots.

@@ -73,21 +73,18 @@ class RowWriter:
         for kind, count in Counter(kinds).items():
             self.balance.shapes[kind.shape.name] += count
             self.balance.ignore(kind.ignored, count)
-        self._stamp(rows, chunk.places)
-        self._pending_bytes += chunk.size
-        if len(self._pending) >= BATCH_ROWS or self._pending_bytes >= PENDING_BYTES:
-            self._flush()
-
-    def _stamp(self, rows: list[Row], places: list[str]) -> None:
-        """Give each row its digest, its place, and its `doc_id` if it came from no document."""
+        # Each row gets its digest, its place, and its `doc_id` if it came from no document.
         encode, digests = ENCODER.encode, self._digests
-        for row, place in zip(rows, places, strict=False):
+        for row, place in zip(rows, chunk.places, strict=False):
             digest = xxh3_128_digest(encode(row))
             digests.append(digest)
             row.source = place
             if not row.doc_id:
                 row.doc_id = digest[:8].hex()
         self._pending += rows
+        self._pending_bytes += chunk.size
+        if len(self._pending) >= BATCH_ROWS or self._pending_bytes >= PENDING_BYTES:
+            self._flush()
 
     def _flush(self) -> None:
         if not self._pending:

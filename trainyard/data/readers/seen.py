@@ -30,12 +30,9 @@ class SeenRows:
         for run_high, run_low in self._runs:
             at = np.minimum(np.searchsorted(run_high, high), len(run_high) - 1)
             new &= (run_high[at] != high) | (run_low[at] != low)
-        self._remember(high[new], low[new])
         result = np.empty(len(new), dtype=bool)
         result[order] = new
-        return result
-
-    def _remember(self, high: np.ndarray, low: np.ndarray) -> None:
+        high, low = high[new], low[new]
         while self._runs and len(self._runs[-1][0]) <= 2 * len(high):
             other_high, other_low = self._runs.pop()
             high, low = np.concatenate((other_high, high)), np.concatenate((other_low, low))
@@ -43,3 +40,4 @@ class SeenRows:
             high, low = high[order], low[order]
         if len(high):
             self._runs.append((high, low))
+        return result

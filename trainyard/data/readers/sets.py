@@ -73,20 +73,15 @@ def open_files(
     if wanted is DataFormat.TEXT and is_document:
         return text_lines([place], label, roots, limits)
     if wanted is DataFormat.AUTO and suffix not in ROW_SUFFIXES and not is_document:
-        is_document = not looks_like_rows(place, label, roots)
+        # Unless it begins like JSON or Parquet; if it is not text it is refused.
+        with open_inside(place, roots) as stream:
+            is_parquet = stream.read(4) == PARQUET_MAGIC
+            stream.seek(0)
+            head = b"{" if is_parquet else next(open_text(stream, label, Limits()).blocks, b"")
+        is_document = head.lstrip()[:1] not in (b"{", b"[")
     if is_document and wanted in (DataFormat.AUTO, DataFormat.DOCUMENTS):
         return document_set([place], place.parent, label, roots=roots, limits=limits, alone=label)
     return row_set([place], wanted, label, roots, limits)
-
-
-def looks_like_rows(place: Path, label: str, roots: Sequence[Path]) -> bool:
-    """Whether a file without a known extension begins like JSON or Parquet; if it is not text it is refused."""
-    with open_inside(place, roots) as stream:
-        if stream.read(4) == PARQUET_MAGIC:
-            return True
-        stream.seek(0)
-        head = next(open_text(stream, label, Limits()).blocks, b"")
-    return head.lstrip()[:1] in (b"{", b"[")
 
 
 def open_folder(

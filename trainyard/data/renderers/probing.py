@@ -94,7 +94,10 @@ def samples(flavour: Flavour) -> list[Sample]:
     thinks = flavour is Flavour.THOUGHTS
     thought_too = ("thought number",) if thinks else ()
     plain = Sample(talk(flavour), ("And a stone?", "Yes.", *thought_too))
-    called = Sample(tool_talk(thoughts=thinks), ("quince", "it weighs", *thought_too), TOOLS)
+    more = [thought(n) if thinks else {} for n in range(3)]
+    used = [assistant("", tool_calls=[CALL], **more[0]), result("it weighs 80 gram", "call00001")]
+    answered = [assistant("80 gram.", **more[1]), QUESTIONS[1], assistant("Yes.", **more[2])]
+    called = Sample([QUESTIONS[0], *used, *answered], ("quince", "it weighs", *thought_too), TOOLS)
     return {Flavour.TOOLS: [called], Flavour.THOUGHTS: [plain, called]}.get(flavour, [plain])
 
 
@@ -136,13 +139,6 @@ def talk(flavour: Flavour) -> list[Turn]:
     more = [thought(n) if flavour is Flavour.THOUGHTS else {} for n in range(3)]
     turns = [turn for asked, extra in zip(QUESTIONS, more, strict=True) for turn in (asked, assistant("Yes.", **extra))]
     return [{"role": "system", "content": "Be brief."}, *turns] if flavour is Flavour.SYSTEM else turns
-
-
-def tool_talk(*, thoughts: bool = False) -> list[Turn]:
-    """A question, a call, its result, an answer, and one more question with its answer."""
-    more = [thought(n) if thoughts else {} for n in range(3)]
-    used = [assistant("", tool_calls=[CALL], **more[0]), result("it weighs 80 gram", "call00001")]
-    return [QUESTIONS[0], *used, assistant("80 gram.", **more[1]), QUESTIONS[1], assistant("Yes.", **more[2])]
 
 
 def thought(number: int) -> dict[str, str]:
